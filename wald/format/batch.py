@@ -1,8 +1,9 @@
 """Batches, the unit of the log: consecutive records of one route under one header (docs/format.md, "A batch").
 
 The body's checksum covers padding. The checksums of header and trailer start from a seed, so that no payload contains a
-valid batch, and a batch is valid only at its own position. A batch never spans segments. A record in several pieces (a
-line longer than the pipe) has its sequence where it begins; every segment that contains a piece lists that sequence.
+valid batch, and a batch is valid only at its own position. A batch never spans segments. A line longer than the pipe
+becomes a record in several pieces, whose sequence belongs to the batch with the first piece. Every segment that
+contains a piece lists that sequence.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ ALIGNMENT = 8
 
 Buffer = bytes | bytearray | memoryview
 
-PAYLOAD_MAX_BYTES = 1 << 30  # limits the allocation for a damaged header
+PAYLOAD_MAX_BYTES = 1 << 30  # limits the allocation if a header is damaged
 
 
 class Encoding(IntEnum):
-    """Form of a payload."""
+    """Encoding of a payload."""
 
     CONTROL = 0
     LINES = 1
@@ -40,40 +41,40 @@ class Encoding(IntEnum):
 
 
 class Flag(IntFlag):
-    """Flags of a batch (docs/format.md)."""
+    """Flags of a batch."""
 
     NONE = 0
-    CONTINUES = 1  # begins inside a record; the field producer sequence has its sequence
+    CONTINUES = 1  # begins inside a record, whose sequence is in the field producer_sequence
     CONTINUED = 2
     UNTERMINATED = 4
-    CONTROL = 8  # a log state or peer (wald.format.log_state), or with DROPPED zeros
-    BARRIER = 16  # everything before it in the segment was synced before it was written
-    DROPPED = 32  # with CONTROL: replaces batches dropped from a shrunk segment
+    CONTROL = 8  # the payload is a log state or peer (wald.format.log_state); with DROPPED, zeros
+    BARRIER = 16  # written after a sync of all earlier bytes of the segment
+    DROPPED = 32  # with CONTROL: replaces batches that shrinking dropped
 
 
-# Plain numbers for every batch, because enums are slow.
+# Plain integers, because enums are too slow for every batch.
 _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
 _DROPPED, _IN_PIECES = int(Flag.DROPPED), int(Flag.CONTINUES | Flag.CONTINUED)
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
-FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
+FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES
 
 
 class BatchHeader(NamedTuple):
-    """The decoded header; a tuple, because one is created for every batch."""
+    """Decoded header of a batch: a tuple, which is fast to create."""
 
     body_checksum: int
     payload_bytes: int
     base_sequence: int
     append_time_ns: int  # never decreases between two clock steps
     producer_id: int  # 0: none
-    producer_sequence: int  # or see Flag.CONTINUES
-    count: int  # type: ignore[assignment]  # hides tuple.count; records that begin here
+    producer_sequence: int  # or a continued record: see Flag.CONTINUES
+    count: int  # type: ignore[assignment]  # records that begin in the batch
     epoch: int  # low 32 bits
     encoding: int
     flags: int
     route_bytes: int
-    peer: int = 0  # see wald.format.log_state
+    peer: int = 0  # number of the sender: see wald.format.log_state
 
     @property
     def payload_offset(self) -> int:
@@ -89,17 +90,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def continues_sequence(self) -> int:
-        """The record inside which the payload begins; 0 without one."""
+        """Record inside which the payload begins; 0 if the payload begins with a new record."""
         return self.producer_sequence if self.flags & _CONTINUES else 0
 
     @property
     def last_sequence(self) -> int:
-        """The last record of which the batch contains a byte; ``base_sequence - 1`` without one."""
+        """Last record with a byte in the batch; ``base_sequence - 1`` if the batch has no records."""
         return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
 
     @property
     def open_sequence(self) -> int:
-        """The record that continues in the route's next batch; 0 without one."""
+        """Record that the route's next batch continues; 0 if the last record is complete."""
         if not self.flags & _CONTINUED:
             return 0
         return self.end_sequence - 1 if self.count else self.continues_sequence
@@ -123,17 +124,20 @@ def padded(length: int) -> int:
 
 
 def seed(salt: int, position: int) -> int:
-    """Return the initial value of the checksums of header and trailer."""
+    """Return the initial checksum value for a header and trailer."""
     return (salt ^ position >> 3) & _MASK
 
 
 def route_prefix(route: bytes) -> bytes:
-    """Return the padded name of the route, with which the body begins."""
+    """Return the beginning of the body: the padded route."""
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
 def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
-    """Return the buffers of one batch for a gather-write, without a copy; ``header`` includes the body's checksum."""
+    """Return one batch as buffers for a gather-write, without copying the payload.
+
+    ``header`` must contain the checksum of the body.
+    """
     payload_bytes = header[1]
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "the payload is too long"
     fields = _FIELDS.pack(*header)
@@ -155,14 +159,13 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) 
 def control_header(
     payload: bytes, base_sequence: int, append_time_ns: int, epoch: int, *, count: int = 0, flags: int = _CONTROL
 ) -> BatchHeader:
-    """Return the header of a control batch, from which a peer's differs by its number."""
     checksum = checksum_body(b"", [payload], len(payload))
     position = len(payload), base_sequence, append_time_ns
     return BatchHeader(checksum, *position, 0, 0, count, epoch & _MASK, int(Encoding.CONTROL), flags, 0)
 
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
-    """Return the header at ``offset``; None unless every field is valid."""
+    """Decode the header at ``offset``; None if its checksum or a field is invalid."""
     if len(data) - offset < _HEADER_BYTES:
         return None
     fields = HEADER.unpack_from(data, offset)
@@ -180,7 +183,7 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
 
 
 def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
-    """Return the position of the batch with the trailer ``closing``; None if that is not a trailer."""
+    """Return the position of the batch with the trailer ``closing``; None if the trailer is invalid."""
     if len(closing) != _TRAILER_BYTES:
         return None
     length, checksum = TRAILER.unpack(closing)
@@ -192,14 +195,14 @@ def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
 
 BODY_DAMAGED = "the body's checksum is wrong"
 TRAILER_DAMAGED = "the trailer is wrong"
-_OUTLINE = struct.Struct("<4s8xI41xBH")  # of a header: magic, payload length, flags, route length
+_OUTLINE = struct.Struct("<4s8xI41xBH")  # magic, payload length, flags, route length
 assert _OUTLINE.size == 60
 
 HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]  # as HEADER unpacks
 
 
 class ParseOutcome(Enum):
-    """The kinds of bytes at an offset."""
+    """Kind of bytes at an offset."""
 
     WHOLE = "whole"
     END = "end"  # end of the input, or preallocated zeros
@@ -208,7 +211,7 @@ class ParseOutcome(Enum):
 
 
 class Parsed(NamedTuple):
-    """The result of parsing; ``header`` is None unless valid."""
+    """Result of parsing. ``header`` is None if it is invalid."""
 
     outcome: ParseOutcome
     header: BatchHeader | None = None
@@ -216,7 +219,7 @@ class Parsed(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch in memory."""
+    """An intact batch in a buffer."""
 
     data: bytes
     at: int  # offset in ``data``
@@ -235,7 +238,7 @@ class StoredBatch(NamedTuple):
 
 
 def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
-    """Parse the batch at ``offset`` and check every checksum; never raises."""
+    """Parse the batch at ``offset`` and verify every checksum. Damage is returned, never raised."""
     view = memoryview(data)[offset:]
     parsed = parse_header(view[:_HEADER_BYTES], len(view), seed)
     header = parsed.header
@@ -252,7 +255,7 @@ def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
 
 
 def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """Parse ``opening``, the first 64 of ``left_bytes``; WHOLE does not cover body and trailer."""
+    """Parse a header. WHOLE only means that the batch fits into ``left_bytes``; the body is not checked."""
     header = decode_header(opening, 0, seed)
     if header is None:
         if opening == _ZEROS[: len(opening)]:
@@ -266,21 +269,22 @@ def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Par
 
 
 class Batches:
-    """Iterator over the consecutive intact batches in ``data``, at ``position`` in a raw segment; iterate once.
+    """Single-use iterator over the batches in ``data`` until one is not intact.
 
-    ``verified``: a checksum of all of ``data`` was checked, so bodies and trailers are not.
+    ``position`` is that of ``data`` in the raw segment. ``verified`` means that the caller has verified a checksum of
+    all of ``data``, so bodies and trailers need no check.
     """
 
     def __init__(self, data: bytes, at: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
         self.data = data
-        self.end = at  # offset in ``data`` after the last batch that was iterated
+        self.end = at  # offset in ``data`` after the last batch yielded
         self.position = position
         self.salt = salt
         self._verified = verified
 
     def __iter__(self) -> Iterator[StoredBatch]:
         data, position = self.data, self.position
-        routes: dict[bytes, str] = {}  # decoded names: many batches share a few
+        routes: dict[bytes, str] = {}
         for at, end, fields in whole_batches(
             data, self.end, position=position, salt=self.salt, verified=self._verified
         ):
@@ -293,14 +297,14 @@ class Batches:
 
     @property
     def rest(self) -> Parsed:
-        """Parse the bytes at :attr:`end`."""
+        """Result of parsing the bytes at :attr:`end`."""
         return parse_batch(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
 def whole_batches(
     data: bytes, at: int, *, position: int, salt: int, verified: bool = False
 ) -> Iterator[tuple[int, int, HeaderFields]]:
-    """Yield offset, end and header of each batch as :class:`Batches`, several times as fast: it creates no objects."""
+    """Yield offset, end and header of each batch. Faster than :class:`Batches`, because no objects are created."""
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while at + 64 <= data_bytes:
         fields = unpack(data, at)
@@ -327,7 +331,7 @@ def whole_batches(
 
 
 def holds_pieces(data: bytes, at: int) -> bool:
-    """True if a batch contains a piece of a record, or the rest of ``data`` is not batches; checks no checksum."""
+    """Return True if the bytes at ``at`` contain a piece of a record or are not batches. Verifies no checksums."""
     unpack, end = _OUTLINE.unpack_from, len(data)
     while at + _HEADER_BYTES <= end:
         magic, payload_bytes, flags, route_bytes = unpack(data, at)

@@ -1,7 +1,7 @@
 """CRC-32C from the package ``crc32c``, without the cost of ``import crc32c``.
 
-The package reads its own version at import, which takes three times as long as starting Python. So only its extension
-module is loaded.
+At import, the package reads its own version, which takes three times as long as starting Python. This module therefore
+loads only the extension module.
 """
 
 from __future__ import annotations

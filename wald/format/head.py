@@ -1,7 +1,8 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-docs/format.md, "The head" and "A cursor", shows both. The head is rewritten in place: a reader that gets a wrong crc
-reads again. A bare number is a valid cursor, so a truncated cursor is, too; it never claims more than was processed.
+The head is rewritten in place, so a reader that finds a wrong
+checksum reads again. A bare number is a valid cursor. A truncated cursor is therefore valid too, but never claims more
+than was processed.
 """
 
 from __future__ import annotations
@@ -24,21 +25,13 @@ _LOG_ID_BYTES = 16
 
 
 class Head(NamedTuple):
-    """The durable end of the log.
+    """The durable end of the log."""
 
-    Attributes:
-        sequence: last durable sequence; 0 in an empty log.
-        segment: base sequence of the segment that contains the end.
-        position: offset of the end in that segment, in bytes.
-        epoch: number of the daemon's run.
-        at_ns: append time of the last commit, in ns since 1970.
-    """
-
-    sequence: int
-    segment: int
-    position: int
-    epoch: int
-    at_ns: int
+    sequence: int  # last durable record; 0 in an empty log
+    segment: int  # base sequence of the segment that contains the end
+    position: int  # of the end there
+    epoch: int  # number of the daemon's run
+    at_ns: int  # append time of the last commit
 
 
 def encode_head(head: Head) -> bytes:
@@ -47,7 +40,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head | None:
-    """Decode a head; None if the line is torn or invalid."""
+    """Decode a head line; None if it is torn or invalid."""
     match = _LINE.fullmatch(data[:HEAD_BYTES])
     if match is None or crc32c(match[1]) != int(match[7], 16):
         return None
@@ -55,11 +48,11 @@ def decode_head(data: bytes) -> Head | None:
 
 
 class BadCursor(ValueError):
-    """Not a cursor; readers must assume that nothing was processed."""
+    """Not a cursor: readers must assume that nothing was processed."""
 
 
 class CursorLines(NamedTuple):
-    """A cursor file; a bare number has no other fields."""
+    """Contents of a cursor file. A bare number has only ``sequence``."""
 
     sequence: int
     log_id: bytes | None = None
@@ -78,7 +71,6 @@ def encode_cursor(cursor: CursorLines) -> bytes:
 
 
 def decode_cursor(data: bytes) -> CursorLines:
-    """Decode a cursor file, or raise BadCursor."""
     if len(data) > CURSOR_MAX_BYTES:
         raise BadCursor(f"{len(data)} bytes are too long for a cursor")
     number, _, rest = data.partition(b"\n")

@@ -1,7 +1,7 @@
 """Ledger lines: JSON with a checksum and a hash chain, and the sealed parts of a rotated ledger.
 
-docs/format.md, "A ledger" and "A sealed part of a ledger", describes both. ``prev`` reveals a changed, removed or
-inserted line; ``crc`` protects the last line too. A power cut can leave any sectors of the lines that share ``append``.
+``prev`` reveals a changed, removed or inserted line; ``crc`` also protects the last line. A power cut can leave any
+sectors of the lines that share ``append``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from wald.format.checksum import crc32c
 Entry = dict[str, Any]  # the JSON of a line
 
 GENESIS = "0" * 64
-ABOVE_U64 = 1 << 64  # the bound of an open range, the minimum of nothing
+ABOVE_U64 = 1 << 64  # bound of an open range, minimum of nothing
 NO_SPAN = (ABOVE_U64, -1)
 NO_TIMES = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
-_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() creates one for each call
-_LONG_BYTES = 1024  # removing lists of routes is faster only for longer lines
+_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() creates one on each call
+_LONG_BYTES = 1024  # removing lists of routes saves time only in longer lines
 _LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
 _SKIPPABLE = struct.Struct("<II")  # not from sealed_index, which loads zstandard
@@ -38,7 +38,7 @@ assert FOOTER_BYTES == 16
 
 
 class RawJson(str):
-    """JSON text copied verbatim into a line, to avoid building a dict for each of a thousand routes."""
+    """JSON text copied verbatim into a line, to avoid a dict for each of a thousand routes."""
 
     __slots__ = ()
 
@@ -49,11 +49,11 @@ class BadLine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedLedger:
-    """A decoded ledger file."""
+    """Contents of a ledger file."""
 
-    entries: list[Entry]  # the intact lines
+    entries: list[Entry]  # intact lines
     whole_bytes: int  # end of the last complete line; a torn line may follow
-    broken: list[tuple[int, str]]  # (line number from 1, reason): damaged, or does not fit the chain
+    broken: list[tuple[int, str]]  # line number, starting at 1, and reason
     tip: str  # the ``prev`` of the next line
 
 
@@ -74,14 +74,15 @@ def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
 
 
 def digest(line: bytes) -> str:
-    """Return the ``prev`` of the line after ``line``."""
+    """Return the digest of a line, which the next line stores as ``prev``."""
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
 def decode_ledger(data: bytes, tip: str | None = GENESIS, *, listed: bool = True) -> DecodedLedger:
-    """Decode lines and check the chain; ``tip`` is the digest of the line before them, None if unknown.
+    """Decode ledger lines and check their hash chain.
 
-    ``listed=False`` leaves long lists of routes empty, which is much faster.
+    ``tip`` is the digest of the line before the first; None if unknown. ``listed=False`` leaves long lists of routes
+    empty, which is much faster.
     """
     whole = data.rfind(b"\n") + 1
     lines = data[:whole].split(b"\n")[:-1]
@@ -103,7 +104,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS, *, listed: bool = True
 
 
 def span_of(entry: Entry) -> tuple[int, int]:
-    """Return a line's sequences, ``base`` or ``first`` to ``last``; NO_SPAN without any."""
+    """Return a line's span of sequences, ``base`` or ``first`` to ``last``; NO_SPAN without sequences."""
     low = entry.get("base", entry.get("first"))
     high = entry.get("last", low)
     if isinstance(low, int) and isinstance(high, int) and low <= high:
@@ -112,7 +113,7 @@ def span_of(entry: Entry) -> tuple[int, int]:
 
 
 def decode_entry(line: bytes) -> Entry:
-    """Decode one line without its newline, or raise BadLine; keeps ``prev`` and ``append``."""
+    """Decode one line without its newline, or raise BadLine. Keeps ``prev`` and ``append``."""
     end = _END.fullmatch(line, max(0, len(line) - _END_BYTES))
     if end is None:
         raise BadLine("not a ledger line")
@@ -129,10 +130,10 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
-    """Decode lines in half the time of :func:`decode_entry` if all are intact."""
+    """Decode lines; if all are intact, in half the time of :func:`decode_entry`."""
     with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return _decode_intact(lines, listed=listed)
-    decoded: list[Entry | BadLine] = []  # one is damaged, or a removed list has brackets in a name
+    decoded: list[Entry | BadLine] = []  # a line is damaged, or a name in a removed list has brackets
     for line in lines:
         try:
             decoded.append(decode_entry(line))
@@ -156,13 +157,13 @@ def _decode_intact(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadL
 
 
 def has_damaged_newline(rest: bytes) -> bool:
-    """Return True if a complete line, whose newline must be damaged, follows the last newline."""
+    """Return True if the bytes after the last newline contain a complete line, whose newline must be damaged."""
     end = _END.search(rest)
     return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])
 
 
 def encode_line(fields: Mapping[str, Any]) -> bytes:
-    """Encode ``fields``, at least one and none named "crc", with the crc of the line without it."""
+    """Encode ``fields``, which must not be empty or contain "crc", as a line with a checksum."""
     text = json.dumps(fields).encode()
     return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
 
@@ -187,7 +188,7 @@ class PartFrame(NamedTuple):
     stored_bytes: int
     raw_bytes: int
     lines: int
-    low: int  # lowest sequence; above ``high`` without any
+    low: int  # lowest sequence; above ``high`` if there is none
     high: int
     earliest_ns: int  # earliest "at" of the lines
     latest_ns: int
@@ -196,14 +197,14 @@ class PartFrame(NamedTuple):
 
 @dataclass(slots=True)
 class PartIndex:
-    """The index of a sealed part."""
+    """Index of a sealed part."""
 
     line: int  # number of its first line, from 1
     lines: int
     prev: str  # digest of the line before it
     tip: str  # digest of its last line
     frames: list[PartFrame] = field(default_factory=list)
-    before: tuple[int, int] | None = None  # sequences of the previous part, for readers that cannot read it
+    before: tuple[int, int] | None = None  # sequences of the previous part, in case that part is unreadable
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES
@@ -229,14 +230,13 @@ def encode_part_index(index: PartIndex) -> bytes:
 
 
 def part_index_bytes(footer: bytes) -> int:
-    """Return the length of the index frame with this footer."""
+    """Return the length of the index frame that ends with ``footer``."""
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise BadPart("the file does not end with an index")
     return _SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
 def decode_part_index(frame: bytes) -> PartIndex:
-    """Decode the index frame, or raise BadPart."""
     magic, length = _SKIPPABLE.unpack_from(frame)
     text = frame[_SKIPPABLE.size : -FOOTER_BYTES]
     known, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])

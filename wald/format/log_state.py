@@ -1,6 +1,6 @@
-"""Log state in control batches: routes, producers, peers (docs/format.md, "The state of the log" and "Peers").
+"""Log state in control batches: routes, producers, peers.
 
-The first batch of a segment stores the state that recovery would otherwise read older segments for.
+The first batch of each segment stores the state, so that recovery need not read older segments.
 """
 
 from __future__ import annotations
@@ -32,28 +32,22 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """Return the id to store; readers see it, so it hides the client's id, and other users cannot forge it."""
+    """Return the id to store: a hash that hides the client's id from readers, and that other users cannot forge."""
     if not producer_id:
         return 0
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 class BadControl(ValueError):
-    """Not the payload of a log state or peer, or a newer version."""
+    """The payload is not a log state or peer, or is newer."""
 
 
 class Peer(NamedTuple):
-    """A process that has sent batches; a tuple, because one is looked up for every batch.
-
-    Attributes:
-        user: user id.
-        pid: process id, as in the daemon's own /proc.
-        process: command name when the connection sent its first record; "" if unknown.
-    """
+    """A process that has sent batches. This is a tuple because every batch looks up its peer."""
 
     user: int
-    pid: int
-    process: str
+    pid: int  # as in the daemon's /proc
+    process: str  # command name when the connection sent its first record; "" if unknown
 
 
 @lru_cache(maxsize=256)  # called for the length, then for the batch
@@ -62,7 +56,6 @@ def encode_peer(peer: Peer) -> bytes:
 
 
 def decode_peer(payload: bytes | memoryview) -> Peer:
-    """Decode a peer, or raise BadControl."""
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
@@ -71,7 +64,7 @@ def decode_peer(payload: bytes | memoryview) -> Peer:
 
 
 def peer_number(position: int) -> int:
-    """Return the peer introduced at ``position``, at most :data:`PEER_POSITION_MAX`."""
+    """Return the number of the peer that the batch at ``position`` introduces."""
     return position >> 3
 
 
@@ -88,11 +81,11 @@ class PreviousEnd(NamedTuple):
 
 
 class DedupEntry(NamedTuple):
-    """A producer's batch; its number and :func:`fingerprint` identify a retry."""
+    """A producer's batch, kept to deduplicate. A retry has the same producer sequence and :func:`fingerprint`."""
 
     producer_sequence: int
     first: int
-    count: int  # type: ignore[assignment]  # tuples have a method of that name
+    count: int  # type: ignore[assignment]
     fingerprint: int
 
     @classmethod
@@ -106,13 +99,13 @@ class DedupEntry(NamedTuple):
 
 
 def fingerprint(body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
-    """Return a checksum of route, encoding and payload; the body's does not cover the end of the route."""
+    """Return a checksum of route, encoding and payload. The body's checksum does not show where the route ends."""
     return crc32c(_FINGERPRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
 class Producers:
-    """Deduplication window, the least recently active producer first."""
+    """Deduplication windows; the least recently active producer is first."""
 
     table: dict[int, deque[DedupEntry]] = field(default_factory=dict)
 
@@ -123,12 +116,15 @@ class Producers:
         return None
 
     def expected(self, producer_id: int) -> int | None:
-        """Return a producer's next number; None if it may start anywhere."""
+        """Return a producer's next producer sequence; None if any is allowed."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
     def forgotten_upto(self) -> int:
-        """Return the last sequence an evicted producer may have: below the last batch of the next one to be evicted."""
+        """Return an upper bound for sequences of evicted producers; 0 if there are none.
+
+        Every evicted producer's last batch is older than that of the next producer to be evicted.
+        """
         return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
 
     def add(self, producer_id: int, written: DedupEntry) -> None:
@@ -146,12 +142,12 @@ class LogState:
     next_sequence: int = 1
     append_time_ns: int = 0  # never decreases
     routes: dict[str, int] = field(default_factory=dict)
-    open_records: dict[str, int] = field(default_factory=dict)  # its end is lost if the next batch does not continue it
+    open_records: dict[str, int] = field(default_factory=dict)  # route → record that its next batch must continue
     producers: Producers = field(default_factory=Producers)
-    previous: PreviousEnd | None = field(default=None, compare=False)  # describes files, not records
+    previous: PreviousEnd | None = field(default=None, compare=False)  # not compared: describes files
 
     def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
-        """Update the state from the next batch; ``dropped`` is that of :func:`still_open`."""
+        """Update the state from the next batch. See :func:`still_open` for ``dropped``."""
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
@@ -174,9 +170,9 @@ class LogState:
 
 
 def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the open records without a piece in dropped batches.
+    """Return the open records that did not end in dropped batches.
 
-    ``dropped`` is each route's last dropped sequence; if unknown, any record may have had a piece there.
+    ``dropped`` is each route's last dropped sequence. If that is unknown, any record may have ended.
     """
     if dropped is None:
         return {}
@@ -202,7 +198,6 @@ def encode_state(state: LogState) -> bytes:
 
 
 def decode_state(payload: bytes | memoryview) -> LogState:
-    """Decode a control payload, or raise BadControl."""
     data = bytes(payload)
     text, newline, rest = data.partition(b"\n")
     try:
@@ -228,7 +223,7 @@ def decode_state(payload: bytes | memoryview) -> LogState:
 
 
 def decode_previous(payload: bytes | memoryview) -> PreviousEnd | None:
-    """Decode only ``previous``; None if unknown."""
+    """Decode only :attr:`LogState.previous`; None if it is unknown."""
     try:
         line = json.loads(bytes(payload).partition(b"\n")[0])
         return _ending(line) if line["version"] == _VERSION else None

@@ -1,4 +1,4 @@
-"""File names, and the rules for names of routes and consumer groups; docs/files.md lists the files.
+"""File names, and the rules for names of routes and consumer groups. docs/files.md lists the files.
 
 A segment's name begins with its base sequence in 20 digits, so that names sort like sequences.
 """
@@ -12,18 +12,18 @@ from typing import NamedTuple
 from wald.errors import InvalidInput
 
 DIGITS = 20  # of the largest u64
-ROUTE_MAX_LENGTH = 127  # leaves room for suffixes in a file name, at most 255 bytes
+ROUTE_MAX_LENGTH = 127  # file names have at most 255 bytes, suffixes included
 _ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|(?:\.zst)?\.released|(?:\.zst)?\.deleting)")
 SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"
 CURSOR_SUFFIX = ".cursor"
-HANDOVER_SUFFIX = ".drain"  # a handover of wald-drain
-COMMAND_SUFFIX = ".command"  # result of its command; "-N" follows for worker N
-WORK_SUFFIX = ".work"  # journal of a work group
-ASK_SUFFIX = ".ask"  # request to the owner of a work group
-PIN_SUFFIX = ".pin"  # routes that an unfinished handover pins
+HANDOVER_SUFFIX = ".drain"
+COMMAND_SUFFIX = ".command"  # result of a handover's command; "-N" follows for worker N
+WORK_SUFFIX = ".work"
+ASK_SUFFIX = ".ask"
+PIN_SUFFIX = ".pin"
 _GROUP_FILE = r"(?s)(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)"  # compiled at first use, as _LEDGER_PART
 CURSORS = "cursors"  # directory in a route for the files of its groups
 WHOLE_SUFFIX = ".whole"  # second link to a sealed segment that is being shrunk
@@ -51,7 +51,7 @@ class Kind(Enum):
 
     @property
     def form(self) -> Kind:
-        """RAW or SEALED."""
+        """Format of the segment: RAW or SEALED."""
         return Kind.RAW if self in (Kind.RAW, Kind.RAW_RELEASED, Kind.RAW_DELETING) else Kind.SEALED
 
     @property
@@ -68,7 +68,7 @@ class Kind(Enum):
 
 
 class SegmentName(NamedTuple):
-    """A parsed name in ``segments/``."""
+    """Parsed name of a segment."""
 
     base_sequence: int
     kind: Kind
@@ -107,7 +107,7 @@ def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
 
 
 def check_route(name: str) -> str:
-    """Return a valid name, or raise InvalidInput."""
+    """Return a valid route name, or raise InvalidInput."""
     return _check(name, "route")
 
 
@@ -116,7 +116,7 @@ def is_route(name: str) -> bool:
 
 
 def check_group(name: str) -> str:
-    """Return a valid name, or raise InvalidInput."""
+    """Return a valid group name, or raise InvalidInput."""
     return _check(name, "group")
 
 
@@ -128,7 +128,7 @@ def _check(name: str, kind: str) -> str:
 
 
 def is_group_file(name: str, group: str | None = None) -> bool:
-    """Return True if ``name`` is that of a file of ``group`` (None: any), such as its cursor."""
+    """Return True if ``name`` is a file of ``group``, such as its cursor. None means any group."""
     match = re.fullmatch(_GROUP_FILE, name)
     return match is not None and group in (None, match[1])
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from wald.format.names import SEQUENCE_MAX
 
-LINE_MAX_BYTES = 1024  # of a request line
+LINE_MAX_BYTES = 1024
 REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
-FRAME_MAX_BYTES = 128 << 10  # of whole records that a client sends in one request; a socket buffers about twice that
+FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a socket buffers about twice as much
 _OPTIONS = re.compile(  # sorted, with a space after each
     rb"(?:enc=(lines|columns) )?(?:pid=(?!0+ )([0-9A-Fa-f]{1,16}) pseq=([0-9]{1,20}) (?:seen=([0-9]{1,20}) )?)?"
 )
 
 
 class Code(StrEnum):
-    """The word after ERR (docs/protocol.md)."""
+    """Word after ERR."""
 
     BAD_REQUEST = "bad-request"
     BAD_ROUTE = "bad-route"
@@ -42,7 +42,7 @@ class Code(StrEnum):
 
 
 class ProtocolError(Exception):
-    """A request that gets an ERR."""
+    """A request that is rejected with ERR."""
 
     def __init__(self, code: Code, message: str, *, payload_bytes: int | None = 0) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class ProtocolError(Exception):
 
 
 class Publish(NamedTuple):
-    """The line of a PUB."""
+    """Parsed PUB request."""
 
     route: bytes
     payload_bytes: int
@@ -63,7 +63,7 @@ class Publish(NamedTuple):
 
 
 class Command(NamedTuple):
-    """Any other request."""
+    """Any other parsed request."""
 
     verb: str
     arguments: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ VERBS = ("HEAD", "STAT", "CUT", "CLOCK", "ROUTE", "PING")
 
 @lru_cache(maxsize=256)  # a producer without an id sends the same line repeatedly
 def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
-    """Parse a line (a trailing carriage return is ignored), or raise ProtocolError."""
+    """Parse a request line, or raise ProtocolError. A trailing carriage return is ignored."""
     words = line.split()
     if words and words[0] == b"PUB":
         return _parse_publish(words, request_max_bytes)

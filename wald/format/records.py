@@ -21,11 +21,11 @@ from wald.format.batch import padded
 PREFIX = struct.Struct("<II")
 assert PREFIX.size == 8
 _CHECKED_AT_ONCE = 1 << 14
-NOT_BEFORE = "wald.not-before"  # a header: the time before which no work group delivers the record
+NOT_BEFORE = "wald.not-before"  # header: time before which no work group delivers the record
 _LIMIT_NS = 1 << 63
 _EARLIEST_NS = 10**18
 
-Form = Literal["hex", "base64"]  # of bytes that are not UTF-8, in JSON
+Form = Literal["hex", "base64"]  # how JSON shows bytes that are not UTF-8
 
 
 class Record(NamedTuple):
@@ -75,7 +75,7 @@ class Record(NamedTuple):
 
 
 def record_from_json(line: bytes | str) -> Record:
-    """Invert :meth:`Record.to_json`, except for spaces in headers, or raise ValueError."""
+    """Parse the JSON of :meth:`Record.to_json`, or raise ValueError. Spaces in headers are lost."""
     try:
         shown: dict[str, Any] = json.loads(line)
         value, headers = _parse_bytes(shown, "value"), shown.get("headers")
@@ -109,6 +109,7 @@ def _headers(raw: bytes, form: Form) -> dict[str, Any]:
 
 
 def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]:
+    """Return a JSON field: text if ``value`` is UTF-8, otherwise hex or base64."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
@@ -116,7 +117,7 @@ def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]
 
 
 def _parse_bytes(shown: dict[str, Any], name: str) -> bytes | None:
-    """Invert :func:`text_or_bytes`; None without the field."""
+    """Invert :func:`text_or_bytes`; None if the field is missing."""
     if f"{name}_hex" in shown:
         return bytes.fromhex(shown[f"{name}_hex"])
     return str(shown[name]).encode() if name in shown else None
@@ -131,7 +132,7 @@ class Column(IntFlag):
 
 
 class BadColumns(ValueError):
-    """The payload is malformed."""
+    """The columns payload is malformed."""
 
 
 class Binary(NamedTuple):
@@ -153,7 +154,7 @@ class Binary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A decoded payload, as views of its buffers."""
+    """Views of the buffers of a columns payload."""
 
     count: int
     times: memoryview | None
@@ -169,7 +170,7 @@ def encode_columns(
     times_ns: Sequence[int] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """Encode a payload; every column has one entry for each value."""
+    """Encode a columns payload. Every column has one entry for each value."""
     count = len(values)
     present = Column(0)
     parts: list[bytes] = []
@@ -185,7 +186,7 @@ def encode_columns(
 
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
-    """Replace the headers of the first record."""
+    """Return the payload with other headers for its first record."""
     columns = decode_columns(payload)
     count, present = PREFIX.unpack_from(payload)
     if columns.headers is None:
@@ -199,7 +200,7 @@ def with_first_headers(payload: bytes, headers: bytes) -> bytes:
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
-    """Return the first record's headers, or raise BadColumns."""
+    """Return the first record's headers, if any, or raise BadColumns."""
     headers = decode_columns(payload).headers
     if headers is None or headers.validity is None or not headers.validity[0] & 1:
         return None
@@ -207,7 +208,7 @@ def first_headers(payload: bytes | memoryview) -> bytes | None:
 
 
 def decode_columns(payload: bytes | memoryview) -> Columns:
-    """Wrap the buffers, or raise BadColumns, without a loop over the records."""
+    """Decode a columns payload without a loop over its records, or raise BadColumns."""
     view = memoryview(payload)
     if len(view) < PREFIX.size:
         raise BadColumns("too short for the count")
@@ -250,9 +251,9 @@ class _Reader:
 
 
 def _growing(ends: memoryview) -> bool:
-    """True if no offset decreases; in pieces, because Python's integers take much more memory."""
+    """Return True if no offset decreases. Works in pieces, because Python's integers take more memory."""
     for start in range(0, len(ends), _CHECKED_AT_ONCE):
-        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # overlaps the next piece by one
+        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one number of overlap
         if sorted(piece) != piece:
             return False
     return True
@@ -263,6 +264,7 @@ def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def _nullable(entries: Sequence[bytes | None]) -> list[bytes]:
+    """Return validity bitmap, offsets and data of a column."""
     digits = "".join("0" if entry is None else "1" for entry in entries)
     bitmap = int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
     return [bitmap, *_binary([entry or b"" for entry in entries])]
@@ -273,7 +275,7 @@ def _binary(values: Sequence[bytes]) -> list[bytes]:
 
 
 def not_before(headers: bytes | None) -> int:
-    """Return the due time in headers, in ns since 1970; 0 without a valid one.
+    """Return the time in the header "wald.not-before", in ns since 1970; 0 if missing or invalid.
 
     >>> not_before(b'{"wald.not-before": "1700000000000000000"}')
     1700000000000000000
@@ -288,7 +290,7 @@ def not_before(headers: bytes | None) -> int:
 
 
 def check_not_before(due_ns: int) -> int:
-    """Return a due time that can be in ns since 1970, or raise ValueError."""
+    """Return a due time unchanged, or raise ValueError if it cannot be in ns since 1970."""
     if due_ns < _EARLIEST_NS:
         raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
     return due_ns

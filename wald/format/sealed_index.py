@@ -1,8 +1,7 @@
 """Sealed segments: the index, zstd frame boundaries (RFC 8878), and the seek table.
 
-docs/format.md, "A sealed segment", lists the bytes. The seek table is that of the Zstandard Seekable Format 0.1.0,
-whose readers require that it lists every frame, even the index. A segment may have a thousand routes and a backlog ten
-thousand segments, so tables are stored and processed as columns.
+The seek table has the Zstandard Seekable Format 0.1.0, whose readers require an entry for every frame, even the index.
+A segment may have a thousand routes and a backlog ten thousand segments, so tables are stored and processed as columns.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
 _SECTIONS_MAX = 64
-_EXPANSION_MAX = 100  # equal batches reach 30 to 1
-_EXPANSION_FROM_BYTES = 1 << 16  # smaller claims are harmless
+_EXPANSION_MAX = 100  # accepted ratio; equal batches reach 30
+_EXPANSION_FROM_BYTES = 1 << 16  # smaller claimed sizes are harmless
 _DIGEST_BYTES = 32
 _BATCH_BYTES = 32  # in the section batches
 _FRAME_COLUMNS = "QIIQQqqII"  # types in the section frames: FrameTable without raw_offsets
@@ -62,26 +61,26 @@ class BadSealed(ValueError):
 
 
 class BadFrame(ValueError):
-    """No zstd frame begins there, or its headers are damaged."""
+    """No zstd frame at the offset, or damaged headers."""
 
 
 class RouteEntry(NamedTuple):
-    """The records of one route in (part of) a segment."""
+    """Records of one route in a segment or part of one."""
 
     route: str
-    count: int  # type: ignore[assignment]  # hides tuple.count; records that begin there; 0: only pieces, or unknown
+    count: int  # type: ignore[assignment]  # records that begin there; 0: only pieces, or unknown
     first: int
-    last: int  # last record of which it contains a piece
+    last: int  # last record with a piece there
     payload_bytes: int = 0  # 0: unknown
 
     def plus(self, other: RouteEntry) -> RouteEntry:
-        """Return the sum of disjoint entries."""
+        """Add up two entries for different batches."""
         count, payload_bytes = self.count + other.count, self.payload_bytes + other.payload_bytes
         return RouteEntry(self.route, count, min(self.first, other.first), max(self.last, other.last), payload_bytes)
 
 
 class _Table(Sequence[_Row]):
-    """Rows as columns, the fields of a subclass; equal to any sequence of the same rows."""
+    """Rows stored as columns, the fields of a subclass. Equal to any sequence of the same rows."""
 
     __slots__: tuple[str, ...] = ()
     __hash__ = None  # type: ignore[assignment]
@@ -111,7 +110,7 @@ class _Table(Sequence[_Row]):
 class RouteTable(_Table[RouteEntry]):
     """The routes of a segment, by route id."""
 
-    names: tuple[str, ...]  # consecutive segments with the same routes share one object, so callers can cache by it
+    names: tuple[str, ...]  # one object for consecutive segments with the same routes, for caches
     counts: Sequence[int]
     firsts: Sequence[int]
     lasts: Sequence[int]
@@ -137,7 +136,7 @@ class Frame(NamedTuple):
     raw_bytes: int
     first_sequence: int  # records that begin in it are first ≤ s < next
     next_sequence: int
-    earliest_ns: int  # append time; after latest_ns without any batch
+    earliest_ns: int  # append time; later than latest_ns if there is no batch
     latest_ns: int
     routes: tuple[int, ...]  # route ids
 
@@ -161,7 +160,7 @@ class BatchTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameTable(_Table[Frame]):
-    """The frames of a segment."""
+    """Frames of a segment."""
 
     offsets: Sequence[int]
     compressed_bytes: Sequence[int]
@@ -189,12 +188,12 @@ class FrameTable(_Table[Frame]):
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The records dropped from a shrunk segment; docs/format.md, "A shrunk segment"."""
+    """Records dropped from a shrunk segment."""
 
-    sha256: bytes  # empty if unknown
-    stored_bytes: int  # 0 if unknown
+    sha256: bytes  # when sealed; empty if unknown
+    stored_bytes: int  # when sealed; 0 if unknown
     ranges: list[tuple[int, int]]  # sorted, maximal (first, last)
-    routes: list[RouteEntry]  # incomplete if the index was rebuilt since from frames, which do not show the routes
+    routes: list[RouteEntry]  # incomplete if the index was rebuilt from frames, which do not show dropped routes
 
     @property
     def records(self) -> int:
@@ -206,12 +205,12 @@ class Shrunk:
 
     @property
     def lasts(self) -> dict[str, int] | None:
-        """Each route's last dropped sequence; None unless complete."""
+        """Each route's last dropped sequence; None if the routes are incomplete."""
         return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
 
 
 def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:
-    """Return the sum of disjoint lists."""
+    """Add up two lists for different batches, by route."""
     found = {entry.route: entry for entry in routes}
     for entry in others:
         old = found.get(entry.route)
@@ -221,7 +220,7 @@ def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> 
 
 @dataclass(frozen=True, slots=True)
 class SealedIndex:
-    """The decoded index; sections in ``stored`` are decompressed at each call, because few readers need them."""
+    """Decoded index. Few readers need the sections in ``stored``, so each call decompresses them."""
 
     log_id: bytes
     base_sequence: int
@@ -238,11 +237,10 @@ class SealedIndex:
     stored: Mapping[str, StoredSection] = field(repr=False, compare=False, default_factory=dict)  # batches, peers
 
     def is_damage(self, frame: Frame) -> bool:
-        """True if bytes of the frame were damaged when sealed, even if they look like batches now."""
+        """Return True if the frame was damaged when sealed, even if its bytes look intact now."""
         return any(offset <= frame.raw_offset < offset + length for offset, length in self.damage)
 
     def batch_table(self) -> BatchTable:
-        """Decode the batch table, or raise BadSealed."""
         data = _section(self.stored, "batches")
         count, rest = divmod(len(data), _BATCH_BYTES)
         if rest:
@@ -254,7 +252,6 @@ class SealedIndex:
         return table
 
     def peers(self) -> dict[int, Peer]:
-        """Decode the peers by number, or raise BadSealed."""
         try:
             rows = json.loads(_section(self.stored, "peers", b"[]"))
             return {int(number): Peer(int(user), int(pid), str(process)) for number, user, pid, process in rows}
@@ -263,7 +260,7 @@ class SealedIndex:
 
 
 def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
-    """Encode the index frame; ``batches`` and ``peers`` replace the stored sections of ``index``."""
+    """Encode the index frame. ``batches`` and ``peers`` replace the sections in ``index.stored``."""
     frames, routes = index.frames.columns(), index.routes.columns()
     del frames[2]  # raw_offsets, the sums of raw_bytes
     sections: dict[str, Sequence[bytes | array[int]]] = {
@@ -312,7 +309,7 @@ def compress_section(parts: Sequence[bytes | array[int]]) -> StoredSection:
 
 
 def decode_sealed_index(frame: bytes) -> SealedIndex:
-    """Decode the index frame, or raise BadSealed; checks sizes before it allocates memory."""
+    """Decode the index frame, or raise BadSealed. Sizes are checked before memory is allocated."""
     content = memoryview(frame)[_SKIPPABLE.size :]
     end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
@@ -334,7 +331,7 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
 
 
 def decode_salt(frame: bytes) -> int | None:
-    """Return the salt, or None if the index header or its section directory is damaged."""
+    """Return the salt; None if the header of the index is damaged."""
     try:
         return int(_decode_header(frame)[-2])
     except BadSealed:
@@ -343,7 +340,7 @@ def decode_salt(frame: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FrameLengths:
-    """The lengths of a zstd frame, read from its headers."""
+    """Lengths of a zstd frame."""
 
     stored_bytes: int  # by the headers; the file may be truncated
     raw_bytes: int  # 0 for a skippable frame
@@ -354,7 +351,7 @@ class FrameLengths:
 
 
 def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameLengths:
-    """Read the lengths from frame and block headers, without an index; ``read`` may return fewer bytes than asked."""
+    """Read the lengths of a frame from its headers, without an index. ``read`` may return fewer bytes than asked."""
     opening = read(offset, _ZSTD_HEADER_MAX_BYTES)
     if int.from_bytes(opening[:4], "little") in _SKIPPABLE_MAGIC and len(opening) >= 8:
         return FrameLengths(8 + int.from_bytes(opening[4:8], "little"), 0)
@@ -381,14 +378,14 @@ def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameL
 
 
 def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Encode (compressed, decompressed) bytes of each frame, the index included."""
+    """Encode the seek table: compressed and decompressed bytes of each frame, the index included."""
     body = b"".join(_SEEK_ENTRY.pack(*entry) for entry in frames)
     footer = SEEK_FOOTER.pack(len(frames), 0, _SEEKABLE_MAGIC)
     return _SKIPPABLE.pack(_SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
 
 
 def seek_table_bytes(footer: bytes) -> int:
-    """Return the length of the seek table with this footer."""
+    """Return the length of the seek table that ends with ``footer``."""
     if len(footer) != SEEK_FOOTER.size:
         raise BadSealed("the file is too short for a seek table")
     count, descriptor, magic = SEEK_FOOTER.unpack(footer)
@@ -398,7 +395,7 @@ def seek_table_bytes(footer: bytes) -> int:
 
 
 def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
-    """Invert :func:`encode_seek_table`; the index frame is last."""
+    """Invert :func:`encode_seek_table`. The last entry is the index frame."""
     if len(table) < _SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
         raise BadSealed("the seek table's length is wrong")
     if _SKIPPABLE.unpack_from(table) != (_SEEK_TABLE_MAGIC, len(table) - _SKIPPABLE.size):
@@ -410,7 +407,7 @@ def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]
 
 
 def _decode_header(frame: bytes) -> tuple[Any, ...]:
-    """Return the end of the directory in the content, and the fields after the number of sections."""
+    """Return the end of the directory, and the header fields after the number of sections."""
     content = memoryview(frame)[_SKIPPABLE.size :]
     if len(content) < _HEADER.size or _SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
         raise BadSealed("no index frame")
@@ -492,7 +489,7 @@ def _decode_frames(data: bytes, routes: int) -> FrameTable:
 
 
 def _section(sections: Mapping[str, StoredSection], name: str, default: bytes | None = None) -> bytes:
-    """Decompress a section, or raise BadSealed; ``default`` replaces an absent one."""
+    """Decompress a section, or raise BadSealed. ``default`` replaces a missing section."""
     if name not in sections:
         if default is None:
             raise BadSealed(f"the index has no section {name!r}")

@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
-Their headers differ only in the magic. The sparse index is a hint: readers check the batch at a position. A payload may
-contain bytes that look like a batch, so an entry with a wrong checksum is never used. Positions increase; sequences and
-append times never decrease. The first entry that is out of order ends the index.
+Both have the same header, apart from the magic. The sparse index is a hint: readers check the batch at a position. A
+payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used. Positions, sequences
+and append times are in order; the first entry out of order ends the index.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class BadHeader(ValueError):
 
 
 class NewerVersion(BadHeader):
-    """A header newer than this program."""
+    """The header has a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The decoded header."""
+    """Header of a raw segment or sparse index."""
 
     log_id: bytes
     base_sequence: int
@@ -50,7 +50,6 @@ def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -
 
 
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
-    """Decode a header with this magic, or raise BadHeader."""
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a {SEGMENT_HEADER.size}-byte header")
     found, checksum, version, size, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(data)
@@ -96,14 +95,14 @@ def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> by
 
 
 def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
-    """Yield sequence, position and append time of each complete entry; None for a damaged one."""
+    """Yield sequence, position and append time of each complete entry; None for a damaged entry."""
     whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
     for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
         yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the valid entries; None for the index of another segment or log (``log_id`` None: any log)."""
+    """Return the valid entries; None if the header is damaged or names another segment or log (than ``log_id``)."""
     try:
         header = decode_segment_header(data, SPARSE_MAGIC)
     except BadHeader:

@@ -1,6 +1,6 @@
-"""Sets of sequences as spans, ranges with both ends included, and their run lengths in JSON.
+"""Sets of sequences as spans (ranges that include both ends), and their run lengths in JSON.
 
-Run lengths of a route in a ledger line alternate between other routes' sequences and its own (docs/format.md, "A
+In a ledger line, a route's run lengths alternate between other routes' sequences and its own (docs/format.md, "A
 ledger").
 """
 
@@ -18,7 +18,7 @@ Span = tuple[int, int]  # first and last sequence
 
 
 class Spans:
-    """A set of sequences; iterates over its maximal spans in order."""
+    """A set of sequences. Iteration yields its maximal spans in order."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._firsts: list[int] = []
@@ -33,7 +33,7 @@ class Spans:
         return self.meets(sequence, sequence)
 
     def add(self, first: int, last: int) -> None:
-        """Add a span, nothing if last < first; merges adjacent spans."""
+        """Add a span, and merge adjacent spans. Ignore an empty span."""
         if last < first:
             return
         begin = bisect_left(self._lasts, first - 1)
@@ -49,11 +49,11 @@ class Spans:
         return first <= last and begin < len(self._firsts) and self._firsts[begin] <= last
 
     def covers(self, first: int, last: int) -> bool:
-        """Return True if all of them are in the set."""
+        """Return True if all of ``first`` to ``last`` are in the set."""
         return not any(self.outside(first, last))
 
     def outside(self, first: int, last: int) -> Iterator[Span]:
-        """Yield the spans that are not in the set."""
+        """Yield the spans of ``first`` to ``last`` that are not in the set."""
         for number in range(bisect_left(self._lasts, first), len(self._firsts)):
             if self._firsts[number] > last:
                 break
@@ -64,6 +64,7 @@ class Spans:
             yield first, last
 
     def count(self, first: int, last: int) -> int:
+        """Return how many of ``first`` to ``last`` are in the set."""
         return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.outside(first, last))
 
 
@@ -74,11 +75,11 @@ assert sys.byteorder == "little"  # arrays are written in memory order
 
 
 class BadRunLengths(ValueError):
-    """Run lengths that do not decode."""
+    """The run lengths do not decode."""
 
 
 def run_lengths(spans: Iterable[Span], first: int) -> list[int]:
-    """Return the run lengths of sorted ``spans``, from ``first``."""
+    """Return the alternating lengths of gaps and sorted ``spans``, starting at ``first``."""
     lengths, at = [], first
     for begin, last in spans:
         lengths += [begin - at, last + 1 - begin]
@@ -95,13 +96,14 @@ def spans_of(lengths: Iterable[int], first: int) -> Iterator[Span]:
 
 
 def pack(lengths: Sequence[int]) -> list[int] | str:
+    """Return run lengths for JSON, compressed if there are many."""
     if len(lengths) <= _LIST_MAX:
         return list(lengths)
     return base64.b64encode(zstandard.ZstdCompressor(level=_LEVEL).compress(array("Q", lengths).tobytes())).decode()
 
 
 def unpack(stored: object, records: int) -> array[int]:
-    """Invert :func:`pack`; the number of records that they cover limits the decompressed size."""
+    """Invert :func:`pack`. The number of ``records`` covered limits the decompressed size."""
     lengths: array[int] = array("Q")
     try:
         if isinstance(stored, str):

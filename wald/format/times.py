@@ -9,7 +9,7 @@ from datetime import UTC, datetime, time, timedelta, timezone
 
 from wald.errors import InvalidInput
 
-TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")  # for hints
+TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Compiled at first use, as few commands need them.
 _AGO = r"(?a:(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?)"
@@ -20,7 +20,7 @@ _RFC_3339 = (
     r"(?a:(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):([0-5]\d|60)(?:\.(\d+))?"
     r"(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d)))"
 )
-_OTHER_UNITS_MAX = 10**17  # above the present in s, ms and µs; as nanoseconds, March 1973
+_OTHER_UNITS_MAX = 10**17  # later than now in s, ms and µs; as nanoseconds, March 1973
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which datetime does not support
 
 
@@ -36,14 +36,14 @@ def utc(time_ns: int, digits: int = 0) -> str:
 
 
 def utc_or_unknown(time_ns: object) -> str:
-    """Format a ledger line's time, which may be invalid."""
+    """Format a time from a ledger line, even if it is invalid."""
     if isinstance(time_ns, int) and 0 <= time_ns < _LATEST_NS:
         return utc(time_ns)
     return "an unknown time"
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Convert a time; without a zone it is local."""
+    """Convert a time to nanoseconds since 1970. A time without a zone is local."""
     elapsed = moment.astimezone(UTC) - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
 
@@ -72,7 +72,7 @@ def timestamp_ns(text: str) -> int:
 
 
 def require_nanoseconds(number: int) -> int:
-    """Return an event time that can be in nanoseconds since 1970, or raise ValueError."""
+    """Return an event time unchanged, or raise ValueError if it seems to have another unit."""
     if 0 < number <= _OTHER_UNITS_MAX:
         example = "write it like 2026-11-21T10:00:00Z"
         raise ValueError(f"time {number} ns is before March 1973; if the unit is not ns, {example}")
@@ -80,10 +80,10 @@ def require_nanoseconds(number: int) -> int:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Parse a typed time at the time ``now``, whose zone defines "today", or raise ValueError.
+    """Parse a time that a user typed at ``now``, whose zone defines "today", or raise ValueError.
 
-    A result without a zone is local time, as for :func:`nanoseconds`. A local time that occurs twice means the first;
-    one that the clock skips is moved back by the skipped period.
+    A result without a zone is local time, as for :func:`nanoseconds`. A local time that occurs twice means the
+    first; one that the clock skips is moved back by the skipped period.
 
     >>> now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
     >>> [parse_time(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
@@ -107,18 +107,17 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def counts_back(text: str) -> bool:
-    """Return True for a time such as "5m"."""
+    """Return True for a time counted back from now, such as "5m"."""
     return re.fullmatch(_AGO, text.strip()) is not None
 
 
 def is_absolute(text: str) -> bool:
-    """Return True if ``text`` means the same time no matter when it is parsed."""
+    """Return True if ``text`` means the same time whenever it is parsed."""
     text = text.strip()
     return text != "now" and not counts_back(text) and re.fullmatch(_DAY, text) is None
 
 
 def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
-    """Parse the time ``given`` for ``option``, or raise InvalidInput."""
     if given.isdecimal():
         raise InvalidInput(
             f"{option} {given}: a number alone is a sequence, not a time",
@@ -132,7 +131,7 @@ def parse_time_option(option: str, given: str, now: datetime, examples: Sequence
 
 
 def parse_position_option(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """Parse the sequence or time ``given`` for ``option``, or raise InvalidInput; ``names`` are more examples."""
+    """Parse the sequence or time ``given`` for ``option``. ``names`` are more examples for the error."""
     if given.isdecimal() and given.isascii():
         return int(given)
     with suppress(ValueError):

@@ -1,8 +1,8 @@
 """The transfers file: bytes on their way from a pipe to the log.
 
 The bytes stay in the pipe until they are on disk. A slot (docs/format.md, "The transfers") tells the next start whether
-they have left it: one readv(2) removes all of them and stores the first in the mark, which was that byte XOR 0xFF.
-Linux does not interrupt a read whose bytes are available, so all bytes or none have left.
+they have left the pipe: one readv(2) removes all of them and stores the first in the slot's mark, which was that byte
+XOR 0xFF. Linux does not interrupt a read whose bytes are available, so all bytes or none have left.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ assert _SLOT.size == MARK_OFFSET - 4
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that a batch contains and a pipe may still contain."""
+    """Bytes that are in a batch and may still be in the pipe."""
 
     route: str
-    inode: int  # of the pipe: a route can have had several, and a FIFO can be moved
+    inode: int  # of the pipe: a route's FIFO can be moved or replaced
     taken_bytes: int
     segment: int
     position: int
-    first: int
+    first: int  # first byte
 
 
 def encode_transfer(transfer: Transfer) -> bytes:
-    """Encode a slot, before the transfer, up to and including the mark."""
+    """Encode a slot, up to and including the mark, before the transfer."""
     name = transfer.route.encode("ascii")
     body = _SLOT.pack(
         transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
@@ -41,7 +41,7 @@ def encode_transfer(transfer: Transfer) -> bytes:
 
 
 def decode_transfer(slot: bytes) -> tuple[Transfer, bool] | None:
-    """Return the transfer, and True if the bytes have left the pipe; None if the slot is empty or half-written."""
+    """Return the transfer, and True if its bytes have left the pipe; None for an empty or half-written slot."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
     taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)

@@ -1,7 +1,7 @@
-"""The journal of a work group: lines of JSON, each with a checksum (docs/format.md, "The journal of a work group").
+"""The journal of a work group: lines of JSON, each with a checksum.
 
-The first line identifies the group, a page is a snapshot of some records, every other line is one :class:`Commit`. An
-unreadable line is the result of a crash unless the ``synced`` of a later line says that it was on disk.
+The first line identifies the group. A page is a snapshot of some records; every other line is one :class:`Commit`. A
+crash can leave an unreadable line, but not if the ``synced`` of a later line covers that line.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Pairs = list[tuple[int, int]]
 
 
 class BadWork(ValueError):
-    """Not a line of a journal."""
+    """Not a valid line of a journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first line."""
+    """First line of a journal."""
 
     log_id: bytes
     route: str
@@ -53,14 +53,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
-    """A record that becomes a dead letter in ``route``, then is done."""
+    """A record that is written to ``route`` as a dead letter, and then is done."""
 
     sequence: int
     tries: int
     reason: str
     at_ns: int
     route: str
-    after: int  # the durable head then; the dead letter, if written, is after it
+    after: int  # durable head at that time; the dead letter, if written, follows it
 
 
 class WorkerLease(NamedTuple):
@@ -72,24 +72,24 @@ class WorkerLease(NamedTuple):
 
 
 class FailureReason(NamedTuple):
-    """A worker's reason for the last return of records."""
+    """Reason that a worker gave when it last returned records."""
 
     reason: str  # "" leaves the previous reason unchanged
-    tries: int  # failures as the workers count them, never fewer than before; 0 if they do not count
+    tries: int  # failures counted by the workers, never decreasing; 0 if they do not count
     runs: Pairs
 
 
 @dataclass(slots=True)
 class Commit:
-    """The changes of one commit of the owner, applied in the order of the fields."""
+    """Changes that the owner commits together, applied in the order of the fields."""
 
     done: Pairs = field(default_factory=list)
     extended: list[WorkerLease] = field(default_factory=list)
-    returned: Pairs = field(default_factory=list)  # their lease ended without success
+    returned: Pairs = field(default_factory=list)  # records whose lease ended without success
     reasons: list[FailureReason] = field(default_factory=list)
-    read: Pairs = field(default_factory=list)  # from the log
-    due: Pairs = field(default_factory=list)  # (sequence, time) of each delayed record
-    leased: list[WorkerLease] = field(default_factory=list)  # delivered once more
+    read: Pairs = field(default_factory=list)  # records read from the log
+    due: Pairs = field(default_factory=list)  # as in Page
+    leased: list[WorkerLease] = field(default_factory=list)  # records delivered
     dead: list[DeadRecord] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -102,7 +102,7 @@ _RUNS = (("out", "leased", WorkerLease), ("longer", "extended", WorkerLease), ("
 
 
 def encode_work(line: Line, synced: int) -> bytes:
-    """Encode a line; ``synced`` bytes of the file are on disk."""
+    """Encode a line of a journal of which ``synced`` bytes are on disk."""
     fields: dict[str, Any]
     match line:
         case Start():
@@ -125,7 +125,7 @@ def encode_work(line: Line, synced: int) -> bytes:
 
 
 def decode_work(data: bytes) -> tuple[Line, int]:
-    """Return a line (without its newline) and its ``synced``, or raise BadWork."""
+    """Decode a line, given without its newline, and its ``synced``, or raise BadWork."""
     fields = decode_line(data)
     if fields is None:
         raise BadWork("not a line with a valid checksum")
@@ -152,14 +152,14 @@ def decode_work(data: bytes) -> tuple[Line, int]:
 
 
 def last_read(line: Line) -> int:
-    """Return the last sequence read from the log; 0 if ``line`` does not show it."""
+    """Return the last sequence read from the log; 0 if unknown."""
     if isinstance(line, Start):
         return line.end - 1
     return line.read[-1][1] if isinstance(line, Commit) and line.read else 0
 
 
 def is_done(journal: Iterable[bytes], owner: Start, sequence: int) -> bool:
-    """Return True if the journal, which must be that of ``owner``, shows a record as done before any damaged line."""
+    """Return True if the journal is that of ``owner`` and shows the record as done. Reading ends at a damaged line."""
     done = False
     for data in journal:
         try:
