@@ -1,7 +1,7 @@
 """Events of a log in a time span, read from its ledgers, with an audit of each deletion.
 
-It reads only the lines of that span, and those about segments deleted in it. It checks the chain over all these lines,
-and from file to file.
+The audit reads only ledger lines of the span, and lines about segments deleted in the span. It checks the hash chain
+across these lines, and from file to file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NO_EVENTS = ("seen", "continues", "evidence")  # other lines report what happen
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One ledger line."""
+    """One ledger line. A deletion or shrinking also has a ruling."""
 
     at_ns: int
     ledger: str
     number: int  # of the line, starting at 1
     entry: Entry
-    ruling: Ruling | None = None  # of a deletion, done or about to be done
+    ruling: Ruling | None = None
 
     @property
     def is_event(self) -> bool:
@@ -44,14 +44,14 @@ class Event:
 
     @property
     def routes(self) -> set[str]:
-        """Routes whose records the line is about; empty if it names none."""
+        """Routes that the line names."""
         held = [*(self.entry.get("routes") or ()), *(self.entry.get("dropped") or ())]
         names = {str(each.get("route") if isinstance(each, dict) else each[0]) for each in held if each}
         return names | ({str(self.entry["route"])} if "route" in self.entry else set())
 
 
 class DeletionAudit:
-    """Ledger lines of a root in the time span ``from_ns`` ≤ t < ``until_ns``, with rulings on deletions."""
+    """Audit of the ledger lines of a root in the time span ``from_ns`` ≤ t < ``until_ns``."""
 
     def __init__(self, root: Root, *, from_ns: int = 0, until_ns: int = END_OF_TIME_NS) -> None:
         self.root = root
@@ -59,12 +59,12 @@ class DeletionAudit:
         self._until_ns = until_ns
         self._history = History(root)
         self._deleted = Spans()
-        self.lines = 0  # that were read
-        self.not_allowed = 0  # deletions
-        self.broken: list[str] = []  # a message for each damaged ledger, whose lines end where the damage begins
+        self.lines = 0  # lines read
+        self.not_allowed = 0  # deletions that were not allowed
+        self.broken: list[str] = []  # a message for each damaged ledger; lines after the damage are not read
 
     def events(self) -> Iterator[Event]:
-        """Merge the events of all ledgers by time."""
+        """Yield the events of all ledgers, oldest first, with rulings."""
         deletions = self._history.ledgers[_DELETIONS].written(self._from_ns, END_OF_TIME_NS)
         undone = {  # base → number of the last line that undid its deletion
             event.entry.get("base"): event.number
@@ -86,13 +86,16 @@ class DeletionAudit:
             yield event
 
     def newest_first(self, before: Mapping[str, int]) -> Iterator[Event]:
-        """Yield all lines before those that ``before`` numbers, newest first, without rulings: see :meth:`judged`."""
+        """Yield all lines, newest first, without rulings (see :meth:`judged`).
+
+        ``before`` maps ledgers to the line numbers before which to start.
+        """
         ledgers = self._history.ledgers.items()
         events = (self._events(name, lines.newest_first(before.get(name))) for name, lines in ledgers)
         yield from heapq.merge(*events, key=lambda event: -event.at_ns)
 
     def judged(self, event: Event) -> Event:
-        """Return an event of :meth:`newest_first` with the ruling on its deletion, by look-ups in the ledgers."""
+        """Add the ruling to an event of :meth:`newest_first`, by look-ups in the ledgers."""
         event = self._completed(event)
         is_deletion = event.is_range("reclaimed")
         try:
@@ -115,7 +118,7 @@ class DeletionAudit:
             self._report(error)
 
     def _completed(self, event: Event) -> Event:
-        """Return the event with routes that another line lists; unchanged if the ledgers lack that line."""
+        """Add routes that another line lists for the event, unless that line is lost."""
         if event.ledger == _DELETIONS:
             with suppress(Damaged):  # reported when that ledger is read
                 return replace(event, entry=self._history.with_routes(event.entry))

@@ -1,8 +1,8 @@
 """Check of one segment, batch by batch: checksums, digests, and the order of sequences, times and records.
 
-A segment is checked against the state at the end of the previous one. To check segments in parallel, that state may be
-:data:`NOTHING`, as for the first segment: :meth:`Checked.following` then returns the result for the actual state, or
-None if the segment must be checked again, which only damage can cause.
+A segment is checked against the log state at the end of the previous segment, or, to check segments in parallel,
+against :data:`NOTHING`. :meth:`Checked.following` then returns the result for the actual state, or None if the segment
+must be checked again, which only damage can cause.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Finding:
 
     @classmethod
     def of(cls, level: Level, path: Path, message: str) -> Self:
-        """Return the finding for an error message, without its leading ``path`` and offset."""
+        """Create a finding from an error message that may begin with ``path`` and an offset."""
         found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
         assert found is not None, "the pattern matches any text"
         return cls(level, path, int(found[1] or 0), found[2])
@@ -65,6 +65,7 @@ _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
 
 
 def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
+    """Yield an error if the payload does not have the records that the header counts."""
     if header.encoding == Encoding.COLUMNS:
         try:
             count = records.decode_columns(payload).count
@@ -84,13 +85,14 @@ NOTHING = LogState(next_sequence=0, append_time_ns=-(1 << 63))
 
 @dataclass(slots=True)
 class Opening:
-    """Facts in a segment that depend on the segments before it."""
+    """Facts of a segment that must agree with the segments before it."""
 
     time_ns: int | None = None  # append time of the first batch
     continues: dict[str, int] = field(default_factory=dict)  # route → record that its first batch continues, or 0
-    controls: list[tuple[dict[str, int], dict[str, int]]] = field(default_factory=list)  # their routes, open records
-    dropped: Mapping[str, int] = field(default_factory=dict)  # route → up to where earlier records may have ended
-    lost: bool = False  # any earlier record may have ended: records are lost, or were dropped from unknown routes
+    # Routes and open records of each control state.
+    controls: list[tuple[dict[str, int], dict[str, int]]] = field(default_factory=list)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # route → last dropped record; see still_open()
+    lost: bool = False  # any open record may have ended in lost batches, or in dropped ones of unknown routes
 
     def add(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None) -> None:
         if self.time_ns is None:
@@ -103,7 +105,7 @@ class Opening:
             self.continues.setdefault(route, header.continues_sequence)
 
     def agrees(self, before: LogState) -> bool:
-        """True if checks against ``before`` and :data:`NOTHING` have the same findings."""
+        """Return True if checks against ``before`` and :data:`NOTHING` have the same findings."""
         if self.time_ns is not None and self.time_ns < before.append_time_ns:
             return False
         if self.lost and before.open_records:
@@ -117,28 +119,28 @@ class Opening:
         return all(self.continues.get(route, at) == at for route, at in begun.items())
 
     def still_open(self, before: LogState) -> dict[str, int]:
-        """Return the open records of ``before`` without a batch of their route here."""
+        """Return the open records of ``before`` that no batch of the segment continues or ends."""
         begun = still_open(before.open_records, self.dropped)
         return {route: at for route, at in begun.items() if route not in self.continues}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentToCheck:
-    """A segment with the facts that its check needs; digests are those of its raw bytes."""
+    """A segment with the facts needed to check it. Digests are of raw bytes."""
 
     segment: Segment
     log_id: bytes | None  # log that it must belong to; None if unknown
     durable: int | None = None  # position of the head, if in this segment; bytes after it are not checked
-    open_ended: bool = False  # it may end anywhere: it is the newest, and the head is missing
-    sha256: str | None = None  # digest when it was sealed, by the ledger
-    shrunk: frozenset[str] = frozenset()  # digests after each shrinking, by the ledger
+    open_ended: bool = False  # may end anywhere, as the newest segment without a head
+    sha256: str | None = None  # digest at sealing, from the ledger
+    shrunk: frozenset[str] = frozenset()  # digests after each shrinking, from the ledger
     dropped: Mapping[str, int] | None = field(default=None, hash=False)  # route → last, by the ledger; None if unknown
     end: int = 0  # position at which a raw segment was cut; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Result of a check, given the state that the segment was checked against."""
+    """Result of a check against a log state."""
 
     findings: tuple[Finding, ...]
     records: int
@@ -151,7 +153,7 @@ class Checked:
         return [found.message for found in self.findings if found.level is Level.ERROR]
 
     def following(self, before: LogState) -> Checked | None:
-        """Return the result for ``before`` instead of :data:`NOTHING`; None if findings may differ."""
+        """Convert the result of a check against :data:`NOTHING` to ``before``; None if findings may differ."""
         if not self.opening.agrees(before):
             return None
         after = replace(
@@ -164,7 +166,7 @@ class Checked:
 
 
 def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
-    """Check a segment against the state at the end of the previous one; raise only FileNotFoundError, if it is gone."""
+    """Check a segment against the state before it. Damage is a finding; only FileNotFoundError is raised."""
     checking = _Check(target, before)
     try:
         if target.segment.kind.form is Kind.RAW:
@@ -244,7 +246,7 @@ class _Check:
             self.error(found.offset, f"{found.message}; {error.hint}")
 
     def _unfinished(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> None:
-        """Report bytes after the durable ones, which a running daemon writes or the last one did not finish."""
+        """Report an unfinished write after the durable bytes: the daemon is writing it, or was killed."""
         if isinstance(found, SegmentEnd) and found.garbage_bytes:
             unfinished = f"{found.garbage_bytes} bytes of an unfinished write"
             self._info(f"{unfinished}; the next start removes them ({found.reason})", found.offset)
@@ -291,6 +293,7 @@ class _Check:
         self._count()
 
     def _lost(self, file: SealedFile, number: int, error: Damaged) -> None:
+        """Check the readable start of a damaged frame, and report the lost records."""
         frame = file.index.frames[number]
         for batch in file.batches(number, file.readable_start(number)):
             self._batch(batch.position, batch.header, batch.route, batch.payload)
@@ -335,7 +338,7 @@ class _Check:
                 message = f"{damage[1]} bytes at {damage[0]} of the raw segment were damaged before it was sealed"
                 self.error(frame.offset, message)
             return
-        self._contents.end_frame()  # of the frame before, which may have been damaged
+        self._contents.end_frame()  # of the previous frame, which may have been damaged
         batches = file.batches(number, data)
         for batch in batches:
             self._batch(batch.position, batch.header, batch.route, batch.payload)
@@ -352,7 +355,8 @@ class _Check:
             self.error(frame.offset, f"the index describes frame {number} incorrectly")
 
     def _agrees(self, index: SealedIndex, digest: bytes) -> None:
-        # A segment without sequences, which wald repair may leave, has no line.
+        """Compare the frames with the index and the ledger."""
+        # A segment without sequences, which wald repair may leave, has no ledger line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:
             self.error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
@@ -432,7 +436,7 @@ class _Check:
                 self.error(offset, message)
 
     def _count(self) -> None:
-        """Report the number of batches and records; after an error, readers may not get all of them."""
+        """Report the number of batches and records. After an error, readers may not get all of them."""
         message = f"{len(self._contents.table)} batches, {self.records} records"
         if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
             message += f"; {dropped} records dropped"
@@ -443,6 +447,6 @@ class _Check:
 
 
 def _columns(table: BatchTable, routes: Sequence[RouteEntry]) -> list[Sequence[object]]:
-    """Return the columns of a table with the routes' names, because their numbers may differ."""
+    """Return the columns of a table with names of routes, because route ids may differ."""
     names = {number: entry.route for number, entry in enumerate(routes)}
     return [table.positions, table.bases, table.counts, table.times_ns, [names.get(i) for i in table.routes]]

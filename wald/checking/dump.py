@@ -1,6 +1,6 @@
-"""Contents of one file of a root: its items in the order in which they are stored, damage included.
+"""Dump of one file of a root: its items in stored order, including damaged items.
 
-An item is a dict that JSON can represent, with the key ``kind``, and ``damage`` if it is damaged.
+An item is a JSON object with the key ``kind``. A damaged item also has the key ``damage``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Item = dict[str, Any]  # JSON objects
 
 
 def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
-    """Return the items of a file, with ``records`` also each record; raise Damaged if nothing in it can be read."""
+    """Return the items of a file (with ``records``, also each record). Raise Damaged if nothing is readable."""
     if not path.exists():
         raise NotFound(f"{path}: no such file", case="no-such-file", directory=path.parent)
     if path.is_dir():

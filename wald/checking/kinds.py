@@ -17,7 +17,7 @@ _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
 
 
 class FileKind(Enum):
-    """Meaning for operators and pattern of the path in the root; the first kind that matches wins."""
+    """Kind of a file: meaning for operators, and pattern of the path. The first match wins."""
 
     ROOT = "the root of a log", r"\."
     IDENTITY = "the identity of the log: its id and the version of its format", r"log\.json"
@@ -76,11 +76,11 @@ class FileKind(Enum):
         self.pattern = pattern
 
 
-_ANYWHERE = (FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART, FileKind.FOREIGN)  # not only in a root
+_ANYWHERE = (FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART, FileKind.FOREIGN)  # also outside a root
 
 
 class Named(NamedTuple):
-    """Kind of a path, with its route (files in ``routes``) and group (its cursor, locks and journals), or ""."""
+    """Kind of a path, with the route and group of the file ("" if none)."""
 
     kind: FileKind
     route: str
@@ -88,7 +88,7 @@ class Named(NamedTuple):
 
 
 def kind_of(relative: str, *, in_root: bool) -> Named:
-    """Parse a path: relative to the root, or the whole path outside a root."""
+    """Recognise a path, relative to the root; outside a root, the whole path."""
     kinds = FileKind if in_root else _ANYWHERE
     kind, match = next((kind, found) for kind in kinds if (found := re.fullmatch(kind.pattern, relative)))
     parts = relative.split("/")

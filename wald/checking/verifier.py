@@ -1,8 +1,8 @@
 """Check of a whole log: reads every byte, changes nothing, and reports damage instead of raising it.
 
-It checks checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes, control
-batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head that it read
-first, and reads a segment in its new form if that is sealed in the meantime. :mod:`wald.work.checking` checks the
+The check covers checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes,
+control batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head that
+was read first, and a segment sealed in the meantime is read in its new form. :mod:`wald.work.checking` checks the
 journals of work groups.
 """
 
@@ -34,16 +34,16 @@ from wald.segments.durable_end import EVERYTHING, read_head
 from wald.segments.reader import Misplaced, require_named
 from wald.segments.view import SegmentGone, View, read_view, recorded_end
 
-_IGNORE_DAMAGE = contextlib.suppress(Damaged)  # of a ledger: the check of the ledgers reports it
+_IGNORE_DAMAGE = contextlib.suppress(Damaged)  # of a ledger, which the check of ledgers reports
 
 
 def verify(root: Root) -> Iterator[Finding]:
-    """Check a whole log; it is intact without an ERROR."""
+    """Check a whole log. Without an ERROR, the log is intact."""
     return Verification(root).findings()
 
 
 class Verification:
-    """One pass over a root, as of the moment when this is created; ``first`` is the first record that must exist."""
+    """One check of a root, up to the head at its creation. ``first`` is the first record that must exist."""
 
     def __init__(self, root: Root, *, first: int = 1) -> None:
         self._root = root
@@ -71,19 +71,19 @@ class Verification:
         except Damaged as error:
             first_findings.append(Finding.of(Level.ERROR, root.segments, error.message))
         if self._head is None and not head_is_damaged:
-            # It is written before the first segment, so a log with segments has lost it.
+            # The head is written before the first segment, so a log with segments has lost its head.
             level = Level.ERROR if self._view.segments else Level.INFO
             unknown = "missing or empty, so the last durable record is unknown"
             message = f"{unknown}; the next start of the daemon rewrites it"
             first_findings.append(Finding(level, root.head, 0, message))
-        self._steps = read_steps(root)  # after the head, so that no step before it is missed
+        self._steps = read_steps(root)  # after the head, to miss no earlier step
         self.segments = self.records = self.raw_bytes = 0
 
     def segments_to_check(self) -> list[SegmentToCheck]:
         return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
-        """Yield all findings; call once. ``ahead`` may have the result of an earlier check against :data:`NOTHING`."""
+        """Check the log; call once. ``ahead`` may return the result of an earlier check against :data:`NOTHING`."""
         yield from self._first
         yield from self._segments(ahead)
         yield from self._head_agrees()
@@ -101,6 +101,7 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.clock_steps, str(error))
 
     def _strangers(self) -> Iterator[Finding]:
+        """Report files in ``segments/`` that readers ignore."""
         if not self._root.segments.is_dir():
             return  # reading the view reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
@@ -123,7 +124,7 @@ class Verification:
                 require_named(segment, self._log_id)
         except Misplaced as error:
             return error
-        except OSError:  # it was removed in the meantime, or cannot be read, and no reader needs it
+        except OSError:  # removed in the meantime or unreadable, and no reader needs it
             pass
         return None
 
@@ -135,7 +136,7 @@ class Verification:
                 yield Finding(Level.INFO, segment.path, 0, "after the head; not checked")
                 continue
             due = self._due(segment.base_sequence)
-            # The listing may be hours old, and the deletion of a segment undone since.
+            # The listing may be hours old, and a deletion may have been undone since.
             lost = self._lost(due, segment.base_sequence - 1)
             completed = self._view.completed(due, segment.base_sequence - 1) if lost else self._view
             if completed is not self._view:
@@ -153,10 +154,11 @@ class Verification:
                     waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
 
     def _due(self, base: int) -> int:
+        """Return the sequence with which the next segment must begin."""
         return self._state.next_sequence or min(self._first_due, base)
 
     def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
-        """Check one segment and its place after the previous one; if it disappears, no state has changed."""
+        """Check one segment and its place after the previous one. If the file disappears, the state is unchanged."""
         found = list(self._follows(segment))
         before = self._state
         if segment.base_sequence > self._due(segment.base_sequence):
@@ -176,7 +178,7 @@ class Verification:
         return [each for each in found if not (wrong and each.level is Level.OK)]
 
     def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
-        """Check without open records that a repair has dropped: those given up, or whose beginning was reclaimed."""
+        """Check without open records that a repair has dropped: given up, or with a reclaimed beginning."""
         with _IGNORE_DAMAGE:
             still = {
                 route: at
@@ -187,7 +189,7 @@ class Verification:
         return done.following(before) or check(target, before)
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
-        """Report a sealed segment without a ledger line, unless its sealer may still write it."""
+        """Report a sealed segment without a ledger line, unless the sealer may still write it."""
         if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
             with _IGNORE_DAMAGE:
                 sealed = self.history.sealed(segment.base_sequence)
@@ -196,6 +198,7 @@ class Verification:
                     yield Finding(Level.INFO, segment.path, 0, message)
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:
+        """Report records missing or repeated between the previous segment and this one."""
         base, expected = segment.base_sequence, self._due(segment.base_sequence)
         if base > expected:
             lost = self._lost(expected, base - 1)
@@ -232,7 +235,7 @@ class Verification:
         return []
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
-        """Return the finding for missing records, with released segments that may contain them."""
+        """Return a finding for missing records that names released segments which may contain them."""
         released = [s.path.name for s in self._view.listing.released if first <= s.base_sequence <= last]
         kept = f"; {', '.join(released)} may contain them; a repair restores the name" if released else ""
         return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}{kept}")
@@ -298,7 +301,7 @@ class Verification:
         for route in self._root.route_names():
             cursors = read_cursors(self._root, route, log_id=log_id, head_sequence=self._last())
             if any(cursor.state is CursorState.BEYOND for cursor in cursors):
-                # The head may have advanced since it was read, and then a cursor.
+                # The head and then a cursor may have advanced since the head was read.
                 cursors = read_cursors(self._root, route, log_id=log_id, head_sequence=self._last())
             for cursor in cursors:
                 if cursor.state is CursorState.VALID:
@@ -309,6 +312,7 @@ class Verification:
             yield Finding.of(Level.ERROR if pin.problem else Level.INFO, pin.path, pin.message)
 
     def _last(self) -> int:
+        """Return the last durable sequence."""
         head = self._head
         with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head
