@@ -1,10 +1,10 @@
 """The active segment: appends, cut, sealing, recovery.
 
-daemon_lock     lock of the single writer, and its epoch
-disk_budget     disk space that a daemon may use
-recovery        the newest segment at a start: facts, fate and repair
+daemon_lock     lock of the single writer
+disk_budget     limits on disk space
+recovery        repair of the newest segment at a start
 run_reports     runs of the daemon and their ends
 sealing         compression of cut segments
 sequence_floor  lower bound for new sequences
-writer          appends, cuts, and preallocated files
+writer          appends and cuts
 """

@@ -1,8 +1,8 @@
-"""Lock of the single writer, and its epoch, which grows by one at every start of a daemon.
+"""Lock of the single writer, and the epoch, which grows by one at every start of a daemon.
 
 The lock file is one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the lock
-twice, so a daemon reads its nonce back: of two that start together, the last writer continues. Before each
-acknowledgement, a daemon checks that the file is still its own.
+twice. So a daemon reads its nonce back: if two daemons start together, the last to write continues. Before each
+acknowledgement, a daemon checks that the lock file is still its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wald.files.safe_open import open_file, read_object, read_start
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
-_SETTLE_SECONDS = 0.02  # more than a clock tick of file times
+_SETTLE_SECONDS = 0.02  # longer than a clock tick of file times
 _SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may take this long to write its nonce
 _BEGINNINGS = {
     b"seq=": "head",
@@ -42,7 +42,7 @@ _ASKED_SECONDS = 0.1  # another process may hold the lock briefly to test it
 
 
 class Lock:
-    """Exclusive right to write to ``root``; Locked if another daemon has it."""
+    """Exclusive right to write to ``root``. Raises Locked if another daemon has that right."""
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
         self._path = os.fspath(root.lock)
@@ -59,9 +59,11 @@ class Lock:
             raise
 
     def is_ours(self) -> bool:
+        """Return True if no other program has changed the lock file."""
         return self._stat() == self._seen
 
     def loss(self, root: Root) -> WaldError:
+        """Return an error that says how the lock was lost."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
         if not os.path.lexists(root.lock):
@@ -99,7 +101,7 @@ class Lock:
             )
 
     def _excludes(self, root: Root) -> bool:
-        """Return True if the lock excludes another descriptor of this machine."""
+        """Return True if flock(2) works: a second descriptor cannot lock the file."""
         descriptor = self._disk.open_lock(root.lock)
         try:
             return not self._disk.lock(descriptor)
@@ -124,17 +126,17 @@ def root_gone(root: Root) -> NotFound:
 
 
 def require_own_files(root: Root) -> None:
-    """Raise Damaged if a file that a start overwrites is another file of the log under a wrong name."""
+    """Raise Damaged if a file that a start would overwrite is really another file of the log."""
     for path in (root.lock, root.head, root.transfers):
         try:
             start = read_start(path, 32)
-        except (FileNotFoundError, Damaged):  # opening it fails later if it is not a regular file
+        except (FileNotFoundError, Damaged):  # a later open refuses it
             continue
         other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
         if re.match(rb"[0-9]{1,20}\n", start):
             other = "a cursor"
         if other and other != path.name:
-            from wald.segments.reader import identify  # only a refused start needs it
+            from wald.segments.reader import identify
 
             form, header = identify(path) or (Kind.RAW, None)
             target = None if header is None else root.segment(header.base_sequence, form)
@@ -147,6 +149,7 @@ def require_own_files(root: Root) -> None:
 
 
 def in_words(found: Mapping[str, object]) -> str:
+    """Describe the daemon that signed a lock file."""
     if not found:
         return "the lock file does not name it"
     if "pid" not in found:
@@ -155,11 +158,12 @@ def in_words(found: Mapping[str, object]) -> str:
 
 
 def signature(root: Root) -> dict[str, object]:
-    """Return the lock file's epoch, pid, host and started, or nothing."""
+    """Return the lock file's fields, or {} if it is unreadable."""
     return read_object(root.lock) or {}
 
 
 def is_hidden(root: Root) -> bool:
+    """Return True if this user may not read the lock file."""
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
 
@@ -170,7 +174,7 @@ def how_to_stop(root: Root) -> str:
 
 
 def require_free(root: Root, disk: Disk) -> None:
-    """Raise Locked or PermissionError if this user could not start a daemon on ``root``; write nothing."""
+    """Raise Locked or PermissionError if this user cannot start a daemon on ``root``. Writes nothing."""
     if os.path.lexists(root.lock):
         disk.close(disk.open_lock(root.lock))  # fails without permission to run a daemon
         _await(lambda: not locks.is_held(root.lock, disk), root)
@@ -189,7 +193,7 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
 
 
 def _last_epoch(root: Root) -> int:
-    """Return the largest epoch in the root; any file with one may be lost."""
+    """Return the largest epoch of lock file, head and newest segment; any of them may be lost."""
     from wald.segments.durable_end import readable_head
     from wald.segments.sealed_file import SealedFile
 

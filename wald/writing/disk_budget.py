@@ -1,11 +1,11 @@
 """Limits on the disk space that a daemon uses.
 
-Sealing needs room for the sealed form next to the raw one, and input never uses that room. Input needs
+Sealing needs room for the sealed form next to the raw one, and input must not use that room. Input is accepted while
 
     free bytes + bytes allocated for the next segment  ≥  reserve + one sealed form + the next segment
 
-The reserve (``free_space_min``) belongs to other programs. A disk must hold it, the active segment, the next, and one
-more in both forms; on a smaller disk, segments and then the reserve shrink.
+The reserve (``free_space_min``) is for other programs. A disk must hold the reserve, the active segment, the next one,
+and a third in both forms. On a smaller disk, the segments shrink first, then the reserve.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from wald.files.layout import Root
 from wald.hints import hint_for
 
 _SEGMENT_MIN_BYTES = 64 << 10
-_SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that makes segments smaller than this is too large for the disk
+_SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that leaves only smaller segments is too large
 _UNLIMITED = 1 << 62
-_OWN_SHARE = 32  # 1/32 of the disk is for ledgers, cursors and other small files
-_PLENTY = 8  # sealed forms; more than is written while one is made
-_RESERVE_SHARE = 4  # the reserve is 1/4 of the disk if the configured one does not fit
+_OWN_SHARE = 32  # for ledgers, cursors and other small files
+_PLENTY = 8  # sealed forms
+_RESERVE_SHARE = 4  # 1/4 of the disk, if the configured reserve does not fit
 
 
 class Cause(StrEnum):
-    """Reason why input waits for room."""
+    """Reason why input waits for disk space."""
 
     SEGMENTS = "segments"  # the log itself fills the disk
-    OTHERS = "others"  # other files fill the disk, even without complete segments
-    REFUSED = "refused"  # the last write hit a full disk or a quota, regardless of the free space
+    OTHERS = "others"  # other files: without complete segments, room would still be missing
+    REFUSED = "refused"  # the last write hit a full disk or quota
 
     def hint(self, root: Path) -> str:
         if self is Cause.SEGMENTS:
@@ -48,10 +48,11 @@ class Sizes:
 
     segment_bytes: int
     reserve_bytes: int
-    payload_bytes: int  # of the largest record or request
+    payload_bytes: int  # of one record or request
 
     @property
     def kept_bytes(self) -> int:
+        """Free space for other programs and for sealing."""
         return self.reserve_bytes + sealed_bytes_max(self.segment_bytes)
 
     @property
@@ -61,12 +62,12 @@ class Sizes:
 
 
 def sealed_bytes_max(raw_bytes: int) -> int:
-    """Return the size of an incompressible sealed form with its index."""
+    """Return the largest size of a sealed form with its index."""
     return raw_bytes + raw_bytes // 64 + (64 << 10)
 
 
 def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) -> Sizes:
-    """Return sizes for a disk of ``total_bytes`` (0 if unknown), at most the configured ones."""
+    """Reduce the configured sizes to fit a disk of ``total_bytes`` (0: unknown)."""
     if not total_bytes:
         return Sizes(segment_max_bytes, free_space_min, _UNLIMITED)
     usable = total_bytes - total_bytes // _OWN_SHARE
@@ -74,25 +75,25 @@ def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) 
     if _largest_segment(usable - reserve) < min(segment_max_bytes, _SEGMENT_USUAL_BYTES):
         reserve = min(free_space_min, total_bytes // _RESERVE_SHARE)
     segment = min(segment_max_bytes, max(_SEGMENT_MIN_BYTES, _largest_segment(usable - reserve)))
-    # A large payload is spooled to a file and copied from there while the active segment may be full.
+    # A large payload exists twice, in its spool file and in the log, and the active segment may be full.
     payload = (usable - reserve - sealed_bytes_max(segment) - 2 * segment) // 2
     return Sizes(segment, reserve, max(_SEGMENT_MIN_BYTES // 2, payload))
 
 
 def _largest_segment(usable_bytes: int) -> int:
-    """Return the largest segment of which three fit and a sealed one, in steps of 1 MiB or 64 KiB."""
+    """Return the largest size of which three raw segments and a sealed one fit, in steps of 1 MiB or 64 KiB."""
     largest = max(0, usable_bytes - (64 << 10)) * 64 // 257
     return largest - largest % (_SEGMENT_USUAL_BYTES if largest >= _SEGMENT_USUAL_BYTES else _SEGMENT_MIN_BYTES)
 
 
 class DiskBudget:
-    """Space on the disk of one daemon."""
+    """Checks of the free space on the disk of the segments."""
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
         self._path = path
         self.sizes = sizes
-        # Allocated for the next segment; set after the allocation and reset before the use, or input would use the
-        # room of sealing.
+        # Allocated for the next segment. Set after the allocation and reset before the use: otherwise input would use
+        # the room for sealing.
         self.spare_bytes = 0
 
     def left_bytes(self, free_bytes: int) -> int:
@@ -105,10 +106,11 @@ class DiskBudget:
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
 
     def is_plenty(self, raw_bytes: int) -> bool:
+        """Return True if input cannot fill the room for a sealed form during its compression."""
         return free_bytes(self._path) >= self.sizes.needed_bytes + _PLENTY * sealed_bytes_max(raw_bytes)
 
     def cause(self, free: int) -> Cause:
-        """Return the cause of missing room; ``free`` is what writing the waiting input would leave."""
+        """Return why room is missing. ``free`` is the space after writing the waiting input."""
         segments = 0
         with os.scandir(self._path) as entries:
             for entry in entries:

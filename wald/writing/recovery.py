@@ -1,11 +1,11 @@
-"""Recovery at a start: facts about the newest segment, a decision, the repair, and a report.
+"""Recovery of the log when a daemon starts: examine the newest segment, decide, repair, report.
 
-Only the newest raw segment can be unfinished: a segment is named only after the previous one was complete. A scan of it
-rebuilds the state of the log. Bytes after its last good batch are copied to ``quarantine/`` and truncated. The writer
-never appends to an old segment, so the time of a start is bounded by one raw segment.
+Only the newest raw segment can be unfinished: a segment is named only after the previous one was complete. A scan
+rebuilds the state of the log. Bytes after the last good batch are copied to ``quarantine/`` and truncated. The writer
+never appends to an old segment, so a start scans only one raw segment.
 
-The report's errors are losses of durable bytes, which a crash cannot cause. They do not stop the start, and lost
-sequences are never reused.
+Errors in the report are losses of durable bytes, which a crash cannot cause. The daemon starts despite errors, and
+never reuses lost sequences.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from wald.writing.sequence_floor import find_floor, given_up, last_sealed
 
 _BARRIER = int(Flag.BARRIER)  # enums are slow
 REPORTS_KEPT = 32
-_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair names a segment with 16 digits of its hash
+_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair adds 16 digits of a hash
 
 
 class Header(Enum):
@@ -56,16 +56,16 @@ class Header(Enum):
 
     OURS = "ours"
     DAMAGED = "damaged"
-    FOREIGN = "foreign"  # good, but of another log or segment
-    NEWER = "newer"  # good, but of a newer wald
+    FOREIGN = "foreign"  # intact, but of another log or segment
+    NEWER = "newer"  # intact, but of a newer wald
 
 
 class Content(Enum):
     """Contents of the segment's good batches."""
 
     NOTHING = "nothing"  # not even the control batch
-    CONTROL = "control"  # only the control batch
-    PIECES = "pieces"  # of a record that began earlier; no sequence is used
+    CONTROL = "control"
+    PIECES = "pieces"  # of an earlier segment's record; no sequence is used
     RECORDS = "records"
 
 
@@ -73,10 +73,10 @@ class Fate(StrEnum):
     """Treatment of the newest raw segment."""
 
     CUT = "cut"  # complete; the sealer seals it
-    CARRY = "carry"  # it uses no sequence, so the next segment has its name and a copy of its pieces
-    REPLACE = "replace"  # it holds no record, so the next segment has its name
+    CARRY = "carry"  # no sequence is used, so the next segment takes the name and a copy of the pieces
+    REPLACE = "replace"  # no record, so the next segment takes the name
     QUARANTINE = "quarantine"  # nothing is readable
-    REFUSE = "refuse"  # another log's segment, or one of a newer wald: the start fails
+    REFUSE = "refuse"  # the start fails
 
 
 _FATES = {
@@ -99,7 +99,7 @@ class Report:
     at_ns: int
     life: str = field(default_factory=lambda: secrets.token_hex(16))  # unique even among copies of the log
     boot: str = ""
-    before: str = ""  # the end of the previous run, as a sentence
+    before: str = ""
     segment: str = ""
     fate: str = ""
     scanned_bytes: int = 0
@@ -108,21 +108,21 @@ class Report:
     kept_in: str = ""
     next_sequence: int = 1
     seconds: float = 0.0
-    skipped: tuple[int, int, str] | None = None  # first and last sequence that are never used, and the reason
-    given_up: bool = False  # a repair has given up missing acknowledged records
+    skipped: tuple[int, int, str] | None = None  # first, last, reason
+    given_up: bool = False
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    pid: int = 0  # and host, started: as in the lock file
+    pid: int = 0
     host: str = ""
     started: str = ""
     software: str = ""
-    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # each with its value and origin
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Start of the writer."""
+    """State and segment with which the writer starts."""
 
     state: LogState
     carry: tuple[Path, int] | None  # see :class:`wald.writing.writer.Writer`
@@ -132,7 +132,7 @@ class Recovered:
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
-    """Repair ``root`` for writing; may be interrupted at any step and run again. The report includes ``about``."""
+    """Repair ``root`` for writing and report it, with ``about``. A crash at any step does no harm."""
     started = time.monotonic()
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
@@ -162,7 +162,7 @@ class _Recovery:
         self._newest = segments[-1] if segments else None
         self._older = segments[-2] if len(segments) > 1 else None
         self._head = readable_head(root)
-        self._ending: PreviousEnd | None = None  # of the newest segment if it is raw
+        self._ending: PreviousEnd | None = None  # of a raw newest segment
 
     def run(self) -> tuple[LogState, tuple[Path, int] | None]:
         self._require_mounted()
@@ -187,11 +187,14 @@ class _Recovery:
         return state, carry
 
     def _require_mounted(self) -> None:
-        """Raise Damaged if no segment exists, though no repair gave up the newest and no start moved it."""
+        """Raise Damaged if records exist by the head, but no segment: ``segments/`` may not be mounted.
+
+        Segments that a repair gave up or a start moved away are not missed.
+        """
         head, root = self._head, self._root
         if self._newest or self._listing.released or head is None or not head.sequence:
             return
-        # A later start may have moved the segment away, and was then killed.
+        # A later start may have moved the segment away before it was killed.
         name = segment_name(head.segment, Kind.RAW)
         found = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
         epochs = (path.name.removeprefix(f"{name}.") for path in found)
@@ -200,10 +203,9 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _check_names(self) -> None:
-        """Report files that contain another segment than their names say; raise Damaged if the newest one does.
+        """Report files that contain another segment than their names say; raise Damaged for the newest.
 
-        Older sealed files are not checked, because opening them takes too long. :meth:`_repair` refuses the newest one
-        if it is raw.
+        If the newest is raw, :meth:`_repair` refuses it. Opening older sealed files would take too long.
         """
         for segment in self._listing.segments:
             if segment is not self._newest and segment.kind is not Kind.RAW:
@@ -222,7 +224,7 @@ class _Recovery:
                 continue
 
     def _repair(self, newest: Segment) -> tuple[LogState, tuple[Path, int] | None]:
-        """Make the newest raw segment durable up to its last good batch, or move it away."""
+        """Make the newest raw segment durable up to its last good batch, or move it away if unreadable."""
         report, path, head = self._report, newest.path, self._head
         durable_bytes = head.position if head is not None and head.segment == newest.base_sequence else 0
         facts = self._examine(newest, durable_bytes)
@@ -244,7 +246,7 @@ class _Recovery:
             return state_after(self._older, self._log_id, report.errors), None
         if facts.tail.garbage_bytes:
             self._keep_aside(path, facts.tail)
-        # Even without a torn end, good batches may not be synced yet, and readers see them after this start.
+        # Sync even without a torn end: good batches may not be durable yet, and readers see them after this start.
         descriptor = self._disk.open(path)
         try:
             self._disk.truncate(descriptor, max(end, FIRST_BATCH))
@@ -271,9 +273,9 @@ class _Recovery:
         self._report.errors.append(f"{path}: nothing in it is readable; moved to {target}")
 
     def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
-        """Copy the bytes after the last good batch to ``quarantine/``, durably, before they are truncated."""
+        """Durably copy the bytes after the last good batch to ``quarantine/`` before they are truncated."""
         report, quarantine = self._report, self._root.quarantine
-        # The epoch keeps it unique: the next segment of this name may be torn at the same place.
+        # The epoch makes it unique: the next segment of this name may be torn at the same place.
         kept = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
         copy_durably(self._disk, path, kept, tail.offset, tail.garbage_bytes)
         self._disk.sync_directory(quarantine)
@@ -283,11 +285,11 @@ class _Recovery:
         )
 
     def _never_reuse(self, state: LogState) -> None:
-        """Raise the next sequence above every acknowledged one, even if its record is lost."""
+        """Raise the next sequence above every acknowledged sequence, even of lost records."""
         head, newest = self._head, self._newest
         floor = max(head.sequence if head else 0, last_sealed(self._root, next_sequence=state.next_sequence)) + 1
         if newest is not None:
-            # Unlike a raw segment, a sealed one is never empty, even if it is unreadable.
+            # A sealed segment has a record, even if it is unreadable; a raw segment may have none.
             floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
         if floor > state.next_sequence:
             first, last = state.next_sequence, floor - 1
@@ -320,7 +322,7 @@ class _Recovery:
         state.next_sequence += 1
 
     def _pass_over(self, state: LogState) -> None:
-        """Raise the next sequence above every one that a cursor or a ledger names."""
+        """Raise the next sequence above every sequence that a cursor or ledger names."""
         report = self._report
         floor = find_floor(self._root, log_id=self._log_id, next_sequence=state.next_sequence)
         report.warnings += floor.doubts
@@ -333,11 +335,12 @@ class _Recovery:
             state.next_sequence = floor.last + 1
 
     def _examine(self, newest: Segment, durable_bytes: int) -> _Facts:
-        """Scan the newest segment, which is raw and durable up to ``durable_bytes``; 0 if the head is elsewhere.
+        """Scan the newest raw segment, and distinguish damage from an unfinished write.
 
-        A power cut can leave a gap in the last commit round. The first batch of a round is flagged if all before it was
-        synced first. So a gap after the durable end is damage if a flagged batch follows; otherwise it is an unfinished
-        write, and only batches before it count. Append times cannot tell: after a clock step, rounds may share one.
+        A power cut can leave a gap in the last commit round. A round's first batch is flagged if everything before it
+        was synced. So a gap after ``durable_bytes``, the durable end, is damage if a flagged batch follows. Otherwise
+        it is an unfinished write, and only batches before it count. Append times prove nothing: after a clock step,
+        rounds may share one.
         """
         facts, gap = self._scan(newest, durable_bytes)
         if gap is None:
@@ -348,7 +351,7 @@ class _Recovery:
         return replace(facts, tail=SegmentEnd(gap, ParseOutcome.TORN, reason, end - gap))
 
     def _scan(self, newest: Segment, durable_bytes: int, *, limit: int | None = None) -> tuple[_Facts, int | None]:
-        """Return the facts, and the offset of the first gap after the last flagged batch and the durable end."""
+        """Return facts, and the offset of the first gap after the last flagged batch and the durable end."""
         base, log_id, tail = newest.base_sequence, self._log_id, None
         replay, gaps = _Replay(base), list[DamagedBytes]()
         torn_at: int | None = None
@@ -382,7 +385,7 @@ class _Recovery:
 
 
 def copy_durably(disk: Disk, path: Path, target: Path, offset: int, length: int) -> None:
-    """Copy bytes of ``path`` to ``target``, whose directory the caller syncs."""
+    """Copy bytes of ``path`` to ``target`` and sync them; the caller syncs the directory."""
     temporary = target.with_name(target.name + TEMPORARY)
     temporary.unlink(missing_ok=True)
     descriptor = disk.create(temporary)
@@ -397,12 +400,12 @@ def copy_durably(disk: Disk, path: Path, target: Path, offset: int, length: int)
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts about the newest raw segment."""
+    """Facts from a scan of the newest raw segment."""
 
     header: Header
-    reason: str  # the problem of the header, or ""
+    reason: str  # of a bad header
     content: Content
-    state: LogState  # at the end
+    state: LogState
     batches: int
     gaps: list[DamagedBytes]
     tail: SegmentEnd
@@ -418,22 +421,25 @@ def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Heade
         return Header.DAMAGED, str(error)
     if found.log_id != log_id:
         return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
-    if found.base_sequence != base_sequence:  # its records would be missed
+    if found.base_sequence != base_sequence:  # readers would not find its records
         name = segment_name(found.base_sequence, Kind.RAW)
         return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
     return Header.OURS, ""
 
 
 Dropped = Callable[[int], Mapping[str, int] | None]
-"""The last sequence that shrinking dropped of each route of a segment, by the ledger; None if unknown."""
+"""Function from a segment's base to the last sequence of each route that shrinking dropped, by the ledger.
+
+The result is None if the ledger does not know.
+"""
 
 
 def state_after(
     segment: Segment | None, log_id: bytes, errors: list[str], dropped: Dropped = lambda _base: None
 ) -> LogState:
-    """Return the readable state at the end of a segment; ``errors`` gets the unreadable parts.
+    """Return the log state at the end of a segment; add its unreadable parts to ``errors``.
 
-    ``dropped`` serves a shrunk segment whose index lacks the dropped routes.
+    ``dropped`` knows the dropped routes of shrunk segments whose index lacks them.
     """
     if segment is None:
         return LogState()
@@ -462,26 +468,26 @@ def state_before(
     errors: list[str],
     dropped: Dropped = lambda _base: None,
 ) -> LogState:
-    """Return the state at the start of ``segment``: that after ``older``, with any clock step in between."""
+    """Return the state at the start of ``segment``: the state after ``older``, with any clock step since."""
     state = state_after(older, log_id, errors, dropped)
     _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
     return state
 
 
 def _end_of_times(older: Segment | None, state: LogState) -> int:
-    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at its end."""
+    """Return the lowest base that a clock step after ``older`` can have. ``state`` is after ``older``."""
     return max(state.next_sequence, older.base_sequence + 1) if older else 1
 
 
 def _replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
-    """Restart append times for a segment at ``base`` if a clock step is recorded at ``first`` to ``base``."""
+    """Set the append time back if a clock step is recorded at a base from ``first`` to ``base``."""
     step = step_between(read_steps(root), first, base)
     if step is not None:
         state.append_time_ns = min(state.append_time_ns, step.at_ns)
 
 
 class _Replay:
-    """State built from batches: a control batch replaces it, every other adds to it."""
+    """Log state rebuilt from batches. A control batch replaces the state, any other updates it."""
 
     def __init__(self, base_sequence: int, dropped: Mapping[str, int] | None = None) -> None:
         self.state = LogState(next_sequence=base_sequence)
@@ -499,7 +505,7 @@ class _Replay:
                     self.state.routes[dropped_route] = max(last, self.state.routes.get(dropped_route, 0))
         if not header.is_state:
             return
-        with suppress(BadControl):  # written by a newer wald; later batches hold enough
+        with suppress(BadControl):  # written by a newer wald; later batches suffice
             before, self.state = self.state, decode_state(payload)
             self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
             self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)

@@ -1,7 +1,7 @@
 """Reports about runs of the daemon, and how they ended.
 
-Each run writes a report to ``recovery/`` at its start and adds its end, unless it is killed or its machine goes down;
-the kernel's boot id distinguishes these.
+Each run writes a report to ``recovery/`` at its start and adds its end. If the end is missing, the run was killed or
+its machine went down; the kernel's boot id distinguishes the two.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wald.format.times import utc
 if TYPE_CHECKING:
     from wald.files.disk import Disk
 
-STOPPED = "stopped"  # "ended" in a report, else the failure
+STOPPED = "stopped"  # "ended" of a run without failure
 
 
 def add_to_run(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) -> None:
-    """Add JSON fields to the report of a run, if it has one."""
+    """Add JSON fields to the report of a run, if one exists."""
     report = read_object(root.report(epoch))
     if report is not None:
         disk.replace(root.report(epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
@@ -37,9 +37,9 @@ def run_reports(root: Root) -> Iterator[dict[str, Any]]:
 
 
 def signed(root: Root) -> dict[str, object]:
-    """Return epoch, pid, host and started of the daemon that started last, if known.
+    """Return the known fields of the daemon that started last: epoch, pid, host, started.
 
-    A user who cannot open the lock file gets them from the run's report, if it is written.
+    If this user cannot read the lock file, the run's report supplies them, once written.
     """
     from wald.writing.daemon_lock import is_hidden, signature
 
@@ -54,7 +54,7 @@ def signed(root: Root) -> dict[str, object]:
 
 
 def last_end(root: Root) -> str:
-    """Describe how the last run with a report ended; "" without one."""
+    """Describe how the last run with a report ended; "" if there is none."""
     from wald.files.uptime import boot_id
 
     report = next(run_reports(root), None)
@@ -74,7 +74,7 @@ class CrashReport(NamedTuple):
 
     epoch: int
     how: str
-    found_ns: int | None  # by the next start; None before it
+    found_ns: int | None  # None before the next start
     lost: tuple[str, ...]  # durable data, which only a failing disk or machine can lose
     cut_bytes: int  # of an unfinished write
 
@@ -93,7 +93,10 @@ def crashes(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
 
 
 def no_daemon(root: Root, disk: Disk) -> str:
-    """Report that no daemon runs and how the last ended; "" if one runs, or records came without one."""
+    """Describe that no daemon runs, and how the last run ended.
+
+    Return "" if a daemon runs, or if the log was written without one.
+    """
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: this log has never had one"
     if is_held(root.lock, disk):

@@ -5,7 +5,7 @@
     raw + sealed         ledger: cut, damaged, sealed; then unlink the sparse index and the raw file
     sealed               done
 
-The ledger is read only if a crash left both forms. Both hold the same bytes, and readers may use either.
+If a crash leaves both forms, they hold the same bytes, and readers may use either.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def seal(
 ) -> Compressed:
     """Replace a raw segment by its sealed form.
 
-    ``reserve`` allocates the largest possible sealed form first, to keep the room; on a tmpfs, this takes as long
-    as writing it.
+    ``reserve`` first allocates the largest possible sealed form, so that nothing else takes the room. On a tmpfs, this
+    takes as long as writing.
     """
     base = segment.base_sequence
     target = root.segment(base, Kind.SEALED)
@@ -87,7 +87,7 @@ def seal(
 def _publish(
     root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool
 ) -> Compressed:
-    """Name the sealed form, unless the existing file (``both``) is already correct."""
+    """Compress and verify a segment; rename the result to ``target``, unless that exists (``both``) and is correct."""
     temporary = target.with_name(target.name + _OURS)
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
@@ -108,14 +108,14 @@ def _publish(
         else:  # either may be right
             raise _damaged(target, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
     except Exception:
-        with suppress(OSError):  # it only uses space
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     return compressed
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove files of killed programs, not of a running ``wald-reclaim``; return the names in ``segments/``."""
+    """Remove temporary files, except those of a running ``wald-reclaim``; return names in ``segments/``."""
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
     with ExitStack() as stack:
         if any(name.endswith(SHRUNK_SUFFIX) for name in names):
@@ -146,7 +146,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
             )
         disk.truncate(target, compressed.stored_bytes)
         disk.sync(target)
-        # Read it back from the disk, not from memory.
+        # Verification must read from the disk, not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)
     except NewerVersion as error:
         raise UnsupportedFormat(f"{segment.path}: offset 0: {error}", case="newer-format") from error

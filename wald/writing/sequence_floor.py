@@ -1,9 +1,9 @@
 """Lower bound for new sequences, above every sequence that a cursor, a work-group journal or a ledger names.
 
 If an older backup of the segments is restored under newer cursors, the cursors would count new records as processed. So
-a start skips their sequences and records that in ``segments.jsonl``.
+a start skips the sequences up to the cursors and records the skip in ``segments.jsonl``.
 
-Numbers too far beyond the end are not believed: 2^20 records for a cursor that does not name its log, 2^40 otherwise.
+Numbers too far beyond the end are ignored: 2^20 records for a cursor that does not name its log, 2^40 otherwise.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from wald.format.names import WORK_SUFFIX
 from wald.format.spans import Spans
 from wald.format.work import BadWork, Start, decode_work, last_read
 
-_BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
+_BARE_MAX = 1 << 20
 _OURS_MAX = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _START_MAX_BYTES = 1 << 20  # of a journal's first line
 _TAIL_BYTES = 256 << 10  # of a journal's end, read first
-_DAMAGED_MAX = 1024  # damaged lines, above which a journal is not believed
-_LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges fit
-_JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
+_DAMAGED_MAX = 1024  # a journal with more damaged lines is ignored
+_LINE_MAX_BYTES = 16 << 20  # half a million ranges
+_JOURNAL_MAX_BYTES = 64 << 20  # read if that is not enough
 
 
 @dataclass(slots=True)
 class Floor:
-    """Highest believed sequence and its reason."""
+    """Highest sequence in use, and the file that names it."""
 
     last: int
     why: str = ""
-    doubts: list[str] = field(default_factory=list)  # files that are not believed
+    doubts: list[str] = field(default_factory=list)  # about files that are ignored
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives.
+    """Find the highest sequence in cursors, journals and the ledgers of deletions and archives.
 
-    A missing sealed record is damage: see :func:`last_sealed`.
+    Retired routes count too. The ledger of segments is not read: a missing sealed record is damage
+    (:func:`last_sealed`).
     """
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in _sequences(root, log_id):
@@ -63,7 +64,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
 
 
 def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Yield each cursor, journal and ledger, the sequence it names, and False if it does not name its log."""
+    """Yield each cursor, journal and ledger, its sequence, and False for a cursor without a log id."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -83,7 +84,7 @@ def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _read_by_workers(journal: Path, log_id: bytes) -> int:
-    """Return the last sequence a work group has read; 0 without a usable journal of this log."""
+    """Return the last sequence that a work group has read; 0 without a usable journal of this log."""
     try:
         with open_file(journal) as file:
             start, _ = decode_work(file.readline(_START_MAX_BYTES))
@@ -95,7 +96,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
                 file.seek(max(begin, end - length))
                 text = file.read(length)
                 found = _last_read_in(text)
-                # A page is of a snapshot, before the lines about later reads.
+                # Lines about reads follow the pages of a snapshot, so here are none.
                 if found or length >= min(end - begin, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
                     return max(last_read(start), found)
                 length = min(4 * length, _JOURNAL_MAX_BYTES)
@@ -106,7 +107,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
 def _last_read_in(text: bytes) -> int:
     """Return the last sequence recorded as read, or 0; raise BadWork if too many lines are damaged."""
     end, damaged = len(text), 0
-    while (at := text.rfind(b'"in": [', 0, end)) >= 0:  # sequences only grow
+    while (at := text.rfind(b'"in": [', 0, end)) >= 0:  # the last line has the highest sequence
         begin = text.rfind(b"\n", 0, at) + 1
         data = text[begin : text.find(b"\n", at, end)]
         with suppress(BadWork):
@@ -120,13 +121,13 @@ def _last_read_in(text: bytes) -> int:
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
-    """Return the last sealed or lost sequence in the ledger; 0 without one, or if it is not believed."""
+    """Return the highest sealed or lost sequence in the ledger; 0 without one, or if it is too high."""
     found = _highest(root.ledger / "segments.jsonl", _SEALED, "sealed", "lost")
     return found if found < next_sequence + _OURS_MAX else 0
 
 
 def given_up(root: Root, first: int, last: int) -> bool:
-    """Return True if a repair has given up all records ``first`` to ``last``, by the ledger."""
+    """Return True if, by the ledger, repairs gave up all records from ``first`` to ``last``."""
     lost = Spans()
     with suppress(Damaged):
         for line in Lines(root.ledger / "segments.jsonl").about(first, last):
@@ -136,7 +137,7 @@ def given_up(root: Root, first: int, last: int) -> bool:
 
 
 def _highest(path: Path, number: re.Pattern[bytes], *events: str) -> int:
-    """Return the highest ``number`` in an intact line of a ledger, decoding few lines."""
+    """Return the highest match of ``number`` in intact lines of a ledger, decoding few lines."""
     highest = highest_in_parts(path, *events)
     try:
         data = read_regular(path)

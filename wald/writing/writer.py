@@ -1,12 +1,12 @@
-"""Append-only writer of the active segment. No other code appends to the log or cuts a segment.
+"""Append-only writer of the active segment.
 
-    placed = writer.place(drafts)        assign positions and sequences; nothing is written yet
-    writer.commit(placed, now_ns=…)      one gather-write, one fdatasync; then it is durable
-    writer.cut(now_ns=…)                 complete the segment and activate the next one
+    placed = writer.place(drafts)        assign positions and sequences
+    writer.commit(placed, now_ns=…)      one gather-write and one fdatasync
+    writer.cut(now_ns=…)                 complete the segment, open the next
 
 State in memory changes only after write and sync succeed. After an OSError, the descriptor is never written or synced
-again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A batch never spans
-segments. A segment is named by its first sequence, so it can be cut only after it has assigned one.
+again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A segment is named by
+its first sequence, so it can be cut only after it has assigned a sequence.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Draft:
     count: int  # records that begin in it
     encoding: int = Encoding.LINES
     flags: int = 0
-    continues: int = 0  # sequence of the record that the payload continues; 0 if it begins one
+    continues: int = 0  # sequence of the record that this batch continues
     producer_id: int = 0
     producer_sequence: int = 0
     body_checksum: int | None = None  # computed on first use; required with ``spool``
-    spool: int | None = None  # descriptor of a file with a payload too large for memory
-    source: object = None  # the sending pipe or connection
+    spool: int | None = None  # descriptor of a payload too large for memory
+    source: object = None  # pipe or connection
     peer: Sender = UNKNOWN_PEER
-    introduces: bool = False  # a control batch that gives ``peer`` its number in the segment
+    introduces: bool = False  # control batch that numbers ``peer``
     position: int = 0
     base_sequence: int = 0
     peer_number: int = UNKNOWN_PEER
@@ -165,12 +165,12 @@ class Preallocator:
         self._mutex = threading.Lock()
 
     def require_directory(self) -> None:
-        """Raise ESTALE if the directory was unmounted or replaced since the first file."""
+        """Raise ESTALE if the directory was unmounted or replaced."""
         if self._place is not None and not self._place.is_current():
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
-        """Create the spare file if it is missing (background thread); return False without room."""
+        """Create a missing spare file, in the background thread; return False without room."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
                 with contextlib.suppress(OSError):  # the cut will report the full disk
@@ -189,7 +189,7 @@ class Preallocator:
         return spare or self._make("next", length)
 
     def name(self, blank: Blank, target: Path) -> None:
-        """Rename the file to ``target``, without a directory sync."""
+        """Rename the file to ``target``; the caller syncs the directory."""
         if not FileIdentity(*blank).is_current():
             raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
@@ -234,15 +234,16 @@ class Preallocator:
 
 
 _U32 = 0xFFFFFFFF
-_PEERS_MAX = 4096  # senders with numbers; bounds the memory
-_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter
+_PEERS_MAX = 4096
+_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter than the rest
 _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO_PEER, STDIN_PEER)}
 
 
 class Writer:
-    """The only appender of a log; it changes ``state``.
+    """The only appender of a log. It changes ``state``.
 
-    The first segment replaces ``carry``, a raw file without a sequence and its good length; it begins with a copy.
+    ``carry`` is a raw file without a sequence, and its good length. The first segment replaces this file and begins
+    with a copy of it.
     """
 
     def __init__(
@@ -258,19 +259,19 @@ class Writer:
         carry: tuple[Path, int] | None = None,
         sync_commits: bool = True,
         room: DiskBudget | None = None,
-        version: int = 0,  # see :func:`wald.format.segment.pack_version`; 0 to omit it
+        version: int = 0,  # see :func:`wald.format.segment.pack_version`
     ) -> None:
         self.root = root
         self.state = state
         self.epoch = epoch
         self.segment_max_bytes = segment_max_bytes
         self._first_position = 0
-        self._control_end = 0  # 0 if the segment began with the pieces of another
-        self._truncated = False  # by another program, once noticed
+        self._control_end = 0  # 0 if the segment began as a copy of another
+        self._truncated = False  # by another program
         self.sync_commits = sync_commits
         self.unsynced = False
         self.sync_seconds = 0.0
-        self.failed = False  # a write or sync of the active segment failed; only :meth:`replace` recovers
+        self.failed = False  # by a write or sync, until :meth:`replace`
         self._disk = disk
         self._log_id = log_id
         self._version = version
@@ -286,21 +287,21 @@ class Writer:
 
     @property
     def advanced(self) -> bool:
-        """True if the active segment has assigned a sequence, so it may be cut."""
+        """True if the active segment has assigned a sequence and may be cut."""
         return self.state.next_sequence > self.base_sequence
 
     @property
     def full_at(self) -> int:
-        """Position at which the segment is full; leaves half for records after a large control batch."""
+        """Position at which the segment is full: after a large control batch, half is left for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def overshoots(self, total_bytes: int) -> bool:
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
-        """Assign positions and sequences without writing; introduce each new peer before its first draft.
+        """Assign positions and sequences; introduce each new peer before its first draft. Writes nothing.
 
-        If ``limited``, stop before a draft that would make the segment too long, unless it is the first.
+        If ``limited``, stop before a draft that would overfill the segment, unless it is the first.
         """
         position, sequence = self.position, self.state.next_sequence
         full_at = self.full_at if limited else sys.maxsize
@@ -386,7 +387,7 @@ class Writer:
                 index.add(draft.base_sequence, draft.position, time_ns)
 
     def sync(self) -> None:
-        """Sync unsynced commits. After an OSError they may be lost; a later sync would not report it."""
+        """Sync unsynced commits. After an OSError, they may be lost; a later sync would not report this."""
         self.unsynced = False
         try:
             self._sync()
@@ -400,16 +401,16 @@ class Writer:
         self.sync_seconds = time.monotonic() - began
 
     def cut(self, *, now_ns: int) -> None:
-        """Open the next segment; after an OSError, the active one is still writable unless :attr:`failed`."""
+        """Open the next segment. After an OSError, the active one is still writable unless :attr:`failed`."""
         assert self.advanced, "its successor would have the same name"
         if self.unsynced:
             self.sync()
         self._open_next(now_ns, None)
 
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
-        """Write the next segment under a temporary name, sync and rename it: a crash leaves all or nothing."""
+        """Write the next segment to a temporary file, sync and rename it: a crash leaves all or nothing."""
         state = self.state
-        # Append times never decrease, even if the clock was set back; the control batch has one too.
+        # Append times never decrease, even if the clock was set back.
         state.append_time_ns = max(now_ns, state.append_time_ns)
         # The checksums of carried batches depend on the salt of their segment.
         salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
@@ -428,7 +429,7 @@ class Writer:
             state.previous = before
             self._blanks.discard(blank)
             raise
-        # Switch even if the name is not synced: a write to the old segment would reuse its sequences.
+        # Switch even if the sync fails: the old segment would assign the same sequences again.
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
         if self._index is not None:
@@ -486,11 +487,11 @@ class Writer:
 
     @property
     def may_step_clock(self) -> bool:
-        """False while the active segment holds only pieces of a record, as the next would replace it."""
+        """False while the active segment holds only pieces of a record, which the next would replace."""
         return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times restart at the earlier ``now_ns``; after an OSError, they do not."""
+        """Begin a segment whose append times restart at the earlier ``now_ns``, unless OSError is raised."""
         assert self.may_step_clock, "the pieces of the open record would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
@@ -502,12 +503,12 @@ class Writer:
             raise
 
     def replace(self, *, now_ns: int) -> None:
-        """After a failure, truncate the file to its durable length and open a new segment; may be retried."""
+        """After a failure, truncate the file to its durable length and open a new segment. May be retried."""
         if self.is_truncated():  # a copy of its pieces would have a hole
             self.leave(now_ns=now_ns)
             return
-        # A new descriptor truncates, and syncs before the next segment exists, which assigns again the sequences of
-        # batches that may have been written.
+        # Truncate through a new descriptor, and sync before the next segment exists: that segment assigns again the
+        # sequences of the failed batches, which may be on disk.
         descriptor = self._disk.open(self.path)
         try:
             self._disk.truncate(descriptor, self.position)
@@ -521,13 +522,14 @@ class Writer:
 
     def is_truncated(self) -> bool:
         """Return True if another program truncated the active segment."""
-        # stat(2) would slow each write.
+        # Unlike lseek(2), stat(2) would slow each write.
         return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
 
     def leave(self, *, now_ns: int) -> None:
-        """Continue in a new segment after another program truncated the active one, which stays; may be retried.
+        """Continue in a new segment after another program truncated the active one. May be retried.
 
-        If pieces may be lost, skip one sequence, so that readers do not join the remaining pieces.
+        The truncated file stays. If pieces may be lost, skip one sequence, so that readers do not join the remaining
+        pieces.
         """
         if not self._truncated:
             self._truncated = True  # the file regains its length before the next one is named
@@ -538,9 +540,10 @@ class Writer:
     def name_again(self) -> Path | None:
         """Continue in a copy of the active segment after its file was removed or replaced.
 
-        Return the new path of a file found in its place. After an OSError, :attr:`failed` if the name was not synced.
+        Move a replacement to quarantine and return its new path. After an OSError, :attr:`failed` means that the name
+        is not synced.
         """
-        self._blanks.require_directory()  # an unmounted one may have files with the same names
+        self._blanks.require_directory()  # another file system may have files of the same names
         blank = self._blanks.take(self.segment_max_bytes)
         descriptor = blank.descriptor
         try:
