@@ -1,8 +1,7 @@
 """Pipes of all routes, read in rotation, and the paths of the FIFOs.
 
-A start, which may be killed too, finishes the previous run's transfers before it assigns slots. A pipe that cannot be
-opened yet keeps its slot. A removed or replaced FIFO is created again; writers may still hold the old pipe open, which
-is read to its end.
+A start finishes the previous run's transfers before it assigns slots, because it may be killed too. A pipe that cannot
+be opened yet keeps its slot. A removed or replaced FIFO is created again. The old pipe is read until its writers leave.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 SOCKETS_BYTES = 1 << 20  # of each round's arena, reserved for sockets
 _STDIN_SLOT = 0
 _PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; doubled each time
-_PATHS_SECONDS = 1.0  # between checks of the FIFOs' paths
+_PATHS_SECONDS = 1.0
 
 
 class Intake:
-    """Current pipe of each route, and earlier ones until their writers leave."""
+    """Current pipe of each route, and replaced pipes until their writers leave."""
 
     def __init__(
         self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, *, record_max_bytes: int
@@ -57,18 +56,18 @@ class Intake:
         self._scratch = Scratch()
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
-        # Rounds and checks iterate over these: of a thousand pipes, one may be busy.
+        # For speed: of a thousand pipes, one may be busy.
         self._current: dict[str, Pipe] = {}  # by route, last found at its path
         self._awake: dict[Pipe, None] = {}  # ready or waiting for a line; the next comes first
-        self._inside: set[Pipe] = set()  # inside a record
+        self._inside: set[Pipe] = set()
         self._replaced: set[Pipe] = set()  # no longer at their path
         self._closing: list[Pipe] = []
-        self._ending: list[Pipe] = []  # at a stop: their record ends, and reading continues
+        self._ending: list[Pipe] = []  # their records end at a stop
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        self._unfinished: dict[int, tuple[int, int, bytes]] = {}  # as from unfinished_transfers
+        self._unfinished: dict[int, tuple[int, int, bytes]] = {}
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -82,11 +81,12 @@ class Intake:
 
     @property
     def has_input(self) -> bool:
+        """True if a pipe has bytes, even for a route that must wait."""
         return any(pipe.has_input for pipe in self._awake)
 
     @property
     def is_stalled(self) -> bool:
-        """True if a pipe holds complete lines, in a healthy daemon only for moments."""
+        """True if a pipe holds readable bytes, in a healthy daemon only for moments."""
         return any(
             held_bytes(pipe.descriptor) > 0 and not self._must_wait(pipe)
             for pipe in self._pipes.values()
@@ -95,7 +95,7 @@ class Intake:
 
     @property
     def busy(self) -> frozenset[str]:
-        """Routes inside a long line."""
+        """Routes inside a pipe's long line."""
         return frozenset(pipe.route.name for pipe in self._inside)
 
     @property
@@ -112,7 +112,7 @@ class Intake:
     def open(
         self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
-        """Open all pipes; return messages, and drafts to end ``open_records`` (sequences) whose rest is lost."""
+        """Open all pipes. Return messages, and drafts that end ``open_records`` whose rest is lost."""
         self._stdin_route = stdin.route if stdin else ""
         opened, messages = self.fifos.open_all(stdin)
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
@@ -138,7 +138,7 @@ class Intake:
         return messages, lost
 
     def add(self, route: str) -> None:
-        """Open the FIFO of an added route; a previous one is read to its end."""
+        """Open the FIFO of an added route. An older pipe is read to its end."""
         reject_stdin_route(route, self._stdin_route)
         self.fifos.note_displaced(route)
         self._follow(route)
@@ -175,7 +175,7 @@ class Intake:
         return messages + fifos.new_problems()
 
     def check_lines(self, now: float) -> None:
-        """Check the unfinished lines, at growing intervals: the kernel does not report a blocked write."""
+        """Check unfinished lines, at growing intervals: the kernel does not report a blocked write."""
         if now >= self._check_lines_at:
             for pipe in self._awake:
                 pipe.check(now)
@@ -192,7 +192,7 @@ class Intake:
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, commit_round: CommitRound) -> None:
-        """Collect from ready pipes; one without room comes first in the next round."""
+        """Collect from ready pipes. If a pipe finds no room, it comes first in the next round."""
         arena = commit_round.arena
         self._close_pipes(commit_round)
         for pipe in list(self._awake):
@@ -230,7 +230,10 @@ class Intake:
             self._awake[pipe] = None
 
     def drain_at_shutdown(self) -> bool:
-        """Return True while pipes have bytes to commit; end records for which other pipes wait, or of replaced ones."""
+        """Prepare a stop's next round; return False if nothing is left to commit.
+
+        Unfinished records end if their pipe was replaced, or if other pipes wait for their route.
+        """
         for pipe in self._pipes.values():
             pipe.drain_at_shutdown(displaced=pipe in self._replaced)
             if pipe.ready:
@@ -242,9 +245,9 @@ class Intake:
         return bool(self._ending)
 
     def lost(self, *, failed: bool) -> list[str]:
-        """Return the routes whose pipes hold lost bytes.
+        """Return the routes whose pipes hold bytes that no later start can read.
 
-        Unless the disk ``failed``, another process may still read those of stdin.
+        Unless the disk ``failed``, another process may still read open stdin.
         """
         return [
             pipe.route.name
@@ -262,7 +265,7 @@ class Intake:
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
-        """Read the FIFO at the route's path; return messages."""
+        """Switch to the FIFO at the route's path; return messages."""
         old, fifos = self._current.get(route), self.fifos
         following = f"{self._root.fifo(route)}: another FIFO than before: reading it now"
         if old is not None and fifos.is_at_path(route, old.file):
@@ -288,14 +291,14 @@ class Intake:
         return [message for message in messages if message]
 
     def _demote(self, pipe: Pipe) -> None:
-        """Read a replaced pipe until its writers have left."""
+        """Keep reading a replaced pipe until its writers have left."""
         self._reopen(pipe, pipe.release_writing_end)
         self._systemd.forget(pipe.route.name)
         self._replaced.add(pipe)
         del self._current[pipe.route.name]
 
     def _promote(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again: a second one would read everything twice."""
+        """Make a pipe current that is at its path again. Opening it twice would read everything twice."""
         self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
@@ -313,8 +316,8 @@ class Intake:
         self._awake[pipe] = None
 
     def _close_next_round(self, pipe: Pipe) -> None:
-        """Let the next round close it; this one may have a batch of it."""
-        with contextlib.suppress(FileNotFoundError):  # at a stop it is no longer watched
+        """Let the next round close a pipe; the current round may have its batch."""
+        with contextlib.suppress(FileNotFoundError):  # not watched during a stop
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
         if self._current.get(pipe.route.name) is pipe:
@@ -324,7 +327,7 @@ class Intake:
         self._closing.append(pipe)
 
     def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
-        """Return True if the route is over quota, or inside another pipe's line."""
+        """Return True if the pipe's route is over quota, or inside another source's record."""
         if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
         return bool(self._replaced) and (
@@ -358,7 +361,7 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        """Consume what the previous run committed; return a message."""
+        """Consume what the previous run committed from a pipe; return a message."""
         if (unfinished := self._unfinished.pop(opened.file[1], None)) is None:
             return ""
         slot, count, payload = unfinished
@@ -383,16 +386,16 @@ class Intake:
 
 
 class Fifos:
-    """Paths of the routes' FIFOs."""
+    """FIFOs at the routes' paths."""
 
     def __init__(self, root: Root, systemd: Systemd) -> None:
         self._root = root
         self._systemd = systemd
         self._path_of = functools.cache(lambda route: os.fspath(root.fifo(route)))
-        self._displaced: dict[Path, str] = {}  # files moved aside for a FIFO
+        self._displaced: dict[Path, str] = {}
         self._reported: dict[str, str] = {}
         self.unread: dict[str, str] = {}  # reason by route
-        self.replaced = 0  # FIFOs found missing or replaced
+        self.replaced = 0
 
     @property
     def problems(self) -> dict[str, str]:
@@ -409,7 +412,7 @@ class Fifos:
 
     @contextlib.contextmanager
     def reporting(self, route: str) -> Iterator[None]:
-        """Record an error instead of raising it, because the other FIFOs are read."""
+        """Record an error instead of raising it, so that the other FIFOs are read."""
         try:
             yield
         except WaldError as error:
@@ -418,7 +421,7 @@ class Fifos:
             self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
     def open_all(self, stdin: OpenPipe | None) -> tuple[list[OpenPipe], list[str]]:
-        """Return replaced FIFOs, ``stdin`` and the others, and messages about closed descriptors."""
+        """Open and return replaced pipes, ``stdin`` and the others; report closed descriptors."""
         opened = [] if stdin is None else [stdin]
         files = {each.file: each.route for each in opened}
         routes = self._root.route_names()
@@ -444,7 +447,7 @@ class Fifos:
         return opened, closed
 
     def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
-        """Open a route's FIFO; raise InvalidInput if it is one of another route's files, ``others``."""
+        """Open a route's FIFO; raise InvalidInput if ``others`` shows that another route has the same file."""
         path = self._root.fifo(route)
         file = file_id(os.stat(path))
         other = others.get(file, route)

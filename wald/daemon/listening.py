@@ -1,7 +1,7 @@
 """Listening unix socket, and limits on connections.
 
-The kernel reports a connection's user only once it is accepted, so a refused one gets an ERR. One place in 16 is
-reserved for root and the log's owner, to diagnose a full daemon.
+The kernel reports the user of a connection only after accept(2), so a refused client gets an ERR. One connection in 16
+is reserved for root and the log's owner, to diagnose a full daemon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATH_MAX_BYTES = 107
 _PEER = struct.Struct("iII")
 _RESERVED_DESCRIPTORS = 32  # for segments, new pipes and metrics requests
 _OWNERS_SHARE = 16
-_REPORT_SECONDS = 10.0  # between lines in the journal
+_REPORT_SECONDS = 10.0
 
 
 def check_socket(path: Path, root: Path) -> None:
@@ -53,7 +53,7 @@ def check_socket(path: Path, root: Path) -> None:
 
 
 class Listener:
-    """Listening socket, whose file tmp cleaners and operators may remove; InvalidInput if it cannot be created."""
+    """Listening socket, recreated if its file is removed. Raises InvalidInput if it cannot be created."""
 
     def __init__(self, path: Path, mode: int, inherited: socket.socket | None) -> None:
         self.socket = _listen(path, mode, replace=True) if inherited is None else inherited
@@ -65,7 +65,7 @@ class Listener:
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Recreate the socket if its file is gone, or a stale socket; return a message, "" without news."""
+        """Recreate the socket if its file is gone or stale; return a problem, a message, or "" without news."""
         path = self._path
         found = None if path is None else _identity(path)
         if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
@@ -95,7 +95,7 @@ class Listener:
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the socket that systemd passed; InvalidInput for several, or another kind."""
+    """Return the socket from systemd, if any. Raise InvalidInput for several, or another kind."""
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
         if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
@@ -112,7 +112,6 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def process_name(process: int) -> str:
-    """Return a command name; "" if the process has exited or is hidden."""
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
             return file.read().rstrip(b"\n").decode("utf-8", "replace")
@@ -124,12 +123,12 @@ class ConnectionRefusal(NamedTuple):
     """Reason for refusing a connection."""
 
     message: str
-    user_id: int | None = None  # whose connection to close; None: any user
+    user_id: int | None = None  # whose connections may be closed instead; None: any
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionLimits:
-    """Limits on open connections; ``_per_user_max`` does not limit root and the log's owner."""
+    """Limits on open connections. ``_per_user_max`` exempts root and the log's owner."""
 
     _metrics: Metrics
     _journal: FilteringBoundLogger
@@ -140,6 +139,7 @@ class ConnectionLimits:
     _reported_at: float = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
+        """Return the reason to refuse a connection, if any."""
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
         most = self._connections_max
@@ -152,7 +152,7 @@ class ConnectionLimits:
         return None
 
     def leaves_enough(self, descriptor: int) -> bool:
-        """Return True if the log keeps enough descriptors; the lowest free one is allocated."""
+        """Return True if enough descriptors remain for the log: the kernel allocates the lowest free one."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return descriptor < soft - _RESERVED_DESCRIPTORS
 
@@ -165,7 +165,7 @@ class ConnectionLimits:
             del self.count[user_id]
 
     def report(self, user_id: int, message: str) -> None:
-        """Count a connection refused or closed because of a limit; log some."""
+        """Count a connection that a limit refused or closed; log some of them."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()
@@ -200,7 +200,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _occupant(path: Path) -> str:
-    """Return the kind of a file that may be in use; "" for a stale socket."""
+    """Return the kind of file at the socket's path; "" for a stale socket."""
     found, _ = _connect(path)
     if not (os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)):
         return "a file"
@@ -208,7 +208,7 @@ def _occupant(path: Path) -> str:
 
 
 def _connect(path: Path) -> tuple[int, int]:
-    """Return the error number and the listening process, or 0."""
+    """Return the error number, and the listening process or 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         return client.connect_ex(str(path)), peer_of(client)[0]
 

@@ -30,7 +30,7 @@ def run(
     stdin_route: str | None = None,
     reload: Callable[[], Config] | None = None,  # for SIGHUP
 ) -> int:
-    """Run until a signal or the end of stdin; raise WaldError if the daemon cannot start or the disk fails."""
+    """Run a daemon until a signal or the end of stdin."""
     with contextlib.ExitStack() as closers:
         try:
             loop = MainLoop(Parts(path, config, closers, stdin_route=stdin_route), reload)
@@ -71,17 +71,17 @@ class MainLoop:
         self._retry_at = 0.0
         self._held_round: CommitRound | None = None
         self._can_accept = False
-        self._sealer_woken_for = 0  # base of the segment active then
+        self._sealer_woken_for = 0  # active segment's base then
         self._reload_waits = False  # new routes and quotas wait for the disk
         self._swept_at = self._alive_at = time.monotonic()
-        self._alive_rounds = 0  # rounds committed until then
+        self._alive_rounds = 0
 
     def run(self) -> None:
         while not (self._signals.stop or self._intake.stdin_ended):
             self._run_round(self._timeout())
 
     def stop(self) -> None:
-        """Commit everything that no later start would find; report losses."""
+        """Commit all input that no later start would find; report losses."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
         is_ours = self._parts.lock.is_ours()
@@ -135,7 +135,7 @@ class MainLoop:
         self._intake.check_lines(now)
         if has_room:
             self._intake.collect(commit_round)
-        # After the pipes: a line begun in this round keeps requests off its route too.
+        # After the pipes: a line begun in this round keeps requests off its route.
         self._collect_requests(readable, commit_round, commit_round.open_routes, now, has_room=has_room)
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not has_room and self._intake.has_input)
@@ -165,7 +165,7 @@ class MainLoop:
         self._connections.collect(readable, commit_round, backpressure, now)
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
-        """Return the readable connections."""
+        """Handle events of the poller; return the readable connections."""
         readable = []
         connections = self._connections.descriptors
         for descriptor, happened in events:
@@ -183,6 +183,7 @@ class MainLoop:
         return readable
 
     def _finish(self, commit_round: CommitRound) -> None:
+        """Commit a round and reply; on a full disk, hold or reject the round."""
         try:
             self._committer.commit(commit_round)
         except Full:
@@ -215,7 +216,7 @@ class MainLoop:
         self._keep_alive(now)
 
     def _hold(self, commit_round: CommitRound) -> None:
-        """Hold a refused round; its records stay in their arena."""
+        """Hold a round that the disk refused; its records stay in their arena."""
         now = time.monotonic()
         self._retry_at = now + FULL_SECONDS
         self._metrics.hold(now, waits=True)
@@ -225,7 +226,7 @@ class MainLoop:
             self._connections.set_aside()
 
     def _keep_name(self) -> None:
-        """Wait for the active segment's name: without it, acknowledged records are lost."""
+        """Wait until the active segment has its name: without it, acknowledged records are lost."""
         until = time.monotonic() + NAME_PATIENCE_SECONDS
         while True:
             try:
@@ -298,7 +299,7 @@ class MainLoop:
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Return False if the head stays although input waits, not for disk space."""
+        """Return False if no round was committed although input waits, and not for disk space."""
         before, self._alive_rounds = self._alive_rounds, self._metrics.turns
         lacks_room = self._held_round is not None or self._metrics.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled

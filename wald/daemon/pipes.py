@@ -1,10 +1,10 @@
 """Reading of lines from pipes without losing or doubling bytes in a crash.
 
 ``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
-bytes: a kill loses nothing while another process holds the pipe open. Nor does it store bytes twice: before the write,
-a slot of the transfers file records the batch; in the same uninterruptible step, ``readv`` stores the first byte in the
-slot's mark, a mapped page, which the next start compares. Only system calls touch that page: in a shortened file they
-get EFAULT, Python a SIGBUS.
+bytes. So a kill loses nothing while another process holds the pipe open. A kill also stores nothing twice: before the
+write, a slot of the transfers file records the batch, and ``readv``, in the same uninterruptible step, stores the first
+byte in the slot's mark, which the next start checks. Only system calls touch the mark's mapped page: if the file was
+shortened, they get EFAULT, but Python would get SIGBUS.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
 """
@@ -42,7 +42,7 @@ from wald.settings import Config
 from wald.writing.writer import Draft, Route
 
 PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
-_TRASH_BYTES = 16 << 10  # consumed bytes overwrite each other, in the first-level cache
+_TRASH_BYTES = 16 << 10  # fits the first-level cache
 _PIPE_SIZES = tuple(1 << shift for shift in range(20, 15, -1))  # 1 MiB is the usual limit for the unprivileged
 _NEW_PIPE_MAX_BYTES = 64 << 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -53,7 +53,7 @@ _tee.restype = ctypes.c_ssize_t
 
 
 class Transfers:
-    """File with a slot for each pipe."""
+    """File that records each pipe's batch in a slot."""
 
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
         self.count = count
@@ -74,7 +74,7 @@ class Transfers:
         self._file.write(encode_transfer(transfer), slot * SLOT_BYTES)
 
     def mark(self, slot: int) -> memoryview:
-        """Return the byte for the kernel; release it before :meth:`restore`."""
+        """Return the mark's byte, which the kernel writes; release it before :meth:`restore`."""
         start = slot * SLOT_BYTES + MARK_OFFSET
         return memoryview(self._map)[start : start + 1]
 
@@ -90,7 +90,7 @@ class Transfers:
 
 
 class Scratch:
-    """Pipe and buffer for copies."""
+    """Pipe and buffer for copying and consuming bytes."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class Scratch:
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
     def peek(self, source: int, into: memoryview) -> int | None:
-        """Return the length copied; None for an empty pipe, 0 for one without a writer."""
+        """Copy bytes without consuming them; return the length, None for an empty pipe, or 0 at its end."""
         length: int = _tee(source, self._writer, len(into), os.SPLICE_F_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
@@ -111,9 +111,9 @@ class Scratch:
         return length
 
     def consume(self, source: int, length: int, mark: memoryview) -> int:
-        """Consume ``length`` bytes, the first into ``mark``; return fewer only if another process reads the pipe."""
+        """Consume ``length`` bytes, the first into ``mark``. Return fewer only if another process reads."""
         whole, rest = divmod(length - 1, _TRASH_BYTES)
-        # In a shortened file, which has no mark, the next start finds nothing to compare.
+        # A shortened file has no mark, and the next start finds nothing to check.
         for first in (mark, self._trash[:1]):
             try:
                 return os.readv(source, [first, *[self._trash] * whole, self._trash[:rest]])
@@ -152,12 +152,12 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class OpenPipe:
-    """Open pipe without a slot."""
+    """Open pipe that has no slot yet."""
 
     route: str
     descriptor: int
     held: bool  # another process kept it open while no daemon ran
-    handed_over: bool = False  # systemd already stores it
+    handed_over: bool = False  # systemd already stores the descriptor
     replaced: bool = False  # another FIFO is at the route's path
     is_stdin: bool = False
     relay: Relay | None = None
@@ -193,7 +193,7 @@ class Pipe:
         self._record_max_bytes = record_max_bytes
         self._open_sequence = open_sequence
         self._open_bytes = 0
-        self._seen_bytes = 0  # of the unfinished line, when it was last read
+        self._seen_bytes = 0  # of the unfinished line
         self._seen_at = 0.0
         self._stalled = False
         self._drain_bytes = 0  # to read at a stop if another process keeps writing
@@ -204,7 +204,7 @@ class Pipe:
 
     @property
     def inside_record(self) -> bool:
-        """True while no other source may write to the route."""
+        """True inside a record: no other source may write to the route."""
         return self._open_sequence != 0
 
     @property
@@ -216,7 +216,7 @@ class Pipe:
         return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
 
     def collect(self, arena: Arena) -> Draft | None:
-        """Copy the bytes to commit; None without any."""
+        """Copy bytes into ``arena``; return the draft to commit, if any."""
         self.waits = False
         if self._relay is not None:
             self._relay.refill()
@@ -259,7 +259,7 @@ class Pipe:
         elif (
             now - self._seen_at >= PAUSE_MAX_SECONDS
             and not self._holds_both_ends
-            # splice(2) fills a page with a single byte
+            # splice(2) can fill a page of the pipe with a single byte
             and held >= fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
         ):
             self.ready = self._stalled = True
@@ -271,7 +271,7 @@ class Pipe:
             self._transfers.write(self.slot, transfer)
 
     def after_sync(self, draft: Draft) -> str:
-        """Consume the durable bytes; return a message if some are gone."""
+        """Consume the durable bytes; return a message if another process took some."""
         consumed = 0
         if draft.payload:
             with self._transfers.mark(self.slot) as mark:
@@ -310,7 +310,7 @@ class Pipe:
         self.hung_up = self.ended = False
 
     def drain_at_shutdown(self, *, displaced: bool) -> None:
-        """Stay ready until the pipe is empty or, if a process can still write, one capacity was read.
+        """Stay ready until the pipe is empty or, if it has a writer, one capacity was read.
 
         No later start finds a ``displaced`` pipe, so its unfinished line is read too.
         """
@@ -319,14 +319,14 @@ class Pipe:
         self.ready = not self.ended and (self.hung_up or (self.ready and self._drain_bytes > 0))
 
     def _reopen(self, access: int) -> None:
-        """Replace the descriptor, which no poller may watch, keeping its number."""
+        """Reopen the pipe under the same descriptor number, which no poller may watch."""
         descriptor = os.open(f"/proc/self/fd/{self.descriptor}", access | os.O_NONBLOCK | os.O_CLOEXEC)
         os.dup2(descriptor, self.descriptor, inheritable=False)
         os.close(descriptor)
         self._holds_both_ends = access == os.O_RDWR
 
     def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
-        """Return the length to commit, and its flag; 0 to wait for the rest of the line."""
+        """Return how much of an unfinished line to commit (0 waits for more), and the flag."""
         if full or self.inside_record or self._stalled or self._is_full():
             # At the limit, the rest of the line becomes another record.
             is_continued = self._open_bytes + length < self._record_max_bytes
@@ -339,18 +339,19 @@ class Pipe:
         return 0, Flag.NONE
 
     def _is_full(self) -> bool:
-        """Return True if writers are blocked; only a writing end shows it."""
+        """Return True if writers are blocked, which only a writing end shows."""
         return self._holds_both_ends and not _poll_events(self.descriptor, select.POLLOUT) & select.POLLOUT
 
 
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
+    """Return an empty draft that ends record ``sequence``."""
     flags = Flag.CONTINUES | Flag.UNTERMINATED
     peer = source.peer if source is not None else UNKNOWN_PEER
     return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)
 
 
 def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, tuple[int, int, bytes]]:
-    """Return slot, length and stored payload of unconsumed transfers by the inode of their pipe.
+    """Return unconsumed transfers by inode of the pipe: slot, length and stored payload.
 
     Only before the first write does the log still have all recorded places.
     """
@@ -363,7 +364,7 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
 
 
 def open_fifo(path: Path) -> tuple[int, bool]:
-    """Open both ends of a FIFO, which thus never ends; return True if its contents can have survived.
+    """Open both ends of a FIFO, so that it never ends; return True if old contents may survive.
 
     If it opens for writing only, another process reads it; if not, :func:`_was_enlarged` recognises an old pipe.
     """
@@ -423,11 +424,11 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 
 
 def _was_enlarged(descriptor: int) -> bool:
-    """Return True if the previous run seems to have read this pipe; enlarge it.
+    """Enlarge a pipe; return True if its size shows that the previous run read it.
 
-    A pipe keeps its size while it is open. One that the previous run could not enlarge counts as new: bytes that a kill
-    left in both log and pipe are stored twice. One that this run cannot enlarge counts as old: a new line may continue
-    an unfinished record.
+    A pipe keeps its size while it is open. A pipe that the previous run could not enlarge counts as new: bytes that a
+    kill left in both log and pipe are stored twice. A pipe that this run cannot enlarge counts as old: a new line may
+    continue an unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)

@@ -1,9 +1,9 @@
 """Quotas on the payload bytes of a route that its slowest consumer group has not read.
 
-A commit round adds its records. For a suspect, a route above ``pinned_max_bytes``, the loop reads the cursors and
-subtracts the records that every group has read. At a start a thread counts the backlog from the indexes of complete
-segments; until then routes with a quota accept nothing. If a cursor is moved back, or a group added, the thread counts
-again while the routes stay open. The active segment has no index, so its read records are remembered.
+Each commit round adds its records. A route above ``pinned_max_bytes`` becomes a suspect: the loop reads its cursors and
+subtracts the records that every group has read. At a start, a thread counts the backlog from the indexes of complete
+segments; until then, routes with a quota accept nothing. If a cursor is moved back, or a group is added, the thread
+counts again while the routes stay open. The active segment has no index, so its read records are remembered.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from wald.writing.writer import Draft
 
 _CHECK_SECONDS = 0.25  # between checks of a suspect
 _RETRY_SECONDS = 0.02  # after an interrupted check; between polls of the thread
-_CHECK_MAX_SECONDS = 0.002  # of one check
-_RECOUNT_SECONDS = 1.0  # before a failed count is repeated
+_CHECK_MAX_SECONDS = 0.002
+_RECOUNT_SECONDS = 1.0
 # Pauses after slow work, as multiples of its duration.
 _CHECK_PAUSE = 10
 _REWIND_PAUSE = 200
 _COUNT_PAUSE = 20
-_LIST_SECONDS = 1.0  # minimum between listings of the segments
-_REPORT_SECONDS = 60.0  # between log lines about the same route
+_LIST_SECONDS = 1.0  # between listings
+_REPORT_SECONDS = 60.0  # between reports of a route
 _STRETCHES_MAX = 128
 
 
@@ -68,17 +68,17 @@ class OverQuota:
 
 
 class Quotas:
-    """Routes over their quota."""
+    """Unread bytes of routes, and routes over quota."""
 
     def __init__(
         self, root: Root, config: Config, metrics: Metrics, journal: FilteringBoundLogger, *, log_id: bytes, before: int
     ) -> None:
-        self.over: dict[str, OverQuota] = {}  # accept nothing at present; others hold this dictionary
+        self.over: dict[str, OverQuota] = {}  # accept nothing now; other objects share this dictionary
         self._root = root
         self._metrics = metrics
         self._journal = journal
         self._log_id = log_id
-        self._bases: set[int] = set()  # of the segments that exist
+        self._bases: set[int] = set()
         self._list_at = 0.0
         self._report_at: dict[str, float] = {}
         self._searches: dict[str, SlowestCursor] = defaultdict(SlowestCursor)  # by route
@@ -86,7 +86,7 @@ class Quotas:
         self.reload(config, before)
 
     def reload(self, config: Config, before: int) -> None:
-        """Count again; ``before`` is the base of the active segment, which must be empty."""
+        """Count again under new quotas. ``before`` is the base of the active segment, which must be empty."""
         quotas = _quotas(config)
         over = {}
         for route in self._root.route_names() if any(quotas.values()) else ():
@@ -114,7 +114,7 @@ class Quotas:
         return self._check_at if self._suspects or self._counting is not None else None
 
     def count(self, drafts: Sequence[Draft], base: int) -> None:
-        """Count a round's records; ``base`` is that of the segment active after it."""
+        """Add a round's records. ``base`` is that of the segment active after the round."""
         if not self._has_quotas:
             return
         for draft in drafts:
@@ -186,6 +186,7 @@ class Quotas:
         self._thread.start()
 
     def _check(self, route: str, now: float, head_sequence: int) -> None:
+        """Subtract the records that every group has read; open or close the route."""
         quota, unread, before = self._quotas.get(route, self._quotas[""]), self._unread[route], self.over.get(route)
         assert quota is not None
         quota_bytes, policy = quota
@@ -225,7 +226,7 @@ class Quotas:
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """Count of the unread records in the segments below ``before``, the active one's base."""
+    """Count of unread records below ``before``, the active segment's base."""
 
     _root: Root
     _log_id: bytes
@@ -235,11 +236,11 @@ class _Count:
     before: int
     is_first: bool
     cancelled: threading.Event = field(default_factory=threading.Event)
-    unread: dict[str, _Unread] | None = None  # the result, by route
+    unread: dict[str, _Unread] | None = None  # result by route
     seconds: float = 0.0
 
     def run(self) -> None:
-        """Count, and repeat that after a failure, such as a lack of descriptors."""
+        """Count, and retry after a failure such as a lack of descriptors."""
         reported = ""
         while self.unread is None and not self.cancelled.is_set():
             began = time.monotonic()
@@ -251,7 +252,7 @@ class _Count:
                 reason = f"{type(error).__name__}: {error}"
                 if reason != reported:
                     reported = reason
-                    with contextlib.suppress(Exception):  # without a journal too
+                    with contextlib.suppress(Exception):  # retry even if the journal fails
                         self._journal.error("quotas not counted", reason=reason, next="retried")
                 self.cancelled.wait(_RECOUNT_SECONDS)
 
@@ -282,7 +283,7 @@ class _Count:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Records of a route; ``base`` is of the segment of ``last``."""
+    """Range of a route's records. ``base`` is that of the segment with ``last``."""
 
     base: int
     first: int
@@ -297,7 +298,7 @@ class _Stretch:
 
 
 class _Unread:
-    """A route's records; those above ``floor`` are unread."""
+    """Records of a route. Those above ``floor`` are unread."""
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
@@ -313,7 +314,7 @@ class _Unread:
             self._stretches = [*joined, stretch]
 
     def replace_older(self, counted: _Unread, before: int) -> None:
-        """Replace floor and records below ``before``."""
+        """Replace floor and records below ``before`` by those of ``counted``."""
         newer = [stretch.above(before - 1) for stretch in self._stretches if stretch.last >= before]
         self.floor, self._stretches = counted.floor, counted._stretches
         for stretch in newer:
@@ -321,7 +322,7 @@ class _Unread:
         self.drop(self.floor, before)
 
     def drop(self, floor: int, keep_from: int, exists: Callable[[int], bool] | None = None) -> None:
-        """Raise the floor; forget records below it and ``keep_from``, and of deleted segments."""
+        """Raise the floor. Forget read records in segments below ``keep_from``, and records of deleted segments."""
         floor = self.floor = max(self.floor, floor)
         self._stretches = [
             stretch
@@ -332,7 +333,7 @@ class _Unread:
 
 
 def _slowest_cursor(root: Root, log_id: bytes, route: str, head_sequence: int, search: SlowestCursor) -> Cursor | None:
-    """Return None if the route is retired or gone."""
+    """Return the slowest group's cursor; None if the route is retired or gone."""
     with contextlib.suppress(NotFound):
         if not root.retired(route).exists():
             return search.find(root, route, log_id=log_id, head_sequence=head_sequence)
@@ -340,7 +341,7 @@ def _slowest_cursor(root: Root, log_id: bytes, route: str, head_sequence: int, s
 
 
 def _quotas(config: Config) -> dict[str, tuple[int, str] | None]:
-    """Return bytes and policy by configured route; "" is for all others. wald-reclaim enforces expire."""
+    """Return bytes and policy by configured route; "" means all others. wald-reclaim enforces expire."""
     limits = {route: config.limits(route) for route in ("", *config.routes)}
     return {
         route: (each.pinned_max_bytes, each.on_pinned) if each.pinned_max_bytes and each.on_pinned != "expire" else None

@@ -57,7 +57,7 @@ _STATUS_METRICS = "degraded degraded_by held_requests records turns cuts sealed 
 
 
 class Signals:
-    """Signals received; ``descriptor`` wakes the loop."""
+    """Flags of received signals; ``descriptor`` wakes the loop."""
 
     def __init__(self) -> None:
         self.stop = self.reload = self.cut = False
@@ -81,7 +81,7 @@ class Signals:
 
 
 class Parts:
-    """Parts of one run, created and pushed on ``closers`` in the order of the start."""
+    """Parts of one run, created in the order of the start."""
 
     def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
         self.config = config
@@ -128,6 +128,7 @@ class Parts:
         )
 
     def _check(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
+        """Check everything that can refuse the start; return stdin and the metrics endpoint."""
         config = self.config
         if config.on_missing_root == "refuse":
             require_root(self.root)
@@ -143,7 +144,7 @@ class Parts:
         self._closers.callback(directory.close)
         served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
         endpoint = Endpoint(config.metrics, served, setting="metrics =")
-        self._closers.callback(endpoint.close)  # after a failed start
+        self._closers.callback(endpoint.close)
         return stdin, endpoint
 
     def _lock_root(self, stdin: OpenPipe | None) -> None:
@@ -222,7 +223,7 @@ class Parts:
             add_to_run(self.root, self._disk, self.lock.epoch, {"ended": how, "ended_at_ns": time.time_ns()})
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
-        """Let the intake read unfinished transfers while RECLAIM keeps them, in the segment of the head."""
+        """Open the pipes while the head is in the segment of unfinished transfers, which RECLAIM keeps."""
         root, disk, config = self.root, self._disk, self.config
         longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
         self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=longest)
@@ -306,7 +307,7 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
 
 
 def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
-    """Return the sizes that the disk allows; report smaller ones than configured."""
+    """Return the sizes that the disk allows; warn if they are smaller than configured."""
     total = total_bytes(segments)
     wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
     sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
@@ -335,7 +336,7 @@ def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]
 
 
 def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig, bool]]:
-    """Yield the configured routes that are not retired; True for one with a FIFO, which must admit only writers."""
+    """Yield the configured routes that are not retired; True if a FIFO is wanted, or must be restricted to writers."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
             journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
