@@ -1,7 +1,7 @@
-"""One segment in any form, and a snapshot of all of them.
+"""One segment in any form, and a snapshot of all segments.
 
 continuity     replaced or rolled-back logs
-durable_end    the limit of every read
+durable_end    durable head
 index_builder  indexes, and sparse index files
 raw_scan       scan of a raw segment, and resynchronisation
 reader         batches in order

@@ -1,8 +1,7 @@
 """Detection of a replaced or rolled-back log at a path.
 
-After another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
-look right. So each start writes a random ``life``, which no process has seen before, and its first sequence into
-``recovery/<epoch>.json``.
+If another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
+look right. So each start of the daemon writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from wald.format.head import Head
 from wald.format.names import Kind, segment_name
 from wald.segments.durable_end import readable_head
 
-_REPORTS = 64  # more than the daemon keeps
-_Mark = tuple[int, int, int] | None
+_REPORTS = 64  # more reports than the daemon keeps
+_Mark = tuple[int, int, int] | None  # device, inode, mtime
 
 
 class Seen(NamedTuple):
-    """Last record and end of the bytes read; epoch and life are 0 and "" if unknown."""
+    """Last record and end of the bytes that a process has seen; 0 or "" if unknown."""
 
     sequence: int
     epoch: int
@@ -42,7 +41,7 @@ def seen_at(root: Root, head: Head) -> Seen:
 
 
 class Continuity:
-    """A log as seen by this process, or by one that left ``seen``; threads may share it."""
+    """Thread-safe check that a path still has the log seen by this process, or recorded in ``seen``."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -54,10 +53,11 @@ class Continuity:
         self._replaced: Replaced | None = None
 
     def require(self) -> None:
+        """Check the current head."""
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with what was seen, and remember ``head``; raise Gone, or Replaced, now and later."""
+        """Remember ``head`` if it continues the log; otherwise raise Gone, or Replaced now and at every later call."""
         with self._lock:
             if self._replaced is None:
                 try:
@@ -66,7 +66,7 @@ class Continuity:
                     raise
                 except Replaced as error:
                     self._replaced = error
-            if self._replaced is not None:  # a new one, because each raise adds frames
+            if self._replaced is not None:  # a new exception, because each raise adds frames
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
@@ -79,7 +79,7 @@ class Continuity:
             return
         self._require_same_log()
         if head is not None and not advanced:
-            head = readable_head(self._root)  # another thread may have seen a newer one
+            head = readable_head(self._root)  # another thread may have seen a newer head
         if head is not None:
             if seen is not None and (reason := self._rollback(seen, head)):
                 known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
@@ -90,7 +90,7 @@ class Continuity:
                 )
             self.seen = seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
-                marks = self._current_marks(head.epoch)  # its report is complete before a head has its epoch
+                marks = self._current_marks(head.epoch)  # a report is complete before its epoch has a head
         self._marks = marks
 
     def _require_same_log(self) -> None:
@@ -139,19 +139,19 @@ def _life(report: Mapping[str, Any] | None) -> str:
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
-    """True if a start found fewer records, or pieces of them, than ``seen``."""
+    """Return True if the reported start found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True
     is_same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
-    is_lost = report.get("errors") or report.get("given_up")  # this log has lost them, so it is not an older copy
+    is_lost = report.get("errors") or report.get("given_up")  # damage, not an older copy
     if not is_same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
         return False
     return not _is_repaired(root, seen)
 
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
-    """True if a repair has since rewritten, and perhaps shortened, the segment."""
+    """Return True if a repair has since rewritten, and perhaps shortened, the segment."""
     from wald.files.ledger_read import Lines
 
     with suppress(Damaged):

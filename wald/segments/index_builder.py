@@ -1,7 +1,7 @@
 """Index of a segment, built from its batches, and sparse index files.
 
-A sparse index saves scanning a raw segment from its start. It is only a hint, and not synced: it may be missing, short,
-stale, damaged, or ahead of the durable end.
+A sparse index saves scanning a raw segment from the start. The file is only a hint, and never synced, so it may be
+missing, short, stale, damaged, or ahead of the durable end.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 @dataclass(slots=True)
 class _Tally:
+    """Totals of one route."""
+
     id: int
     first: int
     last: int
@@ -53,7 +55,7 @@ class _Tally:
 
 
 class SegmentIndexBuilder:
-    """Index of the batches added so far."""
+    """Builder of an index from batches."""
 
     def __init__(self, base_sequence: int) -> None:
         self.next_sequence = base_sequence
@@ -62,13 +64,13 @@ class SegmentIndexBuilder:
         self.dropped = Spans()
         self.peers: dict[int, Peer] = {}
         self.frames: list[Frame] = []
-        self._frame_start = 0  # in the table
-        self._first_dropped = base_sequence  # of the frame
+        self._frame_start = 0  # first row of the frame
+        self._first_dropped = base_sequence  # first dropped record of the frame
         self._dropped_ns = array("q")
         self._tallies: dict[bytes, _Tally] = {}
 
     def add_window(self, window: bytes, origin: int, salt: int) -> int:
-        """Add the whole batches at the start of ``window``, faster than a scan; return their end."""
+        """Add the whole batches at the start of ``window``, faster than a scan; return where they end."""
         begin = end = 0 if origin else FIRST_BATCH
         for at, next_at, fields in whole_batches(window, begin, position=origin, salt=salt):
             _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
@@ -86,7 +88,7 @@ class SegmentIndexBuilder:
         return end
 
     def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
-        """Add a whole batch; only a control batch needs ``payload``."""
+        """Add a whole batch. Only control batches need ``payload``."""
         self.last_position = position
         base, count, time_ns = header.base_sequence, header.count, header.append_time_ns
         if header.is_dropped:
@@ -98,7 +100,7 @@ class SegmentIndexBuilder:
             self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
     def end_frame(self, offset: int = 0, compressed_bytes: int = 0, raw_offset: int = 0, raw_bytes: int = 0) -> Frame:
-        """Add a frame of the batches since the previous one."""
+        """Add a frame of the batches added since the previous frame."""
         table, start, dropped_ns = self.table, self._frame_start, self._dropped_ns
         self._frame_start, self._dropped_ns = len(table), array("q")
         begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
@@ -112,7 +114,7 @@ class SegmentIndexBuilder:
         return self.frames[-1]
 
     def sort_routes(self) -> None:
-        """Number the routes by name, so that segments with equal routes share a table."""
+        """Number the routes by name, so that segments with equal routes can share a table."""
         ordered = dict(sorted(self._tallies.items()))
         if list(ordered) == list(self._tallies):
             return
@@ -132,7 +134,7 @@ class SegmentIndexBuilder:
     def index(
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
-        """Return the index; if no frame was ended, one frame contains all batches."""
+        """Return the index. Without any :meth:`end_frame`, one frame contains all batches."""
         stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
         frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)
@@ -149,7 +151,7 @@ class SegmentIndexBuilder:
 
     def _introduce(self, number: int, payload: bytes | memoryview) -> None:
         with suppress(BadControl):
-            if number:  # the state of the log has none
+            if number:  # 0: the state of the log
                 self.peers[number] = decode_peer(payload)
 
     def _add(
@@ -180,7 +182,7 @@ class SegmentIndexBuilder:
 
 
 class SparseIndexWriter:
-    """Writer of the sparse index of a growing segment; the first error ends it."""
+    """Writer of the sparse index of a growing segment. The first error stops it."""
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self._descriptor = -1
@@ -192,7 +194,7 @@ class SparseIndexWriter:
         self._write(encode_segment_header(header, SPARSE_MAGIC))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
-        """Add the next batch; never raise OSError."""
+        """Write an entry for the next batch if one is due; never raise OSError."""
         if position - self._indexed >= SPARSE_INTERVAL_BYTES:
             self._indexed = position
             self._write(encode_sparse_entry(sequence, position, append_time_ns))
@@ -219,6 +221,7 @@ def remove_index(path: Path, disk: Disk) -> None:
 
 
 def _is_another_file(path: Path) -> bool:
+    """Return True if the path names a segment, a JSON file, or not a regular file."""
     try:
         start = read_start(path, 8)
     except FileNotFoundError:
@@ -229,7 +232,7 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return a sparse index (``log_id`` None: of any log), or only the salt."""
+    """Return the sparse index, or only the salt if the file is unusable; ``log_id`` None accepts any log."""
     with suppress(OSError, Damaged):
         data = read_regular(directory / segment_name(base_sequence, Kind.INDEX))
         index = decode_sparse_index(data, log_id=log_id, base_sequence=base_sequence)
@@ -239,14 +242,14 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
-    """Return the base of the next segment; a full listing takes longer."""
+    """Return the base of the next segment, without a full listing."""
     names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     return min(bases, default=None)
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt that the cut copied to the next segment, in case the header is lost."""
+    """Return the salt of a segment without a header, from the copy in the next segment."""
     following = None
     with suppress(OSError):
         following = next_base(directory, base_sequence)

@@ -1,10 +1,10 @@
 """Scan of a raw segment in constant memory, and resynchronisation after damage.
 
-A scan checksums each byte once, however much damage there is.
+A scan checksums each byte only once, even after damage.
 
-A payload may contain whole batches with valid checksums, because any reader can learn the salt. So :class:`Resync`
+A payload may contain forged batches with valid checksums, because any reader can learn the salt. So :class:`Resync`
 follows the trailers backwards from an anchor (from the sparse index, the head, or the end of the data) to the damage.
-Past damaged trailers, it accepts only a chain of headers that ends exactly where the trailers led.
+If a trailer is damaged, it accepts only a chain of headers that ends exactly where the trailers have led.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
 
 
 class ScannedBatch(NamedTuple):
-    """Whole batch; its route is "" for control."""
+    """Whole batch. The route of a control batch is ""."""
 
     offset: int
     header: BatchHeader
@@ -62,7 +62,7 @@ class ScannedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBytes:
-    """Damaged bytes with whole batches after them."""
+    """Damaged bytes before a whole batch."""
 
     offset: int
     length: int
@@ -75,7 +75,7 @@ class DamagedBytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """The end of the whole batches; ``garbage_bytes``, of which the last is not zero, follow it."""
+    """End of the whole batches. After it, ``garbage_bytes`` extend to the last nonzero byte."""
 
     offset: int
     outcome: ParseOutcome
@@ -87,9 +87,9 @@ FindIndex = Callable[[], SparseIndex | None]
 
 
 class RawFile:
-    """An open raw segment up to ``limit``; the caller owns the descriptor.
+    """Open raw segment, readable up to ``limit``. The caller closes the descriptor.
 
-    Only damage needs ``index`` and ``durable``, the head's position (0 if unknown).
+    Only damage requires ``index`` and ``durable``, the head's position (0 if unknown).
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The salt, or a random one that matches no batch if header and sparse index are lost."""
+        """Salt; if header and sparse index are lost, a random salt that matches no batch."""
         try:
             return self.header().salt
         except BadHeader:
@@ -117,7 +117,7 @@ class RawFile:
             return int.from_bytes(os.urandom(4)) if index is None or index.salt is None else index.salt
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes at ``offset``; fewer only at the limit."""
+        """Return ``length`` bytes at ``offset``, or fewer at the limit."""
         parts = []
         length = max(0, min(length, self.limit - offset))
         while length:
@@ -136,6 +136,7 @@ class RawFile:
         return self.payload(batch) if batch.header.is_control else b""
 
     def scan(self, *, start: int = FIRST_BATCH) -> Iterator[ScannedBatch | DamagedBytes | SegmentEnd]:
+        """Yield batches and damage, then the end."""
         offset = start
         next_sequence = 0
         damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
@@ -165,7 +166,7 @@ class RawFile:
             offset = resumed
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
-        """Parse a batch as :func:`parse_batch` does, but in windows."""
+        """Parse a batch like :func:`parse_batch`, but in windows, to save memory."""
         opening = self._peek(offset, HEADER.size)
         place = seed(self.salt, offset)
         found = parse_header(opening, max(0, self.limit - offset), place)
@@ -188,7 +189,7 @@ class RawFile:
 
     @cached_property
     def _resync(self) -> Resync:
-        ends = self._durable, padded(self._data_end)  # the last batch ends there if it is whole
+        ends = self._durable, padded(self._data_end)  # where the last batch should end
         return Resync(self.read, self.salt, ends=ends, index=self._index())
 
     @cached_property
@@ -203,10 +204,10 @@ class RawFile:
         return 0
 
     def _peek(self, offset: int, length: int, least: int | None = None) -> memoryview:
-        """Return ``length`` bytes, or at least ``least`` of them; fewer only at the limit."""
+        """Return ``length`` bytes, or at least ``least``; fewer only at the limit. The next call may overwrite them."""
         inside = offset - self._window_offset
         if inside < 0 or inside + (least or length) > len(self._window):
-            if self._memory is None:  # reusing it is faster than allocating
+            if self._memory is None:  # reuse is faster than allocation
                 self._memory = memoryview(bytearray(WINDOW_BYTES))
             filled, wanted = 0, min(WINDOW_BYTES, self.limit - offset)
             while filled < wanted:
@@ -221,7 +222,7 @@ class RawFile:
 class Resync:
     """Search for the first batch after damage.
 
-    Undamaged batches end at ``ends``. Entries of ``index`` count only if they agree with the segment.
+    Batches should end at ``ends``. Entries of ``index`` that contradict the segment are ignored.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Resync:
         self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
 
     def after(self, position: int) -> int | None:
-        """Return the first position after damage at which a batch ended; None if unknown."""
+        """Return where the first batch after damage at ``position`` begins; None if unknown."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None
@@ -241,24 +242,24 @@ class Resync:
             if begin <= position:
                 return end
             end = begin
-            if marked - end >= SPARSE_INTERVAL_BYTES:  # a shorter way back to the next damage
+            if marked - end >= SPARSE_INTERVAL_BYTES:  # an anchor nearer to the next damage
                 insort(self._anchors, end)
                 marked = end
         return self._chain(position, end)
 
     def _begin(self, end: int) -> int | None:
-        """Return the start of the batch that ends at ``end``; None if its trailer is damaged."""
+        """Return the start of the batch before ``end``; None if the trailer is damaged."""
         return batch_begin(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
 
     def _confirmed(self, index: SparseIndex) -> Iterator[int]:
-        """Yield the positions of index entries that match a batch header in the segment."""
+        """Yield the positions of index entries that match the segment."""
         for sequence, position, time_ns in index.entries:
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):
                 yield position
 
     def _chain(self, position: int, end: int) -> int:
-        """Return the first header that starts a chain to exactly ``end``; ``end`` without one."""
+        """Return the first position from which headers lead exactly to ``end``; ``end`` if there is none."""
         dead_ends: set[int] = set()
         for candidate in self._headers(position + ALIGNMENT, end):
             at, passed = candidate, set[int]()

@@ -1,7 +1,7 @@
 """Batches of one segment in order, in raw or sealed form.
 
-Positions are offsets in the raw form, so that sealing does not move a reader. Checksums of raw batches are checked; the
-sealer has checked those of sealed ones, whose frames have checksums.
+Positions are offsets in the raw form, so that sealing does not move a reader. Readers verify raw batches. The sealer
+has verified sealed batches, whose frames have checksums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SkippedBatches:
-    """Batches up to ``position``; records ``first_sequence`` ≤ s < ``next_sequence`` begin in them."""
+    """Unread batches up to ``position``. Records ``first_sequence`` ≤ s < ``next_sequence`` begin in them."""
 
     position: int
     first_sequence: int
@@ -52,7 +52,7 @@ class SkippedBatches:
 
 @dataclass(frozen=True, slots=True)
 class DroppedBatches(SkippedBatches):
-    """Batches dropped by shrinking; the last one was appended at ``latest_ns``."""
+    """Batches that shrinking dropped. The last was appended at ``latest_ns``."""
 
     latest_ns: int
 
@@ -61,13 +61,14 @@ SegmentItem = StoredBatch | DamagedBytes | SkippedBatches
 
 Routes = frozenset[str] | None
 Passable = Callable[[bytes, int], bool]
-"""Returns True if a reader wants no record of the batches in these bytes, from an offset."""
+"""Function that returns True if a reader wants no record of the batches in some bytes, starting at an offset."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
 _NO_LIMIT = 1 << 63
 
 
 def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
+    """Convert a batch left by shrinking to :class:`DroppedBatches`."""
     header = batch.header
     if header.flags & _DROPPED:
         return DroppedBatches(batch.end, header.base_sequence, header.end_sequence, header.append_time_ns)
@@ -75,9 +76,9 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 
 
 class OpenSegment(ABC):
-    """An open segment; reading a raw or salvaged one to its end sets ``tail``."""
+    """Open segment. Reading a raw or salvaged segment to the end sets ``tail``."""
 
-    salt: int | None = None  # of its batches, which only a repair changes; None if unknown
+    salt: int | None = None  # only a repair changes it; None if unknown
     _descriptor: int
 
     def __init__(self, segment: Segment) -> None:
@@ -92,22 +93,22 @@ class OpenSegment(ABC):
     def batches(
         self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
     ) -> Iterator[SegmentItem]:
-        """Yield batches and damage from ``position`` to ``limit`` (None: its own end).
+        """Yield batches and damage from ``position`` to ``limit``; None reads to the end of the file.
 
-        A sealed segment skips frames without any of ``routes``, and decompressed ones that are ``passable``: for a
-        search, which has other work for each processor, so none is decompressed ahead.
+        A sealed segment skips frames without ``routes``, and decompressed frames that ``passable`` accepts. Only a
+        search gives ``passable``: it keeps all processors busy, so no frame is decompressed ahead.
         """
 
     def file_offset(self, position: int) -> int:
-        """Return the file offset of the byte or frame."""
+        """Return the file offset of a byte, or of its frame."""
         return position
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
-        """Return where to read for ``sequence``, if it begins here."""
+        """Return a position from which reading finds ``sequence``, if it begins in this segment."""
         return FIRST_BATCH
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
-        """Return where to read for all records of ``time_ns`` or later."""
+        """Return a position from which reading finds all records of ``time_ns`` or later."""
         return FIRST_BATCH
 
     def first_time_ns(self, limit: int | None) -> int | None:
@@ -122,7 +123,7 @@ class OpenSegment(ABC):
         return None
 
     def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
-        """Return True if the path now names another file, ``removed`` if it names none.
+        """Return True if the path now names another file; ``removed`` if it names no file.
 
         The writer continues in a copy after a failed write.
         """
@@ -130,7 +131,7 @@ class OpenSegment(ABC):
 
 
 class RawSegment(OpenSegment):
-    """An open raw segment, readable even after the sealer has replaced it."""
+    """Open raw segment, readable even after the sealer has replaced the file."""
 
     salt: int
 
@@ -165,7 +166,7 @@ class RawSegment(OpenSegment):
         return self._last_position(limit, lambda _, appended_ns: appended_ns < time_ns)
 
     def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
-        """Return the last indexed position of an early batch; the first batch's if the index is wrong."""
+        """Return the last indexed position of an early batch; the start if the index is wrong."""
         for sequence, position, time_ns in reversed(self._find_index().entries):
             if (limit is None or position < limit) and is_early(sequence, time_ns):
                 header = self._header_at(position)
@@ -202,13 +203,13 @@ class RawSegment(OpenSegment):
 
 
 class SealedSegment(OpenSegment):
-    """An open sealed segment."""
+    """Open sealed segment."""
 
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         super().__init__(segment)
         self._file = SealedFile(segment.path)
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[bytes]] | None = None  # the next frame wanted
+        self._ahead: tuple[int, Future[bytes]] | None = None  # number and data of the next frame
         self.index = self._file.index
         self.salt = self.index.salt
         try:
@@ -273,10 +274,10 @@ class SealedSegment(OpenSegment):
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
     def _substitute(self, frame: Frame, wanted: set[int] | None) -> DamagedBytes | SkippedBatches | None:
-        """Return the only item of a frame; None if it must be decompressed."""
+        """Return the item that replaces a frame; None if the frame must be decompressed."""
         if self.index.is_damage(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
-        if self.index.shrunk is not None:  # only its batches show the dropped records between them
+        if self.index.shrunk is not None:  # only its batches show which records were dropped between them
             needed = bool(frame.routes) or frame.raw_offset == 0
         else:
             needed = wanted is None or not wanted.isdisjoint(frame.routes)
@@ -312,7 +313,7 @@ class SealedSegment(OpenSegment):
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # takes 10 ms
+                from concurrent.futures import ThreadPoolExecutor  # importing takes 10 ms
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data
@@ -331,11 +332,11 @@ def _skipped(frame: Frame) -> SkippedBatches:
 
 
 class Misplaced(Damaged):
-    """A file of another segment, or log, than its name says."""
+    """File whose header names another segment or log."""
 
 
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
-    """Return the form, and the header or index if readable; None if the file is not a segment."""
+    """Return a segment's form, and the header or index if readable; None for any other file."""
     with open_file(path) as file:
         start = file.read(SEGMENT_HEADER.size)
         if start.startswith(SEGMENT_MAGIC):
@@ -353,7 +354,7 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
 
 
 def require_named(segment: Segment, log_id: bytes) -> None:
-    """Raise Misplaced if a file does not match its name; accept one without a readable header."""
+    """Raise Misplaced if a readable header does not match the segment's name."""
     found = None
     with suppress(Damaged):
         found = identify(segment.path)

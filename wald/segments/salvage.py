@@ -1,7 +1,7 @@
 """Batches of a sealed segment whose index or seek table is damaged.
 
-The index is derived, so no record is lost. The headers of a frame, or else the seek table, show where the next one
-begins. A damaged or truncated frame gives the batches before the damage.
+The index is derived, so no record is lost. The headers of a frame, or else the seek table, show where the next frame
+begins. A damaged or truncated frame yields the batches before the damage.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from wald.segments.raw_scan import FIRST_BATCH, SEQUENCES_REPEAT, DamagedBytes, 
 from wald.segments.reader import OpenSegment, SegmentItem, as_item, check_name
 from wald.segments.sealed_file import FRAME_BYTES, decompress_start, read_seek_table
 
-_STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame of several batches
+_STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a compressed frame with several batches
 
 
 class SalvagedSegment(OpenSegment):
-    """A sealed segment without a usable index, because of ``error``, raised if no frame is readable."""
+    """Open sealed segment without a usable index. Raises ``error`` if no frame is readable."""
 
     def __init__(self, segment: Segment, log_id: bytes, error: Damaged) -> None:
         super().__init__(segment)
@@ -60,17 +60,17 @@ class SalvagedSegment(OpenSegment):
         return (as_item(found) if isinstance(found, StoredBatch) else found for found in self.stored(position, limit))
 
     def stored(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
-        """Yield the items of :meth:`batches`, with DROPPED batches in stored form."""
+        """Yield the items of :meth:`batches`, but DROPPED batches in stored form."""
         self.tail = None
         offset = begin = 0
         expected = self.base_sequence
         while limit is None or begin < limit:
             span, reason = self._span(offset, begin)
             if span.skippable and not reason:
-                return  # the index: all frames are complete
+                return  # the index follows the frames
             if begin + span.raw_bytes > position or not span.raw_bytes:
                 data, wrong = self._content(offset, begin, span)
-                at = FIRST_BATCH if begin == 0 else 0  # a dropped run of batches may contain the position
+                at = FIRST_BATCH if begin == 0 else 0  # one batch of zeros may contain the position
                 batches = Batches(data, at, position=begin, salt=self.salt or 0)
                 for batch in batches:
                     if limit is not None and batch.position >= limit:
@@ -94,7 +94,7 @@ class SalvagedSegment(OpenSegment):
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
-        """Return the lengths of a frame, 0 if unknown, and why its headers are unusable, or ""."""
+        """Return a frame's lengths, 0 if unknown, and the problem with its headers, or ""."""
         listed = self._table.get(offset)
         try:
             own = read_frame_lengths(self._read, offset)
@@ -106,7 +106,7 @@ class SalvagedSegment(OpenSegment):
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Read seek table and header; determine the salt even without them."""
+        """Read the seek table and the header; determine the salt even without them."""
         index_salt = None
         with suppress(Damaged):
             offset, frames = read_seek_table(self.path, self._descriptor)
@@ -126,11 +126,12 @@ class SalvagedSegment(OpenSegment):
         return header
 
     def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
+        """Decompress a frame, like :func:`decompress_start`."""
         wanted = span.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
         if wanted <= FRAME_BYTES:
             stored_bytes = min(stored_bytes, _STORED_MAX_BYTES)
-        else:  # the claim of a frame must not allocate memory
+        else:  # a false length must not allocate memory
             header = decode_header(self._opening(offset), 0, seed(self.salt or 0, begin))
             if header is None or header.total_bytes != wanted:
                 return b"", f"the frame claims {wanted} bytes, and no batch of that length begins it"
@@ -149,7 +150,7 @@ class SalvagedSegment(OpenSegment):
 
 
 def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    """Return an index equivalent to the lost one; with a digest if no frame is damaged."""
+    """Rebuild the index of a sealed segment, with a digest if no frame is damaged."""
     builder = SegmentIndexBuilder(segment.base_sequence)
     damage: list[tuple[int, int]] = []
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0

@@ -1,10 +1,10 @@
 """Writer and reader of sealed segments, frame by frame.
 
-A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch gets its own.
+A frame contains either whole batches or damaged bytes. It ends before the batch that would make it longer than
+``FRAME_BYTES``; a longer batch has a frame of its own.
 
-``zstandard`` always gets both sizes: a stream without them ends silently at the end of a truncated file, and a call
-stops after the first frame.
+``zstandard`` always gets the raw and the stored size. Otherwise a stream ends silently at the end of a truncated file,
+and a call stops after the first frame.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from wald.format.sealed_index import (
 from wald.segments.index_builder import SegmentIndexBuilder
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, FindIndex, RawFile, ScannedBatch, SegmentEnd
 
-FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
+FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, plus the headers of two half-MiB batches
 LEVEL = 3
-_BLOCK_BYTES = 128 << 10  # of zstd: blocks before a damaged one decompress
+_BLOCK_BYTES = 128 << 10  # zstd decompresses the blocks before a damaged block
 
 
 def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """Return up to ``wanted`` bytes of a frame, and why not all decompress, or ""."""
+    """Return up to ``wanted`` raw bytes of a frame, and the reason if not all decompress, or ""."""
     parts, got = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
@@ -59,7 +59,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
 
 
 class FrameWriter:
-    """Writer of one sealed segment; ``builder`` has the batches of the next frame."""
+    """Writer of one sealed segment. Callers first add a frame's batches to ``builder``."""
 
     def __init__(self, target: int, disk: Disk, builder: SegmentIndexBuilder, level: int = LEVEL) -> None:
         self.raw_bytes = 0
@@ -71,6 +71,7 @@ class FrameWriter:
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
     def add(self, data: Buffer) -> None:
+        """Write ``data`` as one frame."""
         self.sha256.update(data)
         start = self.stored_bytes
         self._write(self._compressor.compress(data))
@@ -88,6 +89,7 @@ class FrameWriter:
         self._end_frame(start, length)
 
     def finish(self, index: SealedIndex) -> None:
+        """Write the index and the seek table."""
         index_frame = encode_sealed_index(index, self._builder.table, self._builder.peers)
         sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self._builder.frames]
         self._write(index_frame, encode_seek_table([*sizes, (len(index_frame), 0)]))
@@ -118,10 +120,10 @@ def compress_segment(
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
-    """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
+    """Write the sealed form of a complete raw segment to an empty file, which the caller syncs.
 
-    Takes a few MiB of memory, and about 60 bytes per batch. Damaged bytes are kept, even after the last batch; the
-    sparse ``index`` helps to find batches after them.
+    Damaged bytes are kept, even at the end. The sparse ``index`` helps to find batches after damage. Memory: a few
+    MiB, and about 60 bytes per batch.
     """
     raw = RawFile(source, index=index)
     header = raw.header()
@@ -145,7 +147,7 @@ def compress_segment(
 
 
 def index_raw(source: int) -> SealedIndex:
-    """Return the index of a complete raw segment, in one frame without a digest."""
+    """Return the index of a complete raw segment, with one frame and no digest."""
     raw = RawFile(source)
     header = raw.header()
     builder = SegmentIndexBuilder(header.base_sequence)
@@ -161,7 +163,7 @@ def index_raw(source: int) -> SealedIndex:
 def _parts(
     raw: RawFile, builder: SegmentIndexBuilder, window_bytes: int
 ) -> Iterator[tuple[memoryview | ScannedBatch | DamagedBytes, int]]:
-    """Yield windows of whole batches, longer batches, and damage, with their lengths."""
+    """Yield windows of whole batches, batches longer than a window, and damage, with their lengths."""
     offset = 0
     while True:
         window = raw.read(offset, window_bytes)
@@ -171,7 +173,7 @@ def _parts(
             continue
         if offset >= raw.limit:
             return
-        # from the batch before, on which the accepted sequences depend
+        # from the previous batch, which determines the sequences to accept
         scan = raw.scan(start=builder.last_position or FIRST_BATCH)
         found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
         if isinstance(found, SegmentEnd):
@@ -185,7 +187,7 @@ def _parts(
 
 
 def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the offset of the seek table, and stored and raw bytes of the frames; the last is the index."""
+    """Return the seek table's offset, and each frame's stored and raw bytes. The last frame is the index."""
     size = os.fstat(descriptor).st_size
     offset = max(0, size - SEEK_FOOTER.size)
     try:
@@ -199,7 +201,7 @@ def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, i
 
 
 class SealedFile:
-    """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
+    """Open sealed segment. Only :meth:`readable_start` is thread-safe.
 
     Methods raise Damaged if the bytes have changed since sealing.
     """
@@ -216,10 +218,11 @@ class SealedFile:
             raise
 
     def frame(self, number: int) -> bytes:
+        """Decompress a frame."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         try:
-            # zstd allocates the length that the frame claims, so check that first.
+            # zstd allocates the claimed length, so check the claim first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
                 raise damaged(self.path, f"frame {number} does not claim {frame.raw_bytes} bytes", frame.offset)
             if not self._is_plausible(frame, stored):
@@ -234,7 +237,7 @@ class SealedFile:
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return the raw bytes of a frame before the damage, which only checksums of batches validate."""
+        """Return a frame's raw bytes before damage, which only checksums of batches can validate."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         with suppress(zstandard.ZstdError):
@@ -243,10 +246,10 @@ class SealedFile:
         return b""
 
     def _is_plausible(self, frame: Frame, stored: bytes) -> bool:
-        """Return True for a frame of normal length, or of one batch."""
+        """Return True if the claimed length is normal, or that of a single batch."""
         if frame.raw_bytes <= FRAME_BYTES:
             return True
-        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
+        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's decompressor may be in use
             header = decode_header(stream.read(HEADER.size), 0, seed(self.index.salt, frame.raw_offset))
         return header is not None and header.total_bytes == frame.raw_bytes
 
@@ -259,7 +262,7 @@ class SealedFile:
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Return the frames changed since sealing, with the errors, in constant memory."""
+        """Return the frames changed since sealing, each with an error, in constant memory."""
         found = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):

@@ -1,4 +1,4 @@
-"""Sequences for the end of the log and for points in time."""
+"""Search for the end of the log, and for points in time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def end_sequence(root: Root, log_id: bytes) -> int:
 
 
 def end_of(view: View) -> int:
+    """Return the sequence after the last record."""
     if view.bound.sequence is not None:
         return view.bound.sequence + 1
     if not view.segments:
@@ -36,20 +37,20 @@ def end_of(view: View) -> int:
 
 
 def sequence_at(view: View, time_ns: int) -> int:
-    """Return the first record appended at ``time_ns`` or later; the end of the log without one."""
+    """Return the first record appended at ``time_ns`` or later, or the end of the log."""
     return _first(view, time_ns)[1]
 
 
 def sequence_since(view: View, time_ns: int) -> int:
-    """Return the sequence after the last older record; missing records after it may be of that time.
+    """Return the first record, even a missing one, that may be of ``time_ns`` or later.
 
-    Append times restart after a clock step: the result is in the first range of times that may have such records.
+    Append times restart after a clock step: the first range of times that may have such a record counts.
     """
     return _first(view, time_ns)[0]
 
 
 def sequence_until(view: View, time_ns: int) -> int:
-    """Return the first sequence from which no record is older than ``time_ns``, in any range of times."""
+    """Return the first sequence at and after which no record is older than ``time_ns``, even after a clock step."""
     for first, until in reversed(ranges(view.root)):
         _, at = _search(view, time_ns, first, until)
         if at > first:
@@ -58,6 +59,7 @@ def sequence_until(view: View, time_ns: int) -> int:
 
 
 def _first(view: View, time_ns: int) -> tuple[int, int]:
+    """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
     for first, until in ranges(view.root):
         if until is not None and not _readable(view, first, until):
             continue  # the range was reclaimed
@@ -68,12 +70,13 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
+    """Search one range of times for :func:`_first`."""
     readable = _readable(view, first, until)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # Start of the missing records that may be of that time: those before an older record are older, too, as append
-    # times do not decrease within a range.
+    # Start of the missing records that may be late enough: none before an older record, because append times do not
+    # decrease within a range.
     missing = None if later else first
     last = (view.bound.sequence or 0) if until is None else until - 1
     for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):
@@ -93,6 +96,7 @@ def _readable(view: View, first: int, until: int | None) -> list[Segment]:
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
+    """Return True if the last readable segment, if any, begins before ``time_ns``."""
     for segment in reversed(segments):
         try:
             opened = view.open(segment)
@@ -105,7 +109,7 @@ def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
 
 
 def _candidates(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
-    """Yield headers of batches that may be late enough; a sequence where records may be missing."""
+    """Yield headers of batches that may be late enough, and the first sequence of each gap."""
     due: int | None = None  # the next record
     for segment in segments:
         base, limit = segment.base_sequence, view.limit(segment)

@@ -1,7 +1,7 @@
 """Rewriting of a sealed segment without records that no group needs.
 
-A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. So the others keep their
-positions and bytes, ``zstd -dc`` still makes a raw segment, and the frames show the dropped sequences.
+A DROPPED batch of zeros replaces each run of dropped batches in the same length. So kept batches have the same bytes
+and positions, ``zstd -dc`` still makes a raw segment, and the frames show the dropped sequences.
 Memory: a few times the longest batch, and about 60 bytes per batch.
 """
 
@@ -36,7 +36,7 @@ Keeps = Callable[[BatchHeader, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
-    """Result of :func:`shrink_segment`; only ``index.shrunk`` includes records dropped before."""
+    """Result of :func:`shrink_segment`. Only ``index.shrunk`` includes records that an earlier call dropped."""
 
     index: SealedIndex
     dropped: list[RouteEntry]
@@ -45,7 +45,7 @@ class Shrinkage:
 
 
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
-    """Copy the batches that ``keeps`` selects to an empty file; the caller syncs it."""
+    """Copy the batches that ``keeps`` selects to an empty file, which the caller syncs."""
     old = source.index
     builder, lost = SegmentIndexBuilder(old.base_sequence), SegmentIndexBuilder(old.base_sequence)
     writer = FrameWriter(target, disk, builder)
@@ -80,7 +80,7 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
 
 
 def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
-    """Read a shrunk segment back; raise Damaged if it lacks a needed batch, or the source has changed."""
+    """Read a shrunk segment back. Raise Damaged if a needed batch is missing, or the source has changed."""
     if source.sha256() != source.index.sha256:
         raise damaged(source.path, "it differs from its index")
     if made.index != shrinkage.index or made.sha256() != shrinkage.index.sha256:
@@ -89,6 +89,7 @@ def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, kee
 
 
 def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
+    """Raise Damaged if a batch that ``keeps`` selects is missing or differs."""
     if _segment_of(source.index) != _segment_of(made.index):
         raise damaged(made.path, f"it is not a form of the segment in {source.path}")
     for old, new in _aligned(source, made):
@@ -98,7 +99,7 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
 
 
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
-    """Return header and payload of a batch of ``length`` bytes for the records base ≤ s < following."""
+    """Return header and payload of ``length`` bytes that replace records base ≤ s < following."""
     payload = bytes(length - FRAMING_BYTES)
     flags = int(Flag.CONTROL | Flag.DROPPED)
     return control_header(payload, base, append_time_ns, epoch, count=following - base, flags=flags), payload
@@ -107,7 +108,7 @@ def dropped_batch(length: int, base: int, following: int, append_time_ns: int, e
 def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
     """Yield the batches of two forms in the smallest groups that end at the same position.
 
-    The last groups may differ; one list is empty if that form has no more batches.
+    The last groups may end differently, and one may be empty.
     """
     lefts, rights = _batches(one), _batches(other)
     while True:
@@ -123,7 +124,7 @@ def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBa
 
 
 def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
-    """Return True if ``new`` spans the same positions, and equals ``old`` unless none of it must be kept."""
+    """Return True if ``new`` has the positions of ``old``, and the bytes unless all may be dropped."""
     if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
     if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):
@@ -132,8 +133,8 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
 
 
 def _replaced(source: SealedFile, keeps: Keeps, drop: Callable[[StoredBatch], None]) -> Iterator[StoredBatch]:
-    """Yield the kept batches, and one of zeros for each run of others, which ``drop`` gets."""
-    run: list[StoredBatch] = []  # first and last batch
+    """Yield kept batches, and a batch of zeros for each run of batches passed to ``drop``."""
+    run: list[StoredBatch] = []  # its first and last batch
     for batch in _batches(source):
         kept = _is_kept(batch, keeps)
         if run and (kept or batch.end - run[0].position > FRAME_BYTES):

@@ -1,7 +1,7 @@
 """Snapshot of a log: its head and its segments.
 
-Everything that reads a log uses a :class:`View`. Sealing and reclaim rename files while others read them, so
-:meth:`View.follow` tries every name of a segment.
+Everything that reads a log uses a :class:`View`. Sealing and reclaim rename files during reads, so :meth:`View.follow`
+tries every name of a segment.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class State(Enum):
     ARCHIVED = "archived"  # only in a bundle
     SKIPPED = "skipped"  # a start skipped its number
     LOST = "lost"  # given up by ``wald repair``
-    NOT_RESTORED = "not-restored"  # in no bundle at a restore
+    NOT_RESTORED = "not-restored"  # missing from the bundles of a restore
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"  # issued, but in no segment and no ledger
 
 
 class SegmentGone(Damaged):
-    """A listed segment was reclaimed, or moved away."""
+    """Listed segment that has been reclaimed, or moved away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class View:
     bound: Bound
     listing: Listing
     with_released: bool = False  # also read released segments
-    head: Head | None = field(default=None, compare=False)  # gave the bound
-    continuity: Continuity | None = field(default=None, compare=False)  # None: do not detect another log
+    head: Head | None = field(default=None, compare=False)  # source of the bound
+    continuity: Continuity | None = field(default=None, compare=False)  # None: do not detect replacement
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -87,7 +87,7 @@ class View:
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Return the result of ``action``, which raises FileNotFoundError, for a segment's current name."""
+        """Call ``action`` with each name of a segment until there is no FileNotFoundError."""
         for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: reclaim may restore an earlier name
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
@@ -110,8 +110,8 @@ class View:
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
         """Estimate from file times when a record with an append time in the future was written.
 
-        A raw segment records when it was made; a sealed one was made when it was complete. A time in the future is
-        wrong, too, so the next segment counts.
+        A raw segment records its creation; a sealed file is created after its last record. If such a time is in the
+        future too, the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
             with suppress(OSError, Damaged), open_file(segment.path) as file:
@@ -128,7 +128,7 @@ class View:
             self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
-        """Return the view with the current segments; raise Damaged if they still include ``segment``."""
+        """Return the view with a new listing. Raise Damaged if that still includes ``segment``."""
         listing = self._list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
@@ -139,7 +139,7 @@ class View:
         return replace(self, listing=listing)
 
     def completed(self, first: int, last: int) -> View:
-        """Add segments from ``first`` to ``last`` whose deletion was undone."""
+        """Return the view with those segments from ``first`` to ``last`` whose deletion was undone."""
         known = {segment.base_sequence for segment in self.listing.between(first, last)}
         found = [each for each in self._list_again().between(first, last) if each.base_sequence not in known]
         return replace(self, listing=self.listing.including(found)) if found else self
@@ -150,9 +150,9 @@ class View:
 
 
 def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
-    """Open a segment, by its frames if the index is damaged.
+    """Open a segment; salvage a sealed segment if its index is damaged.
 
-    Raise FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing is readable.
+    Raise FileNotFoundError if the file was renamed, Misplaced, or Damaged if nothing is readable.
     """
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
@@ -165,9 +165,9 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """Return a view up to ``bound``, by default the head; without either, not of the newest raw segment."""
+    """Return a view up to ``bound``, by default the head. Without a head, exclude the newest raw segment."""
     head = _checked_head(root, continuity) if bound is None or continuity is not None else None
-    listing = list_segments(root)  # after the head, whose segment has its name by then
+    listing = list_segments(root)  # after the head, to include its segment
     if bound is not None:
         return View(root, log_id, bound, listing, continuity=continuity)
     return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
@@ -197,7 +197,7 @@ def durable_head(root: Root) -> Head | None:
 def recorded_end(view: View, segment: Segment) -> int:
     """Return where a raw segment ended when it was cut; 0 if unknown.
 
-    It reveals a truncation that lost only pieces of records that end later, and so no sequence.
+    This reveals a truncation that lost only pieces of records, and so no sequence.
     """
     following = view.listing.behind(segment.base_sequence)
     if following is None:
@@ -214,7 +214,7 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
-    """Return a view of only the next segment: a full listing takes longer."""
+    """Return a view of only the segment after ``base``, without a full listing."""
     found = next_base(root.segments, base)
     segments = () if found is None else (Segment(found, Kind.RAW, root.segment(found, Kind.RAW)),)
     return View(root, log_id, EVERYTHING, Listing(segments))
