@@ -1,11 +1,11 @@
-"""Reads from a position: batches, records, Arrow, lookups, search.
+"""Reading of batches, records and Arrow tables; lookup and search.
 
 arrow      batches as Arrow tables
-assembler  assembly of whole records from the pieces in stored batches
+assembler  whole records from pieces
 latest     start of the last N records of a route
-lookup     lookup of one record: where it is, or what happened to it
+lookup     location or fate of a record
 pattern    records that match a pattern
-reader     reader of batches and records, with following
+reader     batches and records, with following
 scanner    scan of stored batches across segments
 search     parallel search in a log
 selection  selection of records: start, end, routes

@@ -6,7 +6,7 @@
     event_time   timestamp[ns, UTC], nullable
     segment      int64, on request: base sequence of the segment in which the record begins
 
-Lines become a binary array by Arrow's split, which releases the interpreter's lock and is twice as fast as numpy.
+Arrow splits lines, because its split releases the interpreter's lock and is twice as fast as numpy.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.na
 
 
 def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
-    """Return one Arrow batch for one batch, or for several of lines."""
+    """Convert one batch, or several batches of lines, to one Arrow batch."""
     made = _Columns(batches)
     return pa.RecordBatch.from_arrays([getattr(made, name)() for name in columns], schema=schema_of(columns))
 
 
 class _Columns:
-    """Makers of the Arrow columns, one method for each field."""
+    """Conversion of batches to Arrow columns, with a method for each field."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -153,11 +153,11 @@ class _Columns:
         return array.slice(self._batches[0].skipped, self._count)
 
 
-def _nulls(count: int, kind: Any) -> pa.Array:  # a pyarrow type; the package has no stubs
+def _nulls(count: int, kind: Any) -> pa.Array:  # pyarrow has no stubs
     return _nulls_of_power(max(0, count - 1).bit_length(), kind).slice(0, count)
 
 
 @cache
 def _nulls_of_power(exponent: int, kind: Any) -> pa.Array:
-    """Cached: making nulls takes as long as making the sequences."""
+    """Return cached nulls: making nulls takes as long as making the sequences."""
     return pa.nulls(1 << exponent, kind)

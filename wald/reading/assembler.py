@@ -1,8 +1,7 @@
 """Assembly of whole records from the pieces in stored batches.
 
-Long records are yielded when they end: batches are in the order of their records' ends, which within a route is that of
-their sequences. :class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses objects, not
-bytes.
+Batches come in the order in which their records end; within a route, that is the order of the sequences. :class:`Rows`
+creates :class:`Record` objects on demand, because the garbage collector traverses objects, not bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Sender:
 
     Attributes:
         via: ``socket``, ``fifo``, ``stdin``, or ``unknown`` if a program wrote the batch without the daemon.
-        peer: the process; None unless ``via`` is ``socket``, or if the peer's introduction is damaged.
-        producer_id: 0 without one.
+        peer: the sending process; None if unknown, or ``via`` is not ``socket``.
+        producer_id: 0 if the sender gave none.
     """
 
     via: str
@@ -44,7 +43,7 @@ class Sender:
     producer_id: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the known keys."""
+        """Return the known fields."""
         peer = {} if self.peer is None else self.peer._asdict()
         return {"via": self.via} | peer | ({"producer_id": f"{self.producer_id:x}"} if self.producer_id else {})
 
@@ -57,13 +56,13 @@ class Sender:
 
 
 class Senders:
-    """Lookup of the senders of batches; keeps one segment open until ``close``."""
+    """Lookup of senders. The last segment stays open until :meth:`close`."""
 
     def __init__(self, view: Callable[[], View]) -> None:
         self._view = view
         self._base = -1
         self._segment: OpenSegment | None = None
-        self._known: dict[int, Sender] = {}  # by the segment's peer numbers
+        self._known: dict[int, Sender] = {}  # by peer number
 
     def close(self) -> None:
         if self._segment is not None:
@@ -97,7 +96,7 @@ _RECORD: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive records of one route; the lists may have more than ``count``; None if no record has a value."""
+    """Decoded records of one route. Columns may be longer than ``count``, and are None if they have no values."""
 
     route: str
     first: int
@@ -134,15 +133,13 @@ class Batch:
     """Consecutive records of one route in stored form; only :meth:`records` loops over them.
 
     Attributes:
-        route: name of the route.
-        first_sequence: sequence of the first selected record.
-        last_sequence: sequence of the last selected record.
+        first_sequence, last_sequence: the range of the selected records.
         payload: the stored bytes, not copied, in the encoding that the header names. A payload of columns may contain
-            other records; :meth:`raw` returns only the selected ones, and the same form for both encodings.
+            other records; :meth:`raw` returns only the selected records, in one form for both encodings.
         terminated: False if the last line ended without a newline.
-        header: the stored header; for a record in several pieces, that of its first batch.
-        segment: base sequence of the segment that contains the stored batch.
-        position: offset of the stored batch in the raw segment, in bytes.
+        header: the stored header; for a record in several pieces, the header of its first batch.
+        segment: base sequence of the segment with the batch.
+        position: offset of the batch in the raw segment, in bytes.
 
     Example::
 
@@ -205,12 +202,12 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a ``pyarrow.RecordBatch``, created without a loop over the records; needs ``wald[arrow]``."""
-        from wald.reading.arrow import record_batch  # importing pyarrow and numpy takes 100 ms or more
+        from wald.reading.arrow import record_batch  # importing pyarrow takes 100 ms
 
         return record_batch([self])
 
     def between(self, first: int, last: int) -> Batch | None:
-        """Return the records whose sequences are within ``first`` to ``last``; None without any."""
+        """Return the part of the batch from ``first`` to ``last``; None if empty."""
         first, last = max(first, self.first_sequence), min(last, self.last_sequence)
         if first > last:
             return None
@@ -253,13 +250,13 @@ class OpenRecord:
 
 
 class Assembler:
-    """Assembler of whole records; at most one of each route is open."""
+    """Assembler of whole records, with at most one open record per route."""
 
     def __init__(self) -> None:
-        self.open_records: dict[str, OpenRecord] = {}  # by route
+        self.open_records: dict[str, OpenRecord] = {}
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
-        """Drop and return open records that may lack a piece, given the missing ``routes``; None if unknown."""
+        """Drop and return open records that may lack a piece among the missing ``routes``; None drops all."""
         lasts = None if routes is None else {each.route: each.last for each in merge_routes((), routes)}
         records = self.open_records.values()
         dropped = [each for each in records if lasts is None or each.sequence <= lasts.get(each.route, 0)]
@@ -268,7 +265,7 @@ class Assembler:
         return dropped
 
     def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> list[Batch | DamagedRange]:
-        """Return the records within ``first`` to ``last`` that ``stored`` completes."""
+        """Add a stored batch; return the records within ``first`` to ``last`` that it completes."""
         done: list[Batch | DamagedRange] = []
         header, route = stored.header, stored.route
         start = stored.at + header.payload_offset

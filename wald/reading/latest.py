@@ -1,7 +1,7 @@
-"""Start of the last N records of a route, found backwards from the end of the log.
+"""Backward search for the start of the last N records of a route.
 
-The index of a sealed segment lists a route's batches. In a raw segment, or if records have to match, a window at its
-end is read, and one eight times as large if it has too few.
+The index of a sealed segment lists the batches of each route. In a raw segment, or if records must match, a window at
+the end is read; while it has too few records, a window eight times as large.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from wald.segments.reader import OpenSegment, SealedSegment
 from wald.segments.seek import end_of
 from wald.segments.view import View
 
-Run = tuple[int, int]  # first of consecutive records of a route, and their number
-Found = Callable[[Batch], Iterable[Record]]  # matching records of a batch
+Run = tuple[int, int]  # first sequence and number of consecutive records
+Found = Callable[[Batch], Iterable[Record]]  # returns the matching records of a batch
 
 _WINDOW = 1024  # records, initially
 _WIDER = 8
@@ -32,9 +32,9 @@ _WIDER = 8
 def start_of_latest(
     view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
 ) -> int:
-    """Return the first of the last ``count`` records up to ``last``; with fewer, the oldest or ``first``.
+    """Return the first of the last ``count`` records up to ``last``; if there are fewer, the oldest or ``first``.
 
-    Segments that end before ``first`` are not read. Damage is ignored; reading reports it.
+    Segments that end before ``first`` are not read. Damage is ignored, because reading reports it.
     """
     routes = None if route is None else frozenset([route])
     top = min(last, end_of(view) - 1)
@@ -58,7 +58,7 @@ def start_of_latest(
 def _runs(
     view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
 ) -> Iterator[Run]:
-    """Yield runs up to ``top``, newest first; of a raw segment at least ``count`` records if it has them."""
+    """Yield runs up to ``top``, newest first. A raw segment yields at least ``count`` records if it has them."""
     base, limit = segment.base_sequence, view.limit(segment)
     if found is not None:
         yield from _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
@@ -71,7 +71,7 @@ def _runs(
 
 
 def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
-    """Return runs of the smallest window with enough records, or of the segment."""
+    """Return the runs of the first window with ``count`` records, or of the whole segment."""
     window = max(_WINDOW, count)
     while True:
         first = max(base, top + 1 - window)

@@ -1,4 +1,4 @@
-"""Lookup of one record: an answer for every number starting at 1, never just "not found"."""
+"""Lookup of one record. Every number from 1 has an answer other than "not found"."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class Whereabouts:
     """Location or fate of a record.
 
     Attributes:
-        segment: file name of the segment that holds it, or last held it.
-        position: of its batch in the raw segment, bytes.
-        processed: per group of its route, by its cursor and its workers' journal.
-        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; a record that is
-            still in the log may have one too.
-        bundle_entry: the ledger's line about that bundle.
-        reclaimed: the ledger's line about the deletion: time, rule and cursors.
-        message: the answer as a sentence.
+        segment: file name of the segment that contains, or last contained, the record.
+        position: offset of the batch in the raw segment, in bytes.
+        processed: True for each group that has processed the record, by its cursor or its workers' journal.
+        bundle, member: the archive bundle (path or address), and the file in that tar, even if the record is still in
+            the log.
+        bundle_entry: the ledger's line about the bundle.
+        reclaimed: the ledger's line about the deletion, with time, rule and cursors.
     """
 
     sequence: int
@@ -60,10 +59,10 @@ def where(view: View, sequence: int) -> Whereabouts:
         return found
     try:
         bundled, deletions = history.archived(sequence), _deletions(history, sequence)
-    except Damaged as error:  # the location is known without them
+    except Damaged as error:  # the location is known without the ledger
         return replace(found, message=f"{found.message}; {error.message}")
     if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
-        deletions = []  # not deleted; or decided and not yet executed
+        deletions = []  # not deleted, or not yet
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
     return replace(found, reclaimed=deletions[0] if deletions else None)
@@ -79,12 +78,12 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
         return _never_issued(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
-    # The newest at or below it; of two forms, the one that is not released.
+    # Newest segment first; of two forms, the unreleased form first.
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
             opened = view.open(segment)
-        except Misplaced as error:  # the previous one may hold the record
+        except Misplaced as error:  # the previous segment may contain it
             reason = reason or error.message
             continue
         except SegmentGone:
@@ -107,7 +106,7 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
 
 
 def _in_segment(view: View, sequence: int, segment: Segment, opened: OpenSegment) -> Whereabouts | DroppedBatches | str:
-    """Return the record's place, the obstacle found there, or ""."""
+    """Return the record's location, the dropped batches that contained it, the damage found, or ""."""
     limit = view.limit(segment)
     gap: DamagedBytes | None = None
     for item in opened.batches(opened.position_of_sequence(sequence, limit), limit):
@@ -170,9 +169,9 @@ def _never_issued(sequence: int, last: int | None) -> Whereabouts:
 
 
 def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
-    """Return the fate of an issued record that no readable segment holds.
+    """Return the fate of an issued record that no readable segment contains.
 
-    ``dropped_from``: the segment that says that shrinking dropped it; "" without one.
+    ``reason`` describes damage; ``dropped_from`` names the segment from which shrinking dropped it, or is "".
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
@@ -221,9 +220,9 @@ def _describe_loss(shrunk: ShrunkRecord | None) -> str:
 
 
 def _deletions(history: History, sequence: int) -> list[Entry]:
-    """Return the lines about the deletion of an absent record: of its segment, or of its batch by shrinking.
+    """Return the ledger lines about the deletion of an absent record, by reclaim or by shrinking.
 
-    Several if ranges overlap: older versions recorded one range per route.
+    Several lines may include the record, because older versions recorded one range per route.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
@@ -237,7 +236,7 @@ def _deletions(history: History, sequence: int) -> list[Entry]:
 
 
 def _deleted_routes(entry: Entry, sequence: int) -> list[Entry]:
-    """Return a line's routes among whose deleted records ``sequence`` may be."""
+    """Return a line's routes whose deleted records may include ``sequence``."""
     return [route for route, _ in candidate_routes(entry, sequence)]
 
 

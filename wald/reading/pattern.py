@@ -1,7 +1,7 @@
-"""Records that match a pattern.
+"""Search for records that match a pattern.
 
-A pattern matches the value of one record: ``^`` and ``$`` are its ends. Batches without a string that every match must
-contain are skipped as a whole.
+In a pattern, ``^`` and ``$`` are the ends of a record's value. If every match must contain some string, batches without
+that string are skipped as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wald.format.records import Record, decode_columns
 from wald.reading.assembler import Batch
 
 _LOWER = bytes(range(256)).lower()
-_LINES_SEARCHED = 8  # in the time that finding one line by its place takes
+_LINES_SEARCHED = 8  # in the time of locating one line
 
 
 class BadPattern(ValueError):
@@ -29,7 +29,7 @@ class BadPattern(ValueError):
 
 
 class Matcher:
-    """Finder of records that match, or with ``invert`` do not; raises BadPattern. Case is ignored only of ASCII."""
+    """Finder of records that match a pattern, or with ``invert`` do not. ``ignore_case`` is limited to ASCII."""
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
         source = re.escape(pattern) if fixed else pattern
@@ -48,11 +48,11 @@ class Matcher:
         return (self._search(value) is None) == self._invert
 
     def absent(self, data: bytes | memoryview) -> bool:
-        """Return True if these lines or columns contain no matching record."""
+        """Return True if ``data``, lines or columns, contains no matching record."""
         return bool(self._literal) and find_bytes(self._text(data), self._literal) < 0
 
     def found(self, batch: Batch) -> list[tuple[int, bytes]]:
-        """Return sequence and value of the matching records."""
+        """Return the sequence and value of each match."""
         text = self._text(batch.payload)
         occurrences = count_bytes(text, self._literal) if self._literal else batch.count
         if not occurrences:
@@ -74,7 +74,7 @@ class Matcher:
             yield from (record for record in batch.records() if self.matches(record.value))
 
     def _text(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Return the bytes to search for the literal, valid until the next call."""
+        """Return ``data`` in the case of the literal, valid until the next call."""
         if not self._folds or not self._literal:
             return data
         if len(self._folded) < len(data):
@@ -88,7 +88,7 @@ class Matcher:
         return list(compress(enumerate(values, first), map(not_, matches) if self._invert else matches))
 
     def _lines(self, payload: bytes, text: bytes | memoryview, batch: Batch) -> Iterator[tuple[int, bytes]]:
-        at = 0  # of the next line
+        at = 0  # start of the next line
         sequence = batch.first_sequence
         while sequence <= batch.last_sequence and (found := find_bytes(text, self._literal, at)) >= 0:
             start = max(at, payload.rfind(b"\n", at, found) + 1)
@@ -101,13 +101,13 @@ class Matcher:
 
 
 def _literal(source: bytes, flags: int) -> bytes:
-    """Return the longest known string in every match; empty if unknown."""
+    """Return the longest string known to be in every match; empty if unknown."""
     runs = groupby(_parts(_parser.parse(source, flags)), key=lambda part: part is not None)
     return max((bytes(part for part in run if part is not None) for _, run in runs), key=len, default=b"")
 
 
-def _parts(parsed: Any) -> Iterator[int | None]:  # Any: the parser has no types
-    """Yield bytes that must be adjacent; None for anything else."""
+def _parts(parsed: Any) -> Iterator[int | None]:  # the parser has no types
+    """Yield bytes that are adjacent in every match; None for anything else."""
     for operation, argument in parsed:
         if operation is _constants.LITERAL:
             yield argument

@@ -1,10 +1,9 @@
-"""Reader of batches and records, with following.
+"""Reader of batches and records, optionally following the log.
 
-Reclaimed records are an error if the start is a sequence or a time, or if a cursor is before them; a start at
-"earliest", or of a group without a cursor, skips them. Records missing without a ledger line are damage.
+Reclaimed records are an error after a start at a sequence, a time or a cursor. A start at "earliest", or of a group
+without a cursor, skips them. Records missing without a ledger line are damage.
 
-Following polls the head: file events of a segment arrive before its data is durable, and never if another
-machine writes.
+A follower polls the head: file events arrive before the data is durable, and never if another machine writes.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from wald.segments.view import View, no_segment, read_view
 
 _POLL_FIRST_SECONDS = 0.001
 _POLL_LAST_SECONDS = 0.050  # 20 polls of about 10 µs a second: negligible
-_WORTH_A_JUMP = 1000  # records: opening at a position costs as much as scanning this number of batches
-_DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which a sync interval may delay
+_WORTH_A_JUMP = 1000  # records; a jump costs as much as scanning this number of batches
+_DURABLE_NS = 2_000_000_000  # from append time to sync, which a sync interval may delay
 
 
 def read_batches(
@@ -85,8 +84,8 @@ def read_span(
 ) -> Iterator[Batch]:
     """Read the selected records up to the end of ``view``.
 
-    ``absent`` returns True if verified bytes of a sealed segment contain no wanted record. Their batches are then not
-    parsed, unless a record continues into or out of one.
+    Verified bytes of a sealed segment for which ``absent`` returns True contain no wanted record. Their batches are not
+    parsed, unless a record continues into or out of them.
     """
     return _Reading(view, selection, on_damage, on_missing, absent).batches()
 
@@ -103,10 +102,10 @@ def read_onward(
     on_missing: OnMissing = None,
     resume_at: Callable[[], int] = lambda: 0,
 ) -> Generator[Batch | int | None]:
-    """Yield batches like :func:`read_batches`, and instead of waiting the sequence of the last durable record.
+    """Yield batches like :func:`read_batches`; at the end of the log, yield a sequence instead of waiting.
 
-    All wanted records up to that sequence have been yielded; a record without a durable last piece is after it. None is
-    a step without a batch: the next wanted record may be far away.
+    All wanted records up to that sequence have been yielded. A record without a durable last piece comes later. None is
+    a step without a batch.
 
     After each sequence, ``resume_at`` returns the next record that may be wanted, or 0 for any.
     """
@@ -117,6 +116,8 @@ def read_onward(
 
 
 class _Reading:
+    """State of one read."""
+
     def __init__(
         self,
         view: View,
@@ -127,11 +128,11 @@ class _Reading:
     ) -> None:
         self._root = view.root
         self._scanner: Scanner | None = None
-        # A reader with a start may need released segments.
+        # A reader with an explicit start may need released segments.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
         self._begin = min([selection.first, *selection.floors.values()])
-        self._begun: dict[str, int] = {}  # records before that to read again, by route
+        self._begun: dict[str, int] = {}  # by route: open record to read again
         self._restart: tuple[int, tuple[int, ...]] | None = None
         self._on_damage = on_damage
         self._on_missing = missing_handler(on_missing)
@@ -151,7 +152,7 @@ class _Reading:
         cancel: threading.Event | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Generator[Batch]:
-        """Yield batches to the end, with ``renewed`` even of records appended before the first step."""
+        """Yield batches to the end of the view, which ``renewed`` updates first; ``follow`` continues."""
         with self._closing():
             if renewed:
                 self._renew()
@@ -166,7 +167,7 @@ class _Reading:
                     return
                 if not self._await_change(cancel or threading.Event(), on_wait):
                     return
-                follow = not self._is_over()  # before the view is renewed, which then contains all wanted records
+                follow = not self._is_over()  # before renewing, so that the view is complete
                 self._view = self._view.renewed()
 
     def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
@@ -184,6 +185,7 @@ class _Reading:
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
+        """Close the scanner; report a replaced log instead of the damage in it."""
         try:
             yield
         except (Damaged, NotFound):
@@ -202,7 +204,7 @@ class _Reading:
             self._view = self._view.renewed()
 
     def _to_end(self) -> Generator[Batch | None]:
-        """Yield batches to the end of the view or the wanted records; None is a step without a batch."""
+        """Yield batches to the end of the view or selection; None is a step without a batch."""
         selection, assembler = self._selection, self._assembler
         while not self._complete:
             if self._scanner is None or not self._scanner.begun:
@@ -237,7 +239,7 @@ class _Reading:
                     self._report_deleted(item)
                 elif isinstance(item, RebuiltSegment):
                     self._begin_again(item.sequence)
-                    break  # to continue in a new view
+                    break  # continue in a new view
                 elif self._report_missing(item, scanner):
                     break
                 if self._complete:
@@ -258,14 +260,14 @@ class _Reading:
 
     def _begin_again(self, due: int) -> None:
         restart = due, self._history.version()
-        again = restart == self._restart  # overlapping segments have led here
+        again = restart == self._restart  # overlapping segments led here twice
         self._begun = {} if again else {each.route: each.sequence for each in self._assembler.drop()}
         self._begin, self._restart = due, restart
         self._close()
         self._view = self._view.renewed()
 
     def _report_given_up(self, route: str | None = None) -> None:
-        """Report open records that a repair gave up: later pieces may be gone."""
+        """Report open records that a repair gave up, because later pieces may be gone."""
         begun = [each for each in self._assembler.open_records.values() if route in (None, each.route)]
         if not begun or self._history.version() == self._mark:
             return
@@ -273,7 +275,7 @@ class _Reading:
             try:
                 if not self._history.is_given_up(each.sequence):
                     continue
-                losses = self._history.losses(each.sequence, each.sequence)  # none if it was reclaimed
+                losses = self._history.losses(each.sequence, each.sequence)  # none if reclaimed
             except Damaged:  # a repair would have replaced a damaged ledger
                 continue
             torn = self._assembler.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
@@ -281,14 +283,14 @@ class _Reading:
             self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
 
     def _steps_behind(self, segment: int) -> bool:
-        """Return True if append times restart after a segment: later records may be older."""
+        """Return True if append times restart after a segment, so that later records may be older."""
         if self._stepped is None or self._stepped[0] is not self._view:
             last = max((step.base for step in read_steps(self._root)), default=0)
             self._stepped = self._view, last
         return self._stepped[1] > segment
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
-        """Return False if ``cancel`` is set."""
+        """Wait for a change or the time limit; return False if ``cancel`` is set."""
         delay = _POLL_FIRST_SECONDS
         while not has_moved(self._view) and not self._is_over():
             if on_wait is not None:
@@ -299,6 +301,7 @@ class _Reading:
         return not cancel.is_set()
 
     def _is_over(self) -> bool:
+        """Return True once no wanted record can arrive."""
         return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
     def _report_damaged(self, damaged: DamagedRange) -> None:
@@ -313,13 +316,13 @@ class _Reading:
             self._report_lost(damaged.message, 0)
 
     def _report_missing(self, missing: MissingRange, scanner: Scanner) -> bool:
-        """Report records that are in no segment; return True to try a new view first.
+        """Report records that are in no segment; return True to retry in a new view.
 
-        RECLAIM may have renamed their segments before the listing, and undone that in its ledger.
+        RECLAIM may have renamed their segments before the listing, and undone the deletion since.
         """
         first, last = missing.first, missing.last
         if not self._assembler.open_records:
-            last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
+            last = min(last, self._selection.last)  # open records may have pieces after it
         unmounted = None
         try:
             lost = list(self._history.unexplained(first, last))
@@ -374,7 +377,7 @@ class _Reading:
             self._report_lost(message, max(sequences))
 
     def _report_dropped(self, dropped: DroppedRange) -> None:
-        """Report dropped records: a range of all routes, or the wanted routes of the segment."""
+        """Report dropped records: their range if all routes are wanted, or the wanted routes of the segment."""
         selection = self._selection
         first, last = dropped.first, min(dropped.last, selection.last)
         routes = dropped.routes
@@ -382,7 +385,7 @@ class _Reading:
             losses = [] if routes is not None else self._history.losses(first, dropped.last)
             if routes is None and not losses:
                 routes = self._history.dropped(dropped.segment)
-        except Damaged as error:  # of the ledger
+        except Damaged as error:
             self._assembler.drop()
             self._report(error)
             return
@@ -411,14 +414,14 @@ class _Reading:
         self._report_gone([gone], first, last, "")
 
     def _report_deleted(self, deleted: DeletedSegment) -> None:
-        """Report open records that lost pieces because a segment was deleted before it was read to its end."""
+        """Report open records that lost pieces in a segment deleted before it was read completely."""
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)
             if not self._assembler.open_records or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
             gone = next(self._history.reclaimed_segments(base, base), None)
-        except Damaged as error:  # of the ledger
+        except Damaged as error:
             self._assembler.drop()
             self._report(error)
             return
@@ -430,7 +433,7 @@ class _Reading:
             self._report_gone(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
 
     def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
-        """Report the wanted records of ``gone``; ``lost`` is "" if reclaimed."""
+        """Report the wanted records of ``gone``; ``lost`` is the reason, or "" if reclaimed."""
         selection = self._selection
         found = count_missing(
             self._root.path,
@@ -457,7 +460,7 @@ class _Reading:
         self._on_missing(missing)
 
     def _floor(self, route: str) -> int:
-        """Read the cursor again: records that the group has processed since may be reclaimed, and are not missing."""
+        """Return the first needed record by the current cursor: processed records may have been reclaimed."""
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
@@ -499,7 +502,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> ReclaimedSegment:
-    """Return ``segment`` without routes of which it had only pieces of ``torn`` records."""
+    """Remove the routes of which ``segment`` had only pieces of ``torn`` records."""
     pieces = {each.route for each in torn}
     if not pieces or segment.routes is None:
         return segment

@@ -1,7 +1,7 @@
 """Scan of stored batches across segments.
 
-A :class:`Scanner` stops at the end of a view and continues in a later one. A raw segment stays open to its end, so
-sealing does not matter. Sequences have no gaps, so everything missing is noticed.
+A :class:`Scanner` stops at the end of a view and continues in a later view. A raw segment stays open to its end, so
+sealing does not matter. Sequences have no gaps, so every missing record is noticed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from wald.segments.view import SegmentGone, View, recorded_end, truncated
 
 
 class DamagedRange(NamedTuple):
-    """Unreadable records. If last < first, no whole record is lost, only a piece of one or control state."""
+    """Unreadable records. If last < first, only a piece of a record, or control state, is lost."""
 
     message: str
     first: int
     last: int
-    whole_segment: bool = False  # it cannot be opened: reported even if no record is lost
+    whole_segment: bool = False  # an unreadable segment is reported even without lost records
 
 
 class MissingRange(NamedTuple):
@@ -47,30 +47,30 @@ class MissingRange(NamedTuple):
 
 
 class DroppedRange(NamedTuple):
-    """Records dropped to shrink ``segment``; if last < first, only pieces of a record that began before."""
+    """Records dropped to shrink ``segment``. If last < first, only pieces of an earlier record are dropped."""
 
     first: int
     last: int
     segment: int
-    latest_ns: int  # append time of the last one
-    routes: tuple[RouteEntry, ...] | None  # all of the segment; None if unknown
+    latest_ns: int  # append time of the last record
+    routes: tuple[RouteEntry, ...] | None  # of the whole segment; None if unknown
 
 
 class DeletedSegment(NamedTuple):
-    """Segment deleted while an earlier copy of its file was open; the copy ends at ``position``."""
+    """Segment deleted while an earlier copy was open. The copy ends at ``position``."""
 
     segment: int
     position: int
 
 
 class RebuiltSegment(NamedTuple):
-    """Segment that a repair rebuilt or split while it was open; the scan restarts at ``sequence``."""
+    """Segment that a repair rebuilt or split during the scan, which restarts at ``sequence``."""
 
     sequence: int
 
 
 class Arrivals(NamedTuple):
-    """Last durable record, and the first new record of each route; None if any may have some."""
+    """Last durable record, and each route's first new record; None if any route may have new records."""
 
     routes: Mapping[str, int] | None
     last: int
@@ -80,13 +80,13 @@ ScanItem = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedR
 
 
 def read_arrivals(view: View) -> Generator[Arrivals]:
-    """Yield, at each step, the routes of records that arrived since the previous step; at first, any route.
+    """Yield, at each step, the routes with records since the previous step; at first, any route.
 
-    Ends if an older copy of the log was restored, which ends before the previous step.
+    The iterator ends if the log has become shorter, because an older copy was restored.
     """
     last = end_of(view) - 1
     with closing(Scanner(view, sequence=last + 1, routes=None)) as scanner:
-        for _ in scanner.advance(view):  # enters the active segment, at its end
+        for _ in scanner.advance(view):  # enter the active segment at the end
             pass
         yield Arrivals(None, last)
         while True:
@@ -105,6 +105,7 @@ def read_arrivals(view: View) -> Generator[Arrivals]:
 
 
 def has_moved(view: View) -> bool:
+    """Return True if the head has moved since ``view``."""
     head = readable_head(view.root)
     if head is None:
         return view.renewed().bound != view.bound
@@ -114,8 +115,7 @@ def has_moved(view: View) -> bool:
 class Scanner:
     """Scanner of a log in the order of its sequences.
 
-    Batches before ``sequence`` may be yielded. Those outside ``routes``, and those that ``passable`` accepts, may be
-    skipped.
+    It may yield batches before ``sequence``, and skip batches outside ``routes`` or accepted by ``passable``.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class Scanner:
         self._wanted = sequence
         self._position = 0
         self._was_active = False
-        self._only_control = False  # read only control batches here; a start may write longer ones
+        self._only_control = False  # only control batches were read, which a start may lengthen
         self._expected: int | None = None  # the next sequence; None before the first batch
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
-        self.segment = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
+        self.segment = begin - 1 if begin <= sequence else 0  # segments with a larger base follow
         self._pending: DamagedBytes | None = None
 
     @property
@@ -142,7 +142,7 @@ class Scanner:
 
     @property
     def _due(self) -> int:
-        """Next wanted record, missing if the log continues after it."""
+        """Next wanted record, which is missing if the log continues with a later record."""
         return max(self._wanted, self._expected or 0)
 
     def close(self) -> None:
@@ -151,14 +151,14 @@ class Scanner:
             self._current = None
 
     def advance(self, view: View) -> Iterator[ScanItem]:
-        """Continue to the end of ``view``, which must not be before the end of an earlier one."""
+        """Yield items up to the end of ``view``, which must not end before an earlier view."""
         while True:
             if self._current is None:
                 following = self._following(view)
                 if following is None:
                     break
                 if self._expected is not None and following.base_sequence < self._expected:
-                    yield self._begin_again(view)  # split from a segment that was read before
+                    yield self._begin_again(view)  # split from an earlier segment
                     continue
                 if self._due < following.base_sequence:
                     yield MissingRange(self._due, following.base_sequence - 1)
@@ -194,7 +194,7 @@ class Scanner:
         return found if found is not None and found.base_sequence <= view.bound.segment else None
 
     def _enter(self, segment: Segment, view: View) -> View:
-        """Return the view without ``segment`` if it is gone."""
+        """Open a segment; return the view, without ``segment`` if it is gone."""
         try:
             opened = view.open(segment)
         except SegmentGone as gone:
@@ -230,7 +230,7 @@ class Scanner:
                 segment = self._current = reopened
                 if self._only_control:
                     self._position = FIRST_BATCH
-                elif segment.salt != salt:  # a repair rebuilt it: positions in the other file are different
+                elif segment.salt != salt:  # a repair rebuilt it: its positions are different
                     yield self._begin_again(view)
                     return
         for found in segment.batches(self._position, limit, self._routes, self._passable):
@@ -261,7 +261,7 @@ class Scanner:
             yield DeletedSegment(segment.base_sequence, self._position)
 
     def _gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> DamagedRange | None:
-        """Return the damage that ends at record ``resumed``, or a jump to that record."""
+        """Return the damage, or the jump of the sequence, that ends at record ``resumed``."""
         gap, self._pending = self._pending, None
         if gap is not None:
             return DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
@@ -299,7 +299,7 @@ class Scanner:
             self._position = bound.position
 
     def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
-        """Report a segment that cannot be opened; for a misplaced first one, try the segment before it."""
+        """Report a segment that cannot be opened. If the first segment is misplaced, try the previous segment."""
         before = view.listing.before(segment)
         if isinstance(error, Misplaced) and self._expected is None and before is not None:
             self.segment = before.base_sequence - 1

@@ -1,6 +1,6 @@
 """Parallel search in a log by forked processes, with results in order.
 
-Not by threads: ``re`` and ``bytes.find`` hold the interpreter's lock.
+Threads would not help: ``re`` and ``bytes.find`` hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from wald.segments.view import View
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-PORTION_BYTES = 8 << 20  # raw; much more than opening a segment costs, much less than a process's memory
+PORTION_BYTES = 8 << 20  # raw; outweighs opening a segment, fits in memory
 
 
 def portions(view: View, selection: Selection) -> Iterator[Portion]:
-    """Yield the portions in order, without gaps even if records are missing."""
+    """Split the selection into consecutive portions, without gaps even if records are missing."""
     first, last, collected = selection.first, selection.last, 0
     stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
     segments = view.segments[view.listing.covering(first) :] if view.segments else ()
@@ -58,7 +58,7 @@ def portions(view: View, selection: Selection) -> Iterator[Portion]:
 
 
 def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]:
-    """Return each frame's first sequence, raw bytes, earliest and latest time; one large frame without an index."""
+    """Return first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
     if segment.kind.form is Kind.SEALED:
         with suppress(Damaged, FileNotFoundError):
             table = sealed_index(segment, view.log_id).frames
@@ -66,13 +66,13 @@ def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]
     return [(segment.base_sequence, PORTION_BYTES, 0, -1)]
 
 
-_WRITTEN_BYTES = 64 << 10  # of output, at once
+_WRITTEN_BYTES = 64 << 10  # output of one result
 _PIPE_BYTES = 256 << 10
-_HELD_BYTES = 12 << 20  # of results, in each process until the parent reads them
+_HELD_BYTES = 12 << 20  # results that a process holds for the parent
 
 
 class Match(NamedTuple):
-    """Number of records, and the output for them."""
+    """Output for matching records, and their number."""
 
     records: int
     output: bytes
@@ -90,9 +90,9 @@ Absent = Callable[[bytes], bool]
 
 
 def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
-    """Return the results of ``show`` for the selected batches, and unreadable parts, in log order.
+    """Apply ``show`` to the selected batches in ``jobs`` processes; return results and damage in log order.
 
-    ``absent`` returns True if ``show`` finds nothing in batches with these bytes.
+    ``absent`` returns True for bytes in which ``show`` would find nothing.
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))
@@ -123,7 +123,7 @@ def _find(view: View, selection: Selection, show: Show, absent: Absent, portion:
 
 
 def _in_processes(find: Find, dealt: Sequence[Portion], jobs: int) -> Iterator[Event]:
-    import multiprocessing  # 20 ms, which a small log can save
+    import multiprocessing  # takes 20 ms
 
     context = multiprocessing.get_context("fork")
     receivers: list[Connection] = []
@@ -131,7 +131,7 @@ def _in_processes(find: Find, dealt: Sequence[Portion], jobs: int) -> Iterator[E
     try:
         for number in range(jobs):
             receiver, sender = context.Pipe(duplex=False)
-            with suppress(OSError):  # smaller if the user's limit is reached
+            with suppress(OSError):  # at the user's limit
                 fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             receivers.append(receiver)
             work = (find, dealt[number::jobs], sender, receivers)
@@ -148,7 +148,7 @@ def _in_processes(find: Find, dealt: Sequence[Portion], jobs: int) -> Iterator[E
 
 
 def _received(receiver: Connection) -> Iterator[Event]:
-    """Yield the events of one portion, which None ends."""
+    """Yield the events of one portion."""
     while True:
         try:
             event = receiver.recv()
@@ -164,7 +164,7 @@ def _received(receiver: Connection) -> Iterator[Event]:
 def _work(find: Find, dealt: Sequence[Portion], sender: Connection, receivers: Sequence[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # existing objects stay to the end
+    gc.freeze()  # do not traverse inherited objects
     for receiver in receivers:
         receiver.close()
     try:

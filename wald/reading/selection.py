@@ -1,7 +1,7 @@
 """Selection of records: routes, start, stop.
 
 Ranges of sequences include both ends everywhere in wald (``first`` and ``last``), so that a printed range can be typed.
-A datetime starts at the first record appended then or later, even a future one, and stops before it.
+A datetime starts at, or stops before, the first record appended at that time or later, even a future record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wald.segments.view import View
 
 Named = Literal["earliest", "end", "cursor"]
 Start = Named | int | datetime
-"""Start of reading: the oldest record, after the head, after a group's processed records, a sequence or a time."""
+"""Start of reading: the oldest record, after the head, after a group's processed records, a sequence, or a time."""
 
 Stop = int | datetime
 """End of reading: this sequence, or before the first record appended at this time or later."""
@@ -29,12 +29,12 @@ Stop = int | datetime
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selected records, in numbers."""
+    """Selection of records by route, sequence and time."""
 
     routes: frozenset[str] | None
-    first: int  # lowest, unless ``floors`` has another for the route
+    first: int  # lowest sequence of routes without a floor
     floors: dict[str, int] = field(default_factory=dict)  # route → sequence after the cursor of ``group``
-    last: int = SEQUENCE_MAX  # a time limit may end the selection earlier
+    last: int = SEQUENCE_MAX  # a time limit may be earlier
     from_ns: int = -(1 << 63)  # append times: from ≤ t < until
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
@@ -58,8 +58,8 @@ def select(view: View, route: str | None, start: Start, stop: Stop | None, group
 
 
 def _check_order(view: View, start: Start, stop: Stop | None) -> None:
-    """Refuse a sequence and a time that no record can be between, now or later."""
-    with suppress(Damaged):  # the order is unknown then
+    """Raise InvalidInput if no record can ever be between a sequence and a time."""
+    with suppress(Damaged):  # damage hides the order
         match start, stop:
             case int(), datetime():
                 first = sequence_until(view, nanoseconds(stop))

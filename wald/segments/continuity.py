@@ -155,7 +155,7 @@ def _is_repaired(root: Root, seen: Seen) -> bool:
     from wald.files.ledger_read import Lines
 
     with suppress(Damaged):
-        # "last" is base - 1 if the segment has only pieces of records
+        # "last" is base - 1 if no whole record exists
         for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
             entry = line.entry
             if entry.get("event") == "repaired" and line.low == seen.segment:

@@ -29,7 +29,7 @@ class Bound(NamedTuple):
         return self.position if base_sequence == self.segment else None
 
 
-EVERYTHING = Bound(1 << 63, 1 << 63, None)  # the bound if all segments are complete
+EVERYTHING = Bound(1 << 63, 1 << 63, None)  # if all segments are complete
 
 
 def read_head(root: Root) -> Head | None:

@@ -45,8 +45,6 @@ _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 @dataclass(slots=True)
 class _Tally:
-    """Totals of one route."""
-
     id: int
     first: int
     last: int
@@ -226,7 +224,7 @@ def _is_another_file(path: Path) -> bool:
         start = read_start(path, 8)
     except FileNotFoundError:
         return False
-    except Damaged:  # not a regular file
+    except Damaged:
         return True
     return start.startswith((SEGMENT_MAGIC, zstandard.FRAME_HEADER, b"{"))
 

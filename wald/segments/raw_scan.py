@@ -1,6 +1,4 @@
-"""Scan of a raw segment in constant memory, and resynchronisation after damage.
-
-A scan checksums each byte only once, even after damage.
+"""Scan of a raw segment in linear time and constant memory, and resynchronisation after damage.
 
 A payload may contain forged batches with valid checksums, because any reader can learn the salt. So :class:`Resync`
 follows the trailers backwards from an anchor (from the sparse index, the head, or the end of the data) to the damage.
@@ -42,7 +40,7 @@ from wald.format.segment import (
     decode_segment_header,
 )
 
-WINDOW_BYTES = 1 << 20  # small enough for a small machine, large enough for disk speed
+WINDOW_BYTES = 1 << 20  # fits small machines and reads at disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
 _ZEROS = bytes(WINDOW_BYTES)
 SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
@@ -117,7 +115,7 @@ class RawFile:
             return int.from_bytes(os.urandom(4)) if index is None or index.salt is None else index.salt
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes at ``offset``, or fewer at the limit."""
+        """Read ``length`` bytes, or fewer at the limit."""
         parts = []
         length = max(0, min(length, self.limit - offset))
         while length:

@@ -52,7 +52,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
                 parts.append(part)
                 got += len(part)
             if got == wanted:
-                stream.read(1)  # it compares the checksum after the last byte
+                stream.read(1)  # compares the checksum after the last byte
     except zstandard.ZstdError as error:
         return b"".join(parts), f"a frame does not decompress ({error})"
     return b"".join(parts), "" if got == wanted else "the frame is truncated"
@@ -71,7 +71,6 @@ class FrameWriter:
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
     def add(self, data: Buffer) -> None:
-        """Write ``data`` as one frame."""
         self.sha256.update(data)
         start = self.stored_bytes
         self._write(self._compressor.compress(data))
@@ -291,7 +290,7 @@ class SealedFile:
                 while left and (part := stream.read(min(FRAME_BYTES, left))):
                     yield part
                     left -= len(part)
-                stream.read(1)  # it compares the checksum after the last byte
+                stream.read(1)  # compares the checksum
             except zstandard.ZstdError as error:
                 raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
         if left:

@@ -134,7 +134,7 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
 
 def _replaced(source: SealedFile, keeps: Keeps, drop: Callable[[StoredBatch], None]) -> Iterator[StoredBatch]:
     """Yield kept batches, and a batch of zeros for each run of batches passed to ``drop``."""
-    run: list[StoredBatch] = []  # its first and last batch
+    run: list[StoredBatch] = []  # first and last batch
     for batch in _batches(source):
         kept = _is_kept(batch, keeps)
         if run and (kept or batch.end - run[0].position > FRAME_BYTES):

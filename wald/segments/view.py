@@ -1,7 +1,6 @@
 """Snapshot of a log: its head and its segments.
 
-Everything that reads a log uses a :class:`View`. Sealing and reclaim rename files during reads, so :meth:`View.follow`
-tries every name of a segment.
+Sealing and reclaim rename files during reads, so :meth:`View.follow` tries every name of a segment.
 """
 
 from __future__ import annotations
