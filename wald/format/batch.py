@@ -198,7 +198,7 @@ TRAILER_DAMAGED = "the trailer is wrong"
 _OUTLINE = struct.Struct("<4s8xI41xBH")  # magic, payload length, flags, route length
 assert _OUTLINE.size == 60
 
-HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]  # as HEADER unpacks
+HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
 class ParseOutcome(Enum):
@@ -271,8 +271,8 @@ def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Par
 class Batches:
     """Single-use iterator over the batches in ``data`` until one is not intact.
 
-    ``position`` is that of ``data`` in the raw segment. ``verified`` means that the caller has verified a checksum of
-    all of ``data``, so bodies and trailers need no check.
+    ``position`` is the position of ``data`` in the raw segment. ``verified`` means that the caller has verified a
+    checksum of all of ``data``, so bodies and trailers need no check.
     """
 
     def __init__(self, data: bytes, at: int = 0, *, position: int, salt: int, verified: bool = False) -> None:

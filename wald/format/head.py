@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
     sequence: int  # last durable record; 0 in an empty log
     segment: int  # base sequence of the segment that contains the end
-    position: int  # of the end there
+    position: int  # offset of the end in that segment
     epoch: int  # number of the daemon's run
     at_ns: int  # append time of the last commit
 

@@ -20,7 +20,7 @@ from wald.format.checksum import crc32c
 Entry = dict[str, Any]  # the JSON of a line
 
 GENESIS = "0" * 64
-ABOVE_U64 = 1 << 64  # bound of an open range, minimum of nothing
+ABOVE_U64 = 1 << 64  # bound of an open range, minimum of an empty set
 NO_SPAN = (ABOVE_U64, -1)
 NO_TIMES = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
@@ -130,7 +130,7 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
-    """Decode lines; if all are intact, in half the time of :func:`decode_entry`."""
+    """Decode lines, twice as fast as :func:`decode_entry` if all are intact."""
     with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return _decode_intact(lines, listed=listed)
     decoded: list[Entry | BadLine] = []  # a line is damaged, or a name in a removed list has brackets

@@ -32,14 +32,14 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """Return the id to store: a hash that hides the client's id from readers, and that other users cannot forge."""
+    """Return the stored producer id: a hash that hides the client's id from readers. Other users cannot forge it."""
     if not producer_id:
         return 0
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 class BadControl(ValueError):
-    """The payload is not a log state or peer, or is newer."""
+    """The payload is not a log state or peer, or has a newer version."""
 
 
 class Peer(NamedTuple):
@@ -116,12 +116,12 @@ class Producers:
         return None
 
     def expected(self, producer_id: int) -> int | None:
-        """Return a producer's next producer sequence; None if any is allowed."""
+        """Return the next producer sequence of a producer; None if every number is allowed."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
     def forgotten_upto(self) -> int:
-        """Return an upper bound for sequences of evicted producers; 0 if there are none.
+        """Return an upper bound for sequences of evicted producers; 0 if no producer was evicted.
 
         Every evicted producer's last batch is older than that of the next producer to be evicted.
         """

@@ -107,7 +107,7 @@ def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
 
 
 def check_route(name: str) -> str:
-    """Return a valid route name, or raise InvalidInput."""
+    """Return ``name`` if valid, or raise InvalidInput."""
     return _check(name, "route")
 
 
@@ -116,7 +116,7 @@ def is_route(name: str) -> bool:
 
 
 def check_group(name: str) -> str:
-    """Return a valid group name, or raise InvalidInput."""
+    """Return ``name`` if valid, or raise InvalidInput."""
     return _check(name, "group")
 
 

@@ -63,7 +63,7 @@ class Publish(NamedTuple):
 
 
 class Command(NamedTuple):
-    """Any other parsed request."""
+    """Parsed request other than PUB."""
 
     verb: str
     arguments: tuple[str, ...] = ()

@@ -38,12 +38,12 @@ _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
 _SECTIONS_MAX = 64
-_EXPANSION_MAX = 100  # accepted ratio; equal batches reach 30
+_EXPANSION_MAX = 100  # highest accepted ratio; equal batches reach 30
 _EXPANSION_FROM_BYTES = 1 << 16  # smaller claimed sizes are harmless
 _DIGEST_BYTES = 32
 _BATCH_BYTES = 32  # in the section batches
 _FRAME_COLUMNS = "QIIQQqqII"  # types in the section frames: FrameTable without raw_offsets
-assert sys.byteorder == "little"  # arrays are written in memory order
+assert sys.byteorder == "little"  # arrays use memory order
 
 _ZSTD_MAGIC = (0xFD2FB528).to_bytes(4, "little")
 _SKIPPABLE_MAGIC = range(0x184D2A50, 0x184D2A60)
@@ -110,7 +110,7 @@ class _Table(Sequence[_Row]):
 class RouteTable(_Table[RouteEntry]):
     """The routes of a segment, by route id."""
 
-    names: tuple[str, ...]  # one object for consecutive segments with the same routes, for caches
+    names: tuple[str, ...]  # shared by consecutive segments with the same routes, so that callers can compare identity
     counts: Sequence[int]
     firsts: Sequence[int]
     lasts: Sequence[int]

@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
-Both have the same header, apart from the magic. The sparse index is a hint: readers check the batch at a position. A
-payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used. Positions, sequences
-and append times are in order; the first entry out of order ends the index.
+Raw segments and sparse indexes have the same header, apart from the magic. The sparse index is a hint: readers check
+the batch at a position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum is never
+used. Positions, sequences and append times are in order; the first entry out of order ends the index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BadHeader(ValueError):
 
 
 class NewerVersion(BadHeader):
-    """The header has a newer version."""
+    """The header is newer than this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,10 @@ def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the valid entries; None if the header is damaged or names another segment or log (than ``log_id``)."""
+    """Return the valid entries; None if the header is damaged or names another segment or log.
+
+    A ``log_id`` of None accepts any log.
+    """
     try:
         header = decode_segment_header(data, SPARSE_MAGIC)
     except BadHeader:

@@ -71,7 +71,7 @@ class Spans:
 _LIST_MAX = 64
 _LEVEL = 9
 _NUMBER_BYTES = 8
-assert sys.byteorder == "little"  # arrays are written in memory order
+assert sys.byteorder == "little"  # arrays use memory order
 
 
 class BadRunLengths(ValueError):

@@ -1,8 +1,8 @@
 """The transfers file: bytes on their way from a pipe to the log.
 
 The bytes stay in the pipe until they are on disk. A slot (docs/format.md, "The transfers") tells the next start whether
-they have left the pipe: one readv(2) removes all of them and stores the first in the slot's mark, which was that byte
-XOR 0xFF. Linux does not interrupt a read whose bytes are available, so all bytes or none have left.
+they have left the pipe: one readv(2) removes all of them and stores the first byte in the slot's mark, which was that
+byte XOR 0xFF. Linux does not interrupt a read whose bytes are available, so all bytes or none have left.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Transfer:
     taken_bytes: int
     segment: int
     position: int
-    first: int  # first byte
+    first: int
 
 
 def encode_transfer(transfer: Transfer) -> bytes:
-    """Encode a slot, up to and including the mark, before the transfer."""
+    """Encode the slot of a transfer that has not begun, up to and including the mark."""
     name = transfer.route.encode("ascii")
     body = _SLOT.pack(
         transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
