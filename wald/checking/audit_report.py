@@ -21,7 +21,7 @@ from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
 _DELETIONS = "reclaim.jsonl"
-_NO_EVENTS = ("seen", "continues", "evidence")  # other lines report what happened
+_NO_EVENTS = ("seen", "continues", "evidence")  # these lines report no event
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Event:
 
 
 class DeletionAudit:
-    """Audit of the ledger lines of a root in the time span ``from_ns`` ≤ t < ``until_ns``."""
+    """Audit of the time span ``from_ns`` ≤ t < ``until_ns`` of a root."""
 
     def __init__(self, root: Root, *, from_ns: int = 0, until_ns: int = END_OF_TIME_NS) -> None:
         self.root = root
@@ -60,7 +60,7 @@ class DeletionAudit:
         self._history = History(root)
         self._deleted = Spans()
         self.lines = 0  # lines read
-        self.not_allowed = 0  # deletions that were not allowed
+        self.not_allowed = 0  # deletions
         self.broken: list[str] = []  # a message for each damaged ledger; lines after the damage are not read
 
     def events(self) -> Iterator[Event]:

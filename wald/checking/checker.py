@@ -129,9 +129,9 @@ class SegmentToCheck:
     """A segment with the facts needed to check it. Digests are of raw bytes."""
 
     segment: Segment
-    log_id: bytes | None  # log that it must belong to; None if unknown
+    log_id: bytes | None  # log that the segment must belong to; None if unknown
     durable: int | None = None  # position of the head, if in this segment; bytes after it are not checked
-    open_ended: bool = False  # may end anywhere, as the newest segment without a head
+    open_ended: bool = False  # the newest segment may end anywhere if the head is missing
     sha256: str | None = None  # digest at sealing, from the ledger
     shrunk: frozenset[str] = frozenset()  # digests after each shrinking, from the ledger
     dropped: Mapping[str, int] | None = field(default=None, hash=False)  # route → last, by the ledger; None if unknown
@@ -153,7 +153,7 @@ class Checked:
         return [found.message for found in self.findings if found.level is Level.ERROR]
 
     def following(self, before: LogState) -> Checked | None:
-        """Convert the result of a check against :data:`NOTHING` to ``before``; None if findings may differ."""
+        """Derive the result for ``before`` from a check against :data:`NOTHING`; None if findings may differ."""
         if not self.opening.agrees(before):
             return None
         after = replace(
@@ -179,7 +179,7 @@ def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
         checking.error(0, f"cannot be read ({error.strerror})")
     except Damaged as error:
         checking.damage(error)
-    after = replace(checking.state, producers=Producers())  # they are not checked
+    after = replace(checking.state, producers=Producers())  # producers are not checked
     return Checked(tuple(checking.findings), checking.records, checking.raw_bytes, after, checking.opening)
 
 
@@ -436,7 +436,7 @@ class _Check:
                 self.error(offset, message)
 
     def _count(self) -> None:
-        """Report the number of batches and records. After an error, readers may not get all of them."""
+        """Report the number of intact batches and records."""
         message = f"{len(self._contents.table)} batches, {self.records} records"
         if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
             message += f"; {dropped} records dropped"

@@ -1,4 +1,4 @@
-"""Check of a whole log: reads every byte, changes nothing, and reports damage instead of raising it.
+"""Check of a whole log. Damage is reported, not raised.
 
 The check covers checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes,
 control batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head that
@@ -76,7 +76,7 @@ class Verification:
             unknown = "missing or empty, so the last durable record is unknown"
             message = f"{unknown}; the next start of the daemon rewrites it"
             first_findings.append(Finding(level, root.head, 0, message))
-        self._steps = read_steps(root)  # after the head, to miss no earlier step
+        self._steps = read_steps(root)  # read after the head, so that no earlier step is missed
         self.segments = self.records = self.raw_bytes = 0
 
     def segments_to_check(self) -> list[SegmentToCheck]:
@@ -162,7 +162,7 @@ class Verification:
         found = list(self._follows(segment))
         before = self._state
         if segment.base_sequence > self._due(segment.base_sequence):
-            before = replace(before, open_records={})  # they may have ended in the missing segments
+            before = replace(before, open_records={})  # open records may have ended in the missing segments
         if step_between(self._steps, self._last_base + 1, segment.base_sequence):
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
