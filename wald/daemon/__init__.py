@@ -2,15 +2,15 @@
 
 background    thread that seals cut segments and allocates the next file
 backpressure  reasons why a request must wait
-commands      socket commands (every request but PUB), and the table of routes
-committer     commit rounds: collect, write, sync, publish the head, release the sources, reply
+commands      socket commands, and the table of routes
+committer     commit rounds, cuts and disk failures
 connection    sans-IO state machine of one connection
 connections   sockets: reading, fairness, replies and timeouts
 intake        pipes of all routes, read in rotation, and the paths of the FIFOs
 listening     listening socket, and limits on connections
 loop          main loop
 metrics       metrics and health
-pipes         reading of pipes without losing or doubling bytes in a crash
+pipes         reading of pipes without losing or duplicating bytes in a crash
 quotas        quotas on a route's unread bytes
 startup       checks, lock, recovery, sources
 """

@@ -1,8 +1,8 @@
 """Background thread that seals cut segments and allocates the file for the next cut.
 
-It lists the directory whenever woken, so a start after a crash needs nothing special. A segment without room on the
-disk waits; it can be read and reclaimed unsealed. No error ends the thread. Compression and digests release the
-interpreter's lock, so the loop hardly waits.
+Each pass lists the segments, so a start after a crash needs nothing special. A segment stays unsealed while the disk
+lacks room; it can still be read and reclaimed. No error ends the thread. Compression and digests release the GIL, so
+they hardly delay the loop.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from wald.writing.disk_budget import DiskBudget
 from wald.writing.sealing import pending, seal
 from wald.writing.writer import Writer
 
-_NICENESS = 19  # gives commit rounds 5 to 15 % more than 10 or 0 (two cores, one producer)
+_NICENESS = 19  # 5 to 15 % more commit rounds than with 10 or 0 (two cores, one producer)
 _SWITCH_SECONDS = 0.0001  # the default, 5 ms, is several rounds
 _ROOM_SECONDS = 1.0  # between checks of the free space
-_RETRY_SECONDS = 5.0  # after a failure; doubled while it lasts
+_RETRY_SECONDS = 5.0  # pause after a failure, doubled after each further one
 _RETRY_MAX_SECONDS = 600.0
 
 
 @dataclass(slots=True, eq=False)
 class Background:
-    """The thread, which starts at once."""
+    """Background thread; creating this object starts it."""
 
     _root: Root
     _disk: Disk
@@ -46,9 +46,9 @@ class Background:
     _journal: FilteringBoundLogger
     _level: int
     waiting: int = 0  # segments without room at the last attempt
-    _prepared: bool = False  # the next cut has its file
+    _prepared: bool = False  # the file for the next cut exists
     _failed: bool = False  # in the last pass
-    _reasons: dict[str, str] = field(default_factory=dict)  # last failures, by segment; "": of the listing
+    _reasons: dict[str, str] = field(default_factory=dict)  # last failure of each segment; "" for the listing
     _stopping: bool = False
     _wake: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
@@ -62,7 +62,7 @@ class Background:
         self._wake.set()
 
     def stop(self) -> None:
-        """Finish the step in flight and end."""
+        """Finish the current step and end the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -79,7 +79,7 @@ class Background:
             pause = min(2 * pause, _RETRY_MAX_SECONDS) if self._failed and not woken else _RETRY_SECONDS
 
     def _work(self) -> None:
-        self._ledger.cut()  # a previous run may have left a long one
+        self._ledger.cut()  # a previous run may have left a long ledger
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         self._failed = False
         with self._reporting(""):
@@ -98,7 +98,7 @@ class Background:
 
     @contextlib.contextmanager
     def _reporting(self, name: str) -> Iterator[None]:
-        """Report a new failure, which the thread retries, instead of raising it."""
+        """Log each new error instead of raising it; the thread retries later."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  (sealing would end without a report)
@@ -113,7 +113,7 @@ class Background:
             self._reasons.pop(name, None)
 
     def _seal(self, segment: Segment) -> bool:
-        """Return False if the segment waits for room or was reclaimed."""
+        """Seal a segment; return False if the disk lacks room or the segment was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
             if not self._budget.lets_seal(raw_bytes):

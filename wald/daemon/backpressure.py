@@ -1,7 +1,7 @@
-"""Backpressure: reasons that make a request wait, and the snapshot of them that a commit round applies.
+"""Backpressure: the reasons why a request must wait, and the conditions that a commit round applies.
 
-Requests wait for disk room and quotas without limit. A route that stays busy, inside the long line of a pipe, turns
-into :data:`OVERDUE` after the timeout, which refuses the request.
+A request waits for disk room or a quota without limit. It waits for a busy route, with a pipe inside a long line, until
+the timeout: then :data:`OVERDUE` replaces the wait, and the request is refused.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from wald.writing.writer import Route
 
 
 class Reason(Enum):
-    """Kind of a wait; the last three name a route or a number of bytes as well."""
+    """Kind of a wait; :class:`Wait` adds the route or the number of bytes."""
 
     NEXT_ROUND = auto()  # the connection has had its share of this round
     COMMAND = auto()  # its command has not run yet
     HELD = auto()  # the disk refuses the round that contains its records
-    OVERDUE = auto()  # its route stayed busy for too long
+    OVERDUE = auto()  # the route stayed busy for too long
     ROOM = auto()
     BUSY = auto()
     QUOTA = auto()
 
 
 class Wait(NamedTuple):
-    """Reason why a connection is not read; equal waits end together."""
+    """Reason why a connection is not read; connections with equal waits resume together."""
 
     reason: Reason
     route: str = ""
@@ -53,23 +53,26 @@ class Backpressure:
 
     closed: bool  # no record is accepted
     rejects: bool  # requests that lack room are refused
-    busy: frozenset[str]  # routes inside the long line of a pipe
+    busy: frozenset[str]  # routes with a pipe inside a long line
     room_bytes: float  # left before the disk counts as full
     over: Mapping[str, OverQuota]
-    is_open: bool = field(init=False)  # nothing makes requests wait: admit may be skipped
+    is_open: bool = field(init=False)  # no request must wait, so callers may skip admit
 
     def __post_init__(self) -> None:
         self.is_open = not (self.closed or self.busy or self.over) and self.room_bytes >= 0
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Require room beyond that promised to others; raise ProtocolError or MustWait."""
+        """Raise ProtocolError or MustWait unless the disk has ``wanted_bytes`` beyond those promised to others."""
         if self.closed or self.room_bytes < wanted_bytes + promised_bytes:
             if self.rejects:
                 raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
             raise MustWait(Wait(Reason.ROOM, room_bytes=wanted_bytes))
 
     def admit(self, route: Route, *, is_overdue: bool) -> None:
-        """Require an accepting route, as :meth:`require_room`; ``is_overdue`` forbids waiting for a busy one."""
+        """Raise ProtocolError or MustWait unless the route accepts records.
+
+        If ``is_overdue``, a busy route is an error.
+        """
         if self.closed or self.room_bytes < 0:
             self.require_room()
         if (over := self.over.get(route.name)) is not None:
@@ -82,7 +85,7 @@ class Backpressure:
             raise MustWait(Wait(Reason.BUSY, route.name))
 
     def holds(self, wait: Wait, promised_before: Callable[[int], int]) -> bool:
-        """Return True if a connection must keep waiting."""
+        """Return True if connections with this wait must keep waiting."""
         match wait.reason:
             case Reason.COMMAND | Reason.HELD:
                 return True

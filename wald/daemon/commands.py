@@ -1,6 +1,7 @@
-"""Commands of the socket (every request but PUB), and the table of routes with their permissions.
+"""Socket commands (every request but PUB), and the table of routes with their permissions.
 
-All users may add routes, and write to those without configured writers. Owners are root and the daemon's user.
+All users may add routes, and may write to routes without configured writers. The log's owners are root and the
+daemon's user.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ class Routes:
     """Cache of the routes by name."""
 
     def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
-        self.writers = writers  # user ids by route; all users may write to the others
+        self.writers = writers  # user ids by route; all users may write to other routes
         self._root = root
         self._entries: dict[bytes, tuple[Route, Collection[int] | None]] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
-        """Raise ProtocolError if the route is missing or retired, or the user may not write to it."""
+        """Return the route; raise ProtocolError if it is missing or retired, or the user may not write to it."""
         route, writers = self._entries.get(name) or self._read(name)
         if writers is not None and user_id not in writers:
             raise _denied(user_id, f"write to {route.name}")
         return route
 
     def forget(self) -> None:
-        """Invalidate the cache, because a route or the writers changed."""
+        """Clear the cache after a change of routes or writers."""
         self._entries.clear()
 
     def _read(self, name: bytes) -> tuple[Route, Collection[int] | None]:
@@ -68,12 +69,12 @@ _USAGE = (
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
 _OWNERS = "only the log's owner"
-_CUT_SECONDS = 1.0  # each segment costs syncs, a file, and a line in the ledger
+_CUT_SECONDS = 1.0  # between cuts: each costs syncs, a file, and a line in the ledger
 
 
 @dataclass(slots=True, eq=False)
 class Commands:
-    """Executor of commands; ``_status`` returns the reply to STAT."""
+    """Executor of socket commands; ``_status`` returns the reply to STAT."""
 
     _root: Root
     _disk: Disk
@@ -114,7 +115,7 @@ class Commands:
         return encode_err(Code.BAD_REQUEST, _USAGE)
 
     def make_route(self, name: str, *, fifo: bool, mode: int | None, consumers: str | None) -> None:
-        """Create or restore a route and read its FIFO."""
+        """Create or reactivate a route, and read its FIFO if it has one."""
         add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)
@@ -181,7 +182,7 @@ class Commands:
         return encode_ok(f"retired {name}")
 
     def _require_retirer(self, name: str, user_id: int, action: str) -> None:
-        """Require a user who may retire the route, which allows its unread records to be deleted."""
+        """Raise ProtocolError unless the user may retire the route, which lets its unread records be deleted."""
         if not _is_owner(user_id) and user_id not in self._routes.writers.get(name, ()):
             raise _denied(user_id, f"{action}: {_OWNERS} and the route's writers may")
 

@@ -1,10 +1,10 @@
 """Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-Input stays in an arena until it is durable, whose fixed size bounds the daemon's memory; a larger payload is spilled
-to an unnamed file.
+Input stays in an arena until it is durable. The arena's fixed size bounds the daemon's memory; a large payload is
+spilled to an unnamed file.
 
-After a failed write or sync the descriptor is never used again: the same batches go to a new segment. A full disk
-raises :class:`Full`, after which the same round can be committed again. Any other failure ends the daemon.
+After a failed write or sync, the descriptor is never used again: the same batches go to a new segment. A full disk
+raises :class:`Full`, and the same round can be committed again later. Any other failure ends the daemon.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from wald.writing.daemon_lock import Lock, root_gone
 from wald.writing.disk_budget import Cause, DiskBudget, Sizes
 from wald.writing.writer import Draft, Route, Sender, Writer
 
-ARENA_BYTES = 4 << 20  # several pipe chunks; more is not faster at a millisecond per round
+ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond per round, more is not faster
 FULL_SECONDS = 0.25  # between checks of a full disk
-NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name this long if the disk is not full
-_CAUSE_SECONDS = 5.0  # between checks of the cause
-_NAME_SECONDS = 1.0  # between checks of the active segment's name while nothing is written
-_CUT_RETRY_SECONDS = 1.0  # between attempts to cut without room for the next segment
+NAME_PATIENCE_SECONDS = 2.0  # how long the active segment may lack its name, unless the disk is full
+_CAUSE_SECONDS = 5.0  # between checks of a full disk's cause
+_NAME_SECONDS = 1.0  # between checks of the active segment's name
+_CUT_RETRY_SECONDS = 1.0  # between attempts to cut if room is missing
 
 
 class Full(DiskFailure):
-    """The disk cannot store the round now."""
+    """The disk is full; the same round may be retried."""
 
 
 class Arena:
-    """Memory of one round, used from the front."""
+    """Memory of one round, filled from the front."""
 
     def __init__(self, length: int = ARENA_BYTES) -> None:
         self.buffer = bytearray(length)
@@ -93,7 +93,7 @@ class Spooling:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes still to be written, to file and log."""
+        """Bytes still to be written, to the file and to the log."""
         return self.missing_bytes + self.request.payload_bytes
 
     @property
@@ -101,7 +101,7 @@ class Spooling:
         return crc32c(bytes(-self.request.payload_bytes & 7), self._checksum)
 
     def columns_count(self) -> int:
-        """Raise BadColumns if the payload is malformed."""
+        """Count the records; raise BadColumns if the payload is malformed."""
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with its last view
         return decode_columns(memoryview(mapped)).count
 
@@ -110,7 +110,7 @@ class Spooling:
 
 
 class Ticket(NamedTuple):
-    """Claim on ``records`` records of ``draft``, starting at ``offset``."""
+    """Position of a request's records in a draft."""
 
     draft: Draft
     offset: int
@@ -121,7 +121,7 @@ class Ticket(NamedTuple):
 class CommitRound:
     """Drafts of one round, whose payloads are in ``arena``; the first ``committed`` are durable.
 
-    Records of one route and peer share a batch; one with a producer id stays separate, for deduplication.
+    Lines of one route and peer share a draft; a batch with a producer id has its own, for deduplication.
     """
 
     producers: Producers
@@ -134,6 +134,7 @@ class CommitRound:
 
     @property
     def open_routes(self) -> frozenset[str]:
+        """Routes with an unfinished record."""
         return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
 
     def add(self, draft: Draft) -> None:
@@ -164,9 +165,9 @@ class CommitRound:
         peer: Sender,
         spooling: Spooling | None = None,
     ) -> Ticket | DedupEntry:
-        """Add a batch, or return the result of the one it repeats; ``payload`` is None with ``spooling``.
+        """Add a batch; if the producer has sent it before, return the earlier result instead.
 
-        Raises ProtocolError for a conflict, a gap or a forgotten producer.
+        ``payload`` is None with ``spooling``. Raise ProtocolError for a conflict, a gap or a forgotten producer.
         """
         number = request.producer_sequence
         draft = Draft(
@@ -217,16 +218,16 @@ class CommitRound:
 
 
 class Sources(Protocol):
-    """Hooks before a write and after its sync."""
+    """Input sources, called before a write and after its sync."""
 
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None: ...
 
     def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
-        """Release the bytes; return messages."""
+        """Release the durable bytes; return messages about losses."""
 
 
 class Committer:
-    """Commits rounds, cuts segments, and handles disk failures."""
+    """Owner of the writer and the head: commits rounds, cuts segments, handles disk failures."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class Committer:
         journal: FilteringBoundLogger,
     ) -> None:
         self.writer = writer
-        self.left_bytes = 0  # when the free space was last read
+        self.left_bytes = 0  # room when the free space was last read
         self._config = config
         self._root = root
         self._disk = disk
@@ -252,14 +253,14 @@ class Committer:
         self._journal = journal
         self._head = InPlaceFile(root.head, HEAD_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
-        self._age_share = 1.0  # share of segment_max_age after which the active segment is cut
+        self._age_share = 1.0  # share of segment_max_age until the cut
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
         self._refused = False  # the disk refused the last round
         self._request_held = False
         self._synced_at = time.monotonic()
         self._publish()
-        self._head.sync()  # before any input: a power cut must leave a head, and a name for everything above it
+        self._head.sync()  # before any input: a power cut must leave a head under its name
 
     def apply_settings(self, config: Config, sizes: Sizes) -> None:
         self._config = config
@@ -282,7 +283,7 @@ class Committer:
             commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
 
     def cut(self) -> bool:
-        """Return False if the segment is empty, or without room for the next."""
+        """Begin a new segment; return False if the active one is empty or the disk lacks room."""
         now = time.monotonic()
         if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
             return False
@@ -299,14 +300,14 @@ class Committer:
         return True
 
     def step_clock(self, step: ClockStep) -> bool:
-        """Record a clock step and begin a segment; return False if impossible now."""
+        """Record a clock step and begin a new segment; return False if impossible now."""
         writer = self.writer
         if writer.failed or not writer.may_step_clock:
             return False
         self._require_lock()
         try:
             self.keep_name()
-            if self.leave_truncated():  # the step names a sequence of the segment left
+            if self.leave_truncated():  # the step names a sequence of the truncated segment
                 return False
             add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
@@ -318,6 +319,7 @@ class Committer:
         return True
 
     def tend(self, now: float) -> None:
+        """Do what is due: check the active segment's name, sync, cut."""
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
             self._require_lock()  # else an idle daemon would not notice a takeover
@@ -327,7 +329,7 @@ class Committer:
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        # On a full disk no batch cuts a full segment, and only a cut one can be reclaimed.
+        # On a full disk no batch cuts a full segment, and only a cut segment can be reclaimed.
         full = (self._metrics.degraded or self._request_held) and self.writer.overshoots(1)
         if full or self._cut_at() <= now:
             self.cut()
@@ -342,13 +344,13 @@ class Committer:
         return due
 
     def keep_name(self) -> None:
-        """Restore the active segment's name if it is gone: a file without a name is lost when the process ends."""
+        """Restore the active segment's name if it is gone: an unnamed file is lost when the process ends."""
         path = str(self.writer.path)
         if self.writer.is_named():
             if self._unnamed_at is None:
                 return
             self._journal.info("active segment has its name again", path=path)
-        elif not self._lock.is_ours():  # the file may belong to another daemon, which may even have sealed it
+        elif not self._lock.is_ours():  # another daemon may own the file, or have sealed it
             return
         else:
             try:
@@ -361,7 +363,7 @@ class Committer:
         self._unnamed_at, self._refused = None, False
 
     def leave_truncated(self) -> bool:
-        """Begin a new segment if another program truncated the active one; else return False."""
+        """Begin a new segment if another program truncated the active one; return True if so."""
         writer = self.writer
         if writer.failed or not writer.is_truncated():
             return False
@@ -384,14 +386,14 @@ class Committer:
         return True
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Return True if input can be accepted; report changes, and a wait for ``wanted_bytes``."""
+        """Return True if input can be accepted. Log changes, and a request that waits for ``wanted_bytes``."""
         metrics = self._metrics
         free = metrics.free_bytes = self._read_free_bytes()
         left = self.left_bytes = self._budget.left_bytes(free)
         metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
-        # A request that waited for a full disk is retried before it is reported.
+        # A request that waited for a full disk is retried before its wait is reported.
         retried = not (degraded or metrics.degraded)
         self._report_room(degraded=degraded)
         self._report_held(wanted_bytes if retried else None)
@@ -401,13 +403,13 @@ class Committer:
         self._head.close()
 
     def _commit(self, drafts: Sequence[Draft]) -> int:
-        """Commit the drafts that fit one segment."""
+        """Commit the drafts that fit in one segment; return their number."""
         writer = self.writer
         if writer.overshoots(writer.needed_bytes(drafts[0])):
             self.cut()
         started = time.monotonic()
         self._metrics.waiting_since = self._metrics.waiting_since or started
-        # Before the write too: an old writer must not append to a segment that is complete for the new one.
+        # Checked before the write too: after a takeover, the new daemon treats this segment as complete.
         self._require_lock()
         self.keep_name()
         self.leave_truncated()
@@ -421,7 +423,7 @@ class Committer:
         return self._count(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Write, after a failure to a new segment; return the drafts with introductions."""
+        """Write drafts, after a failure to a new segment; return them with the peers' introductions."""
         placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
@@ -444,7 +446,7 @@ class Committer:
         return placed
 
     def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
-        """Return the number of drafts without introductions."""
+        """Update the metrics; return the number of drafts, without introductions."""
         metrics = self._metrics
         drafts = [draft for draft in placed if not draft.introduces]
         records = sum(draft.count for draft in drafts)
@@ -467,7 +469,7 @@ class Committer:
     def _publish(self) -> None:
         head = self.head
         try:
-            self._head.restore()  # readers do not find a file that was removed
+            self._head.restore()  # readers would not find a removed file
             self._head.write(encode_head(head))
         except OSError as error:
             raise DiskFailure(
@@ -525,6 +527,7 @@ class Committer:
         )
 
     def _unnamed(self, error: OSError) -> DiskFailure:
+        """Return the error for an active segment without a name: Full while retrying may help."""
         writer, now = self.writer, time.monotonic()
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
@@ -578,7 +581,7 @@ class Committer:
             ) from error
 
     def _report_room(self, *, degraded: bool) -> None:
-        """Log that the disk became full, with each new cause, or that it has room again."""
+        """Log that the disk became full, each new cause, or that the disk has room again."""
         metrics, now = self._metrics, time.monotonic()
         was_degraded, metrics.degraded = metrics.degraded, degraded
         numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}

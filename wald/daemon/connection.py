@@ -1,8 +1,8 @@
-"""Sans-IO state machine of one connection: bytes in, drafts, replies and a wait out.
+"""Sans-IO state machine of one connection: bytes in; drafts, replies and a wait out.
 
 Payloads stay where they were received, in the round's arena, until they are durable. Only an unfinished request is
-copied, up to 256 KiB; a larger payload is spooled into an unnamed file. A spooled request is admitted when its line
-arrives and again when its payload is complete: in between the disk may fill up, or the route become busy.
+copied, up to 256 KiB; a larger payload is spooled to an unnamed file. A spooled request is admitted when its line
+arrives and again when its payload is complete: in between, the disk may fill up or the route become busy.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from wald.format.records import BadColumns, decode_columns
 from wald.writing.writer import Route
 
 RECEIVE_BYTES = 256 << 10  # per connection and round; a unix socket buffers about as much
-COMMAND_RECEIVE_BYTES = 4 << 10  # of commands: they run slowly, and pending ones are copied
-_MEMORY_MAX_BYTES = 8 << 20  # of unfinished requests; above it even small payloads are spooled
+COMMAND_RECEIVE_BYTES = 4 << 10  # of commands: they run slowly, and pending commands are copied
+_MEMORY_MAX_BYTES = 8 << 20  # of all unfinished requests; above this, even small payloads are spooled
 _SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
 _QUICK = frozenset({"PING", "HEAD"})  # answered in order with records
 _QUICK_MAX = 32  # per connection and round
-_ANSWERS_MAX = 512  # per connection and round
+_ANSWERS_MAX = 512
 _NEWLINE = ord("\n")
 _OK = b"OK %d %d\n"
 
@@ -51,7 +51,7 @@ class UnfinishedRequests:
     def __init__(
         self,
         spool_directory: Path,  # on the file system of the segments
-        leaves_enough: Callable[[int], bool],  # checks a new descriptor
+        leaves_enough: Callable[[int], bool],  # checks that enough descriptors remain
         *,
         memory_max_bytes: int = _MEMORY_MAX_BYTES,
     ) -> None:
@@ -61,7 +61,7 @@ class UnfinishedRequests:
         self._complete: list[Spooling] = []
         self.memory_bytes = 0
         self.receive_max_bytes = RECEIVE_BYTES  # from a connection in one read
-        self._promised_small_bytes = self._promised_large_bytes = 0  # that spooled payloads may still write
+        self._promised_small_bytes = self._promised_large_bytes = 0  # bytes that spooled payloads may still write
 
     def add_memory(self, change: int) -> None:
         self.memory_bytes += change
@@ -72,15 +72,15 @@ class UnfinishedRequests:
         return payload_bytes <= RECEIVE_BYTES and self.memory_bytes + payload_bytes <= self._memory_max_bytes
 
     def promised_before(self, wanted_bytes: int) -> int:
-        """Return the promised room that a request must leave to others.
+        """Return the promised bytes that a request must leave to others.
 
-        A small one, as one in memory, ignores promises to large ones: their payloads may never arrive.
+        A small request ignores promises to large requests, whose payloads may never arrive.
         """
         large = self._promised_large_bytes if wanted_bytes > _SMALL_ROOM_BYTES else 0
         return self._promised_small_bytes + large
 
     def open_spool(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
-        """Create the file; raises as :meth:`Backpressure.require_room` does."""
+        """Create a payload's file; raise ProtocolError or MustWait if impossible now."""
         wanted = _room_bytes(request)
         backpressure.require_room(wanted, self.promised_before(wanted))
         try:
@@ -94,7 +94,7 @@ class UnfinishedRequests:
         return spooling
 
     def write(self, spooling: Spooling, part: memoryview) -> None:
-        """Raise ProtocolError if the disk refuses it."""
+        """Write a part of the payload; raise ProtocolError if the disk refuses it."""
         before = spooling.promised_bytes
         try:
             spooling.feed(part)
@@ -104,7 +104,7 @@ class UnfinishedRequests:
             self._promise(spooling, spooling.promised_bytes - before)
 
     def complete(self, spooling: Spooling) -> None:
-        """Keep the file open until :meth:`close_complete`, after the commit."""
+        """Keep the file of a complete payload open until the commit (:meth:`close_complete`)."""
         self._promise(spooling, -spooling.promised_bytes)
         self._complete.append(spooling)
 
@@ -126,26 +126,26 @@ class UnfinishedRequests:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """State of one connection."""
+    """State machine of one connection."""
 
     user_id: int
     process_id: int
     _routes: Routes
     _unfinished: UnfinishedRequests
     _request_max_bytes: int
-    unread: bytes = b""  # not processed; the next buffer must begin with it
-    wait: Wait | None = None  # nothing may be received while it is set
+    unread: bytes = b""  # received but not processed; the next buffer must begin with it
+    wait: Wait | None = None  # why nothing may be received
     command: Command | None = None  # runs before anything else, while wait is COMMAND
     answers: list[Answer] = field(default_factory=list)  # of the current round, in order
     receive_bytes: int = COMMAND_RECEIVE_BYTES  # limit on the next read
     payload_missing: int = 0  # unprocessed bytes of the current request
     is_inside_request: bool = False
-    is_closing: bool = False  # nothing more is processed; it ends after its last reply
+    is_closing: bool = False  # process nothing more; close after the last reply
     _peer: Peer | None = None
     _request: Publish | None = None  # its line was processed, its payload was not
     _spooling: Spooling | None = None
-    _skip_bytes: int = 0  # to come, of a refused payload
-    _position: int = 0  # in the arena
+    _skip_bytes: int = 0  # rest of a refused payload
+    _position: int = 0  # of the next unprocessed byte
     _end: int = 0
 
     @property
@@ -153,7 +153,7 @@ class Connection:
         return self._peer.process if self._peer else ""
 
     def receive(self, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
-        """Process ``unread`` and the bytes received since; move ``arena.used``, their start, behind the payloads."""
+        """Process the arena's bytes up to ``end``, ``unread`` first; move ``arena.used`` past processed bytes."""
         arena = commit_round.arena
         self._position, self._end = end if self.is_closing else arena.used, end
         unread_before = len(self.unread)
@@ -170,7 +170,7 @@ class Connection:
         self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
 
     def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
-        """Return the replies after the commit; ``refusal`` replaces those to records."""
+        """Return the replies after the commit; a ``refusal`` replaces the replies to records."""
         replies = []
         for answer in self.answers:
             if isinstance(answer, Ticket):
@@ -187,7 +187,7 @@ class Connection:
         return b"".join(replies)
 
     def hold(self) -> bool:
-        """Wait if the refused round has records of this connection."""
+        """Wait, and return True, if the refused round has records of this connection."""
         if not any(isinstance(answer, Ticket) for answer in self.answers):
             return False
         self.wait = HELD
@@ -198,7 +198,7 @@ class Connection:
         self.wait = NEXT_ROUND if self.unread else None
 
     def time_out(self) -> bool:
-        """Refuse a request that waits for a busy route; return False if none does."""
+        """Let the next round refuse a request that waits for a busy route; return False without one."""
         if self.wait is None or self.wait.reason is not Reason.BUSY:
             return False
         self.wait = OVERDUE
@@ -211,7 +211,7 @@ class Connection:
         self._discard_spool()
 
     def _process(self, commit_round: CommitRound, backpressure: Backpressure) -> Wait | None:
-        """Return, or raise as MustWait, the wait of the next request; None if it is incomplete."""
+        """Process requests until one is incomplete (return None) or must wait (return or raise the wait)."""
         arena, answers, end = commit_round.arena, self.answers, self._end
         quick = 0
         while self._request is None or self._publish(self._request, commit_round, backpressure):
@@ -244,7 +244,7 @@ class Connection:
         return None
 
     def _publish(self, request: Publish, commit_round: CommitRound, backpressure: Backpressure) -> bool:
-        """Add or refuse the request; return False if it is incomplete; raise MustWait if it cannot be accepted now."""
+        """Add or refuse a request. Return False if it is incomplete; raise MustWait if it must wait."""
         self.receive_bytes = RECEIVE_BYTES
         try:
             if self._spooling is None:
@@ -269,7 +269,7 @@ class Connection:
             return True
 
     def _spool(self, spooling: Spooling, commit_round: CommitRound, backpressure: Backpressure) -> bool:
-        """Do the same as :meth:`_publish` with a payload in a file."""
+        """Continue :meth:`_publish` with a spooled payload."""
         request = spooling.request
         if self.payload_missing:
             backpressure.require_room()  # others may have used up the room
@@ -294,7 +294,7 @@ class Connection:
         payload: memoryview | None,
         spooling: Spooling | None = None,
     ) -> bytes | Ticket:
-        """Raise ProtocolError if the payload is malformed or refused."""
+        """Add a complete request; return a ticket, or the reply to a duplicate. Raise ProtocolError to refuse it."""
         peer = self._peer
         if peer is None:  # looked up late: clients without records cost nothing
             peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
@@ -320,6 +320,7 @@ class Connection:
             self._skip(error.payload_bytes)
 
     def _skip(self, length: int) -> None:
+        """Discard ``length`` bytes, including those still to come."""
         skipped = min(length, self._end - self._position)
         self._position += skipped
         self._skip_bytes = length - skipped

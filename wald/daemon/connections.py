@@ -1,8 +1,8 @@
 """Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
 
-A round serves one connection of each user, then a second of each, until its time or arena is used up; the next serves
-the others. One command runs per round, users taking turns, and commands get a fifth of the time while records arrive. A
-client must read its last reply first. An idle connection stays open until its place is needed.
+A round serves one connection of each user, then a second of each, until its time or arena is used up; the next round
+serves the rest. One command runs per round, users taking turns; while records arrive, commands get a fifth of the time.
+A client must read its last reply before it is served again. An idle connection stays open until its place is needed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from wald.daemon.listening import ConnectionLimits, peer_of
 from wald.daemon.pipes import held_bytes
 from wald.format.protocol import Code, Command, encode_err
 
-_UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it the connection that has read nothing for longest is closed
+_UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it, the least active client is closed
 _COMMAND_PAUSE_MAX_SECONDS = 0.1  # between two commands while records arrive
-_ROUND_SECONDS = 0.002  # a few syncs: longest delay by a flood of requests
+_ROUND_SECONDS = 0.002  # a few syncs: the longest delay by a flood of requests
 _ACCEPTED_MAX = 32  # in one round
 _SENDERS_SHOWN = 5
-_DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # run while the disk refuses a round
+_DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # run even while the disk refuses a round
 _DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
-_SAME_ANSWERS_MAX = 16  # a user's connections that share the answer to a command
-_SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large payload
+_SAME_ANSWERS_MAX = 16  # of a user's connections that share a reply
+_SENT_AHEAD_BYTES = 16 << 10  # waiting bytes that show that a payload is being sent
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class Client:
     user_id: int
     connection: Connection
     active_at: float  # when a request was begun, completed or advanced by 256 KiB, or a reply sent
-    served: int = 0  # last round that processed something
+    served: int = 0  # last round that processed input
     is_proven: bool = False  # has sent a complete request, or 256 KiB of one
     slow_bytes: int = 0  # received since active_at
     received_bytes: int = 0
@@ -55,7 +55,7 @@ class Client:
 
     @property
     def may_yield(self) -> bool:
-        """True if the client does not read, or has nothing pending."""
+        """True if a new connection may replace this one."""
         if self.unsent:
             return True
         connection = self.connection
@@ -65,7 +65,7 @@ class Client:
 
     @property
     def has_sent_ahead(self) -> bool:
-        """True if the rest of the payload has arrived, or as much of a large one as arrives unread."""
+        """True if the rest of the payload, or 16 KiB of it, has arrived."""
         arrived = len(self.connection.unread) + held_bytes(self.descriptor)
         return arrived >= min(self.connection.payload_missing, _SENT_AHEAD_BYTES)
 
@@ -104,10 +104,10 @@ class Connections:
         self._idle_timeout = idle_timeout
         self._open: dict[int, Client] = {}
         self.descriptors = self._open.keys()  # a live view
-        self._waiting: dict[Wait, dict[int, Client]] = {}  # without those that have unsent replies
-        self._held_room: dict[int, int] = {}  # wanted by clients that wait for room and have sent ahead
+        self._waiting: dict[Wait, dict[int, Client]] = {}  # without clients that have unsent replies
+        self._held_room: dict[int, int] = {}  # bytes wanted by clients that have sent ahead
         self._answering: list[Client] = []
-        self._aside: dict[int, Client] = {}  # with records in the refused round
+        self._aside: dict[int, Client] = {}  # clients with records in the refused round
         self._unsent_bytes = 0
         self._round = 0
         self._received = Counter[int]()  # bytes of closed connections, by user id
@@ -132,12 +132,12 @@ class Connections:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """Least disk room that lets a held request continue."""
+        """Least disk room that lets a waiting request continue."""
         return min(self._held_room.values(), default=None)
 
     @property
     def held_requests(self) -> int:
-        """Requests that lack only room on the disk."""
+        """Number of requests that wait only for disk space."""
         return len(self._held_room) + len(self._aside)
 
     @property
@@ -150,7 +150,7 @@ class Connections:
         return bool(self._open) or not self._is_accepting
 
     def due(self) -> float | None:
-        """Return the monotonic time at which a request can be processed."""
+        """Return the monotonic time at which a waiting connection can be served."""
         if NEXT_ROUND in self._waiting or OVERDUE in self._waiting:
             return 0.0
         return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
@@ -174,7 +174,7 @@ class Connections:
             try:
                 accepted, _ = self._listener.accept()
             except OSError as error:
-                # Nothing is pending; or no descriptor is free, and the backlog waits for the next sweep.
+                # Nothing is pending, or no descriptor is free and the backlog waits for the next sweep.
                 self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
                 return
             self._admit(accepted, now)
@@ -192,7 +192,7 @@ class Connections:
         self._listener.close()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close connections that stall inside a request or do not read; end waits for busy routes."""
+        """Close clients that stall in a request or do not read; end long waits for busy routes."""
         for client in [each for each in self._open.values() if now - each.active_at > timeout]:
             connection = client.connection
             if connection.wait is HELD:
@@ -204,7 +204,7 @@ class Connections:
             elif connection.wait is None and connection.is_inside_request:
                 self._send(client, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(client)
-        for wait, waiting in self._waiting.items():  # more may have arrived since they began to wait
+        for wait, waiting in self._waiting.items():  # more of a payload may have arrived
             for client in waiting.values():
                 self._note_held(client, wait)
         self._watch_listener(True)
@@ -261,9 +261,10 @@ class Connections:
     # Requests.
 
     def collect(self, readable: list[int], commit_round: CommitRound, backpressure: Backpressure, now: float) -> None:
+        """Serve readable connections, and those whose wait has ended."""
         arena = commit_round.arena
         self._round += 1
-        # By descriptor: a waiting connection whose client is gone is handled once.
+        # Keyed by descriptor: a waiting connection whose client is gone is handled once.
         ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
         ended = [wait for wait in self._waiting if not backpressure.holds(wait, self._unfinished.promised_before)]
         for each in ended:
@@ -280,7 +281,7 @@ class Connections:
             if wait is None or wait in ended:
                 self._receive(client, commit_round, backpressure, now)
             elif wait is not COMMAND:
-                self._close(client)  # no input was asked for: the client is gone
+                self._close(client)  # no input was polled for: the client is gone
 
     def _receive(self, client: Client, commit_round: CommitRound, backpressure: Backpressure, now: float) -> None:
         connection, arena = client.connection, commit_round.arena
@@ -288,10 +289,10 @@ class Connections:
         if connection.unread:
             start += len(connection.unread)
             if arena.free < RECEIVE_BYTES + len(connection.unread):
-                return  # the next round is empty
+                return  # the next round has an empty arena
             arena.view[arena.used : start] = connection.unread
         if connection.wait is not None:
-            client.active_at = now  # the rest of an incomplete request could not arrive before
+            client.active_at = now  # the client could not send more while it waited
         else:
             most = min(connection.receive_bytes, self._unfinished.receive_max_bytes)
             try:
@@ -321,7 +322,7 @@ class Connections:
     def run_command(self, now: float, *, is_held: bool = False) -> None:
         """Run a command of the least recently served user; that user's identical commands share the reply.
 
-        If ``is_held``, a round is waiting for the disk: refuse commands that need it.
+        If ``is_held``, a round waits for the disk: refuse commands that need it.
         """
         if self._has_recorded and now < self._next_command_at:
             return
@@ -341,7 +342,7 @@ class Connections:
         self._has_recorded = False
         same = [each for each in waiting if each.user_id == user_id and each.connection.command == command]
         for client in same[:_SAME_ANSWERS_MAX]:
-            if client.socket.fileno() < 0:  # closed, because unsent replies took too much memory
+            if client.socket.fileno() < 0:  # closed for lack of memory
                 continue
             client.connection.end_command()
             client.active_at = now
@@ -355,7 +356,7 @@ class Connections:
         self._send(client, b"")
 
     def reply(self, commit_round: CommitRound, refusal: bytes = b"") -> None:
-        """Answer the round's requests; ``refusal`` replaces the replies to records."""
+        """Answer the round's requests; a ``refusal`` replaces the replies to records."""
         self._has_recorded = self._has_recorded or commit_round.committed > 0
         answering = [*self._aside.values(), *self._answering]
         self._aside, self._answering = {}, []
@@ -372,14 +373,14 @@ class Connections:
         self.answer_others()
 
     def answer_others(self) -> None:
-        """Reply to the clients of the round whose records are not held."""
+        """Reply to clients without records in the held round."""
         answering, self._answering = self._answering, []
         for client in answering:
             if client.socket.fileno() >= 0 and client.connection.wait is not HELD:
                 self._send(client, client.connection.reply(self._execute))
 
     def _send(self, client: Client, data: bytes | memoryview) -> None:
-        """Send replies, after unsent ones, and apply the connection's state."""
+        """Send unsent replies and ``data``; then poll for the next event, or close a finished connection."""
         if client.unsent:
             data = b"".join((client.unsent, data)) if data else client.unsent
         connection = client.connection
@@ -391,8 +392,8 @@ class Connections:
             self._close(client)
             return
         if sent == len(data) and not (client.unsent or client.filed or connection.wait or connection.is_closing):
-            return  # as nearly always
-        unsent = memoryview(data)[sent:] if sent < len(data) else b""  # many may share one reply
+            return  # the usual case
+        unsent = memoryview(data)[sent:] if sent < len(data) else b""  # many clients may share a reply
         self._unsent_bytes += len(unsent) - len(client.unsent)
         client.unsent = unsent
         self._update(client)
@@ -406,7 +407,7 @@ class Connections:
     # Waiting.
 
     def _update(self, client: Client) -> None:
-        """File a connection under its wait, and poll for its events; unsent replies come first."""
+        """Index a connection by its wait, and poll for its next event; unsent replies come first."""
         if client.socket.fileno() < 0:
             return
         wait = client.connection.wait
@@ -462,10 +463,10 @@ def _replaceable(
     only_user: int | None,
     quiet_since: float,
 ) -> Client | None:
-    """Return the connection to close for a new one of the user ``newcomer``.
+    """Return the connection to close for a new one of user ``newcomer``.
 
-    First come clients that have sent no complete request or do not read, of the user with most connections, if it has
-    at least as many as the newcomer; then those idle since ``quiet_since``.
+    First come clients that have sent no complete request or do not read, of the user with most connections, but of none
+    with fewer than the newcomer; then those idle since ``quiet_since``.
     """
     candidates = [each for each in clients if only_user in (None, each.user_id)]
     unsettled = [

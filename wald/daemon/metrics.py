@@ -1,8 +1,8 @@
 """Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if input waits but the head has not moved for ``stall_timeout``. If it cannot seal, it still
-accepts input, so it is only degraded. A separate process, ``wald metrics``, reads the segments' indexes: here that
-would hold the GIL and block the loop.
+The daemon is unhealthy if input has waited for ``stall_timeout`` without the head moving. A daemon that cannot seal
+still accepts input, so it is only degraded. A separate process, ``wald metrics``, reads the segments' indexes: doing
+so here would hold the GIL and block the loop.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from wald.exposition import (
 from wald.writing.disk_budget import Cause
 
 INTERVAL_SECONDS = 10.0  # minimum between starts of wald metrics
-_REST = 9  # minimum pause, in durations of a run: a tenth of one core
-_FIRST_SECONDS = 3.0  # the scraper that starts a run waits for its output
+_REST = 9  # minimum pause, as a multiple of the run: a tenth of one core
+_FIRST_SECONDS = 3.0  # the scraper that starts a run waits for the output
 _RUN_SECONDS = 600.0
 _NICENESS = 5  # with 19 a run would take minutes on a busy machine
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -46,7 +46,7 @@ class Recovery(StrEnum):
     """Result of the recovery at the start."""
 
     CLEAN = "clean"
-    TRIMMED = "trimmed"  # an unfinished write, which a crash leaves, was removed
+    TRIMMED = "trimmed"  # an unfinished write, left by a crash, was removed
     DAMAGED = "damaged"  # durable bytes are missing or wrong
 
 
@@ -65,7 +65,7 @@ def _histogram(meaning: str, *bounds: float) -> Any:
 
 @dataclass(slots=True)
 class Metrics:
-    """Numbers of one run; ``*_since`` is a monotonic time, or 0."""
+    """Numbers of one run; ``*_since`` is a monotonic time, or 0 if nothing waits."""
 
     turns: int = _counter("Commit rounds that wrote records")
     records: int = _counter("Durable records")
@@ -102,7 +102,7 @@ class Metrics:
     seal_waits_since: float = 0.0  # segments wait while none is sealed
 
     def histograms(self) -> dict[str, dict[str, object]]:
-        """Return the histograms of ``wald latency`` by name."""
+        """Return the histograms by name, for ``wald latency``."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value.to_json() for name, value in values.items() if isinstance(value, Histogram)}
 
@@ -115,7 +115,10 @@ class Metrics:
 
 
 def elapsed(since: float, now: float) -> float:
-    """Return the seconds since a time of :class:`Metrics`, passed because the loop may change it between two reads."""
+    """Return the seconds since a ``*_since`` time, or 0.
+
+    The caller passes the value, because the loop may change the attribute between two reads.
+    """
     return max(0.0, now - since) if since else 0.0
 
 
@@ -132,7 +135,7 @@ def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) ->
 
 
 def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
-    """Return the HTTP status and message."""
+    """Return the HTTP status and the message of ``/healthz``."""
     stalled = elapsed(metrics.waiting_since, now)
     if stalled > stall_timeout:
         return 503, f"stalled: input has waited for {stalled:.0f} s; the head is at {metrics.head_sequence}"
@@ -147,7 +150,7 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
 
 
 def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
-    """Yield the daemon's metrics, with ``failures`` of :class:`MetricsProcess`."""
+    """Yield the daemon's metrics, including the ``failures`` of :class:`MetricsProcess`."""
     now = time.monotonic()
     for each in fields(metrics):
         if each.metadata:
@@ -185,7 +188,7 @@ class MetricsProcess:
         self.failures = 0
 
     def text(self) -> bytes:
-        """Return the last output; empty without one, or after a failure."""
+        """Start a run if one is due; return the last output, empty without one or after a failure."""
         with self._mutex:
             is_running = self._thread is not None and self._thread.is_alive()
             starts = not is_running and not self._closed and time.monotonic() >= self._due
@@ -193,7 +196,7 @@ class MetricsProcess:
                 self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
                 self._thread.start()
         if starts and self._thread is not None:
-            self._thread.join(_FIRST_SECONDS)  # only this scraper waits: others would hold connections
+            self._thread.join(_FIRST_SECONDS)  # only this scraper waits: waiting scrapers hold connections
         return self._text
 
     def close(self) -> None:
