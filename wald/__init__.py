@@ -3,9 +3,8 @@
     format < files < segments < retention < reading < checking
                      segments < writing < repairing, daemon < cli
 
-A package imports only those to its left. ``format`` is bytes, ``daemon`` is the process, ``cli`` is the commands, and
-``client`` sends records over the daemon's socket. A program imports the names below; each is loaded on first use, so
-that short commands start fast.
+A package imports only those to its left. ``client`` sends records over the daemon's socket. A program imports the names
+below; each is loaded on first use, so that short commands start fast.
 
 Producer   sends records, and reports which are durable
 Consumer   reads the records of a route for a group, and moves its cursor
@@ -45,11 +44,11 @@ _HOMES = {
 }
 
 
-def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it wald.open
-    """Open the log in the directory ``root`` for reading.
+def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - called as wald.open
+    """Open a log for reading.
 
     Args:
-        root: the root of the log.
+        root: the directory of the log.
 
     Returns:
         the log; it holds no file open, so there is nothing to close.
@@ -68,7 +67,7 @@ def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it w
     return Log(root)
 
 
-if not TYPE_CHECKING:  # a type checker sees the imports above, and reports a name that is not there
+if not TYPE_CHECKING:  # a type checker uses the imports above; __getattr__ would hide misspelt names
 
     def __getattr__(name: str) -> object:
         from importlib import import_module

@@ -1,7 +1,7 @@
-"""The errors that wald raises on purpose, with hints and a documented exit code.
+"""Errors that wald raises on purpose, each with a hint and a documented exit code.
 
-A message is one line and names the file, and the offset if it is known. ``wald.hints`` makes the hint from the case and
-facts; a traceback shows it below the message. Exit code 2 is also a usage error.
+A message is one line, and names the file and, if known, the offset. ``wald.hints`` makes the hint from the case and
+facts; a traceback shows the hint below the message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WaldError(Exception):
         facts: values for the template.
 
     Attributes:
-        exit_code: of a command that fails with this error.
+        exit_code: exit code of a command that fails with this error.
     """
 
     exit_code = 1
@@ -42,7 +42,7 @@ class WaldError(Exception):
 
     @cached_property
     def hint(self) -> str:
-        """A command to type or an action; "" without a hint."""
+        """A command to type or an action; "" if there is no hint."""
         from wald.hints import hint_for
 
         return hint_for(self.case, **self.facts)
@@ -53,7 +53,7 @@ class WaldError(Exception):
         return [f"  hint: {self.hint}"] if self.hint else []
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Pickle the hint that this process gives: another may run as another user."""
+        """Pickle the hint too: it depends on the user of this process."""
         _ = self.hint
         return super().__reduce__()
 
@@ -74,7 +74,7 @@ class Damaged(WaldError):
     """Bytes on disk differ from those that were written.
 
     Attributes:
-        last: the last unreadable record; 0 without one or if unknown.
+        last: the last unreadable record; 0 if none or unknown.
     """
 
     exit_code = 4
@@ -82,7 +82,7 @@ class Damaged(WaldError):
 
 
 def wrong_type(error: OSError) -> Damaged | None:
-    """Return the error for a directory at the path of a file, or vice versa; None for any other error."""
+    """Convert an OSError about a directory at the path of a file, or vice versa; else return None."""
     path = error.filename2 or error.filename
     if not isinstance(path, str | os.PathLike) or error.errno not in _WRONG_TYPES:
         return None
@@ -99,7 +99,7 @@ class Locked(WaldError):
 
 
 class Unavailable(WaldError):
-    """The daemon cannot be reached, or does not accept this now."""
+    """The daemon cannot be reached, or does not accept the request now."""
 
     exit_code = 6
 
@@ -135,7 +135,7 @@ class NotPermitted(WaldError):
 
     @classmethod
     def from_error(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
-        """Return the error for a refusal by the system; ``path`` is the file if ``error`` does not name it."""
+        """Convert a PermissionError, and name what denies access; ``path`` is the file if ``error`` has none."""
         wanted = Path(path or error.filename or ".").absolute()
         barrier = Path("/")
         for each in (*reversed(wanted.parents), wanted):
@@ -155,7 +155,7 @@ class Partial(WaldError):
 
 
 class NotProcessed(WaldError):
-    """A group has not processed durable records before the timeout."""
+    """A consumer group has not processed all durable records before the timeout."""
 
     exit_code = 15
 
@@ -175,6 +175,6 @@ class RolledBack(Replaced):
 
 
 class Interrupted(WaldError):
-    """Ctrl-C, while there is something to report."""
+    """Ctrl-C interrupted a command that has something to report."""
 
     exit_code = 130

@@ -1,9 +1,9 @@
-"""Prometheus metrics: counters, gauges, histograms, their text format 0.0.4, and an HTTP server for it.
+"""Prometheus counters, gauges and histograms, their text format 0.0.4, and an HTTP server for them.
 
 A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape.
 
-The server has few connections, and none for long: if all are in use, it closes the oldest. ``http.server`` would take
-as long to import as Python to start.
+The server limits connections and their duration; if all are in use, it closes the oldest. Importing
+``http.server`` instead would take as long as starting Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADERS_MAX = 100
 
 
 class Histogram:
-    """Number of values in each range; ``bounds`` are the largest values of all ranges but the last, ascending."""
+    """Counts of values by range; ascending ``bounds`` are the upper limits of all ranges but the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -59,7 +59,7 @@ class Histogram:
 
 
 Samples = dict[tuple[str, ...], float | Histogram]
-"""Values of a metric by the values of its labels, in their order."""
+"""Values of a metric; each key has the values of the metric's labels, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def histogram(name: str, meaning: str, value: Histogram) -> Metric:
 
 
 def render(metrics: Iterable[Metric]) -> bytes:
-    """Return the text of the metrics that have samples."""
+    """Return the metrics that have samples in the text format."""
     import prometheus_client
 
     return prometheus_client.generate_latest(_Collector([_family(each) for each in metrics if each.samples]))
@@ -108,7 +108,7 @@ def _family(metric: Metric) -> prometheus_client.Metric:
         if not isinstance(value, Histogram):
             family.add_sample(metric.name, labels, value)
             continue
-        totals = list(accumulate(value.counts))  # once: another thread may observe at the same time
+        totals = list(accumulate(value.counts))  # computed once: another thread may be adding values
         for bound, total in zip((*(f"{bound:g}" for bound in value.bounds), "+Inf"), totals, strict=True):
             family.add_sample(f"{metric.name}_bucket", labels | {"le": bound}, total)
         family.add_sample(f"{metric.name}_sum", labels, value.sum)
@@ -125,12 +125,12 @@ class Response(NamedTuple):
 
 
 Pages = Mapping[str, Callable[[], Response]]
-"""Functions that make the response, by path."""
+"""Functions that return the response, by path."""
 
 
 @contextlib.contextmanager
 def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-    """Serve ``/metrics`` from ``collect`` while the block runs; nothing without an address."""
+    """Serve ``/metrics`` from ``collect`` while the block runs; without an address, serve nothing."""
     if address is None:
         yield
         return
@@ -141,7 +141,7 @@ def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Ite
 
 
 class Endpoint(ThreadingTCPServer):
-    """HTTP server in its own threads; listens at once (or InvalidInput), responds after :meth:`start`."""
+    """HTTP server in its own threads; listens at once, or raises InvalidInput; answers after :meth:`start`."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -176,7 +176,7 @@ class Endpoint(ThreadingTCPServer):
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
-        """Give the connection a slot, if need be that of the oldest."""
+        """Give the connection a slot, if necessary that of the oldest connection."""
         assert isinstance(request, socket.socket)
         if not self._slots.acquire(blocking=False):
             self._close_oldest(1)
@@ -199,8 +199,8 @@ class Endpoint(ThreadingTCPServer):
 
     def _close_oldest(self, count: int) -> None:
         for request in list(self._since)[:count]:
-            with contextlib.suppress(OSError):  # it has ended
-                # Only shut down: its thread closes it.
+            with contextlib.suppress(OSError):  # the connection has ended
+                # Only shut down: the connection's thread closes the socket.
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -209,7 +209,7 @@ class Endpoint(ThreadingTCPServer):
 
 
 class _Handler(StreamRequestHandler):
-    """Answers one HTTP/1.0 request; request bodies are not read."""
+    """Handler of one HTTP/1.0 request, whose body is not read."""
 
     server: Endpoint
 

@@ -1,8 +1,8 @@
-"""Hints: the command to type, or the thing to do, for each case in which the core reports an error.
+"""Hints: the command to type, or the thing to do, for each case of an error.
 
-An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. A
-case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path, and
-``{wald}`` and ``{wald_reclaim}`` are programs, with ``--root`` if there is the fact ``root``.
+An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. Each
+case has a template, a text or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path;
+``{wald}`` and ``{wald_reclaim}`` are programs, with ``--root`` if the facts include ``root``.
 """
 
 from __future__ import annotations
@@ -30,28 +30,20 @@ def hint_for(case: str, /, **facts: Any) -> str:
 
 
 def command_line(root: str | os.PathLike[str] | None, arguments: str = "", *, program: str = "wald") -> str:
-    """Return a command to type, quoted for any root; None if that is unknown.
-
-    >>> command_line("/srv/my log", "routes")
-    "wald --root '/srv/my log' routes"
-    """
+    """Return a command to type, with ``--root`` quoted for the shell; ``root`` is None if unknown."""
     option = "" if root is None else f" --root {quote(root)}"
     return f"{program}{option} {arguments}".rstrip()
 
 
 def quote(path: str | os.PathLike[str]) -> str:
-    """Return a path or a text quoted for the shell."""
+    """Quote a path or text for the shell."""
     import shlex
 
     return shlex.quote(os.fspath(path))
 
 
 def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
-    """Return the commands that show the full resource: space and inodes, or the file size limit.
-
-    >>> room_commands("/srv/my log")
-    "df -h '/srv/my log'; df -i '/srv/my log'"
-    """
+    """Return commands that show space and inodes, or raise the file size limit."""
     if error is not None and error.errno == errno.EFBIG:
         return "ulimit -f unlimited, or LimitFSIZE=infinity in a unit"
     at = "".join(f" {quote(path)}" for path in paths)
@@ -59,7 +51,7 @@ def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) 
 
 
 def user_name(user_id: int) -> str:
-    """Return the user's name, or the number as text if it has no name."""
+    """Return the user's name, or else the number as text."""
     import pwd
 
     try:
@@ -69,7 +61,7 @@ def user_name(user_id: int) -> str:
 
 
 def group_name(group_id: int) -> str:
-    """Return the OS group's name, or the number as text if it has no name."""
+    """Return the OS group's name, or else the number as text."""
     import grp
 
     try:
@@ -79,11 +71,11 @@ def group_name(group_id: int) -> str:
 
 
 def _permission_denied(path: Path) -> str:
-    """Return the command that permits it, or the permitted user; a group only for a non-member."""
+    """Return a command that grants access, or the user to run as."""
     at, me = quote(path), os.geteuid()
     try:
         status, directory = path.stat(), path.parent.stat()
-    except OSError:  # it was removed in the meantime
+    except OSError:  # the file was removed in the meantime
         return f"ls -ld {at}"
     if me == 0:
         return f"lsattr -d {at}; ls -ld {at}"  # no mode keeps root out
@@ -110,9 +102,10 @@ def _records_missing(
     form: str,
     command: tuple[str, str],
 ) -> str:
-    """Name the archive that has records up to ``archived``, and the way past them.
+    """Return commands that restore reclaimed records from an archive, or continue after them.
 
-    ``stop`` is the reader's last sequence or time, or None; ``command`` its words before and after the range.
+    ``archived`` is the last archived record, ``stop`` the reader's last sequence or time, and ``command`` the reader's
+    words before and after the range.
     """
     ways = []
     if archive is not None:
@@ -150,7 +143,7 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
 
 
 def _owner(socket: Path) -> tuple[str, bool]:
-    """Return the user of the daemon, and True if this process has that user's rights."""
+    """Return the daemon's user, and True if this process has that user's rights."""
     try:
         owner = socket.stat().st_uid
     except OSError:
@@ -175,7 +168,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "symbolic-link": "rm {path}, and move its target there, or mount it there: mount --bind {target} {path}",
     "permission-denied": _permission_denied,
     "newer-format": "install a newer wald: docs/install.md",
-    # the root and its identity
+    # root and identity
     "no-log": "{wald} run creates one",
     "no-log-to-open": "findmnt -T {root} shows whether its file system is mounted; {wald} init creates one",
     "not-a-log": "--root takes the directory of a log, which has a log.json; to find one: find {root} -name log.json",
@@ -188,7 +181,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "clock-step-damaged": "restore {path} from a backup",
     "ledger-damaged": "restore it from a backup; or, without a daemon, {wald} repair restarts it with its intact lines",
     "ledger-locked": "fuser -v {path} names it; if that is a service: systemctl stop {owner}",
-    # routes, their FIFOs and the users of their cursors
+    # routes and cursor owners
     "no-such-route": "{wald} routes lists them; {wald} route add {route} creates it",
     "fifo-is-link": "chmod {mode:04o} {target}",
     "cursor-left-by-other-user": "run it as {user} who created it; ls -l {path}",
@@ -197,7 +190,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "{wald} route add {route} --consumers GROUP",
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and restart the daemon",
-    # segments and the head
+    # segments and head
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "restore the file from an archive or a backup",
     "raw-segment-damaged": "wald inspect --content {path} shows its contents",
@@ -214,9 +207,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
     "log-gone": "findmnt -T {root}; ls -la {root}; restart this program once the log is back",
     "other-log": "restart this program to use it, or move the right log back",
-    # "instead" is the hint of a program that keeps its positions elsewhere.
+    # "instead" is for programs that keep their positions elsewhere.
     "older-copy": lambda instead: instead or "restart this program: it then reads its positions from disk",
-    # a start of the daemon, and its lock
+    # daemon start and lock
     "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",
     "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
     "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and restart the daemon",
@@ -233,7 +226,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "log-fills-disk": "{wald} explain names the groups that are behind; {wald_reclaim} deletes the rest",
     "other-files-fill-disk": "df -h {disk}; df -i {disk}; du -xhd1 around it shows what fills the disk; "
     "quota -v shows the limits",
-    # positions, and records that cannot be read
+    # positions and unreadable records
     "sequence-below-one": "sequences start at 1",
     "limit-below-zero": "--limit takes 0 or more",
     "not-a-time": lambda option, examples: ", ".join(f"{option} {example}" for example in examples),
@@ -273,7 +266,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "copy-differs": "report this as a bug; nothing was changed",
     "directory-for-restore-needed": "--into takes a new or an empty directory",
     "restore-unfinished": "rm -r {path}; then run the same command again",
-    # producers and their records
+    # producers and records
     "values-are-not-a-list": "send(route, [value])",
     "column-is-not-a-list": "{name} must be a list with one entry per value",
     "column-of-another-length": "{name} must have one entry per value",
@@ -289,7 +282,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "record-too-large": "write it to the route's FIFO, or split it",
     "producer-of-the-parent": "create another Producer in the child, with another id",
     "producer-has-ended": "create another Producer; acknowledged() and unanswered report the state of its records",
-    # a daemon that refuses a request, or does not answer
+    # requests to a daemon
     "route-missing-at-daemon": "{wald} route add {route} creates it; {wald} routes lists them",
     "route-retired-at-daemon": _route_retired_at_daemon,
     "request-denied": _request_denied,
@@ -318,7 +311,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "setting-misplaced": "move {key} {home}",
     "fifo-mode-too-open": 'set mode = "{mode:04o}", or remove writers',
     "address-is-not-free": 'use a free "127.0.0.1:PORT"',
-    # a daemon that runs
+    # running daemon
     "daemon-cannot-start": lambda root, error: (
         f"{room_commands(root, error=error)}; ls -ld {quote(root)}; "
         f"{command_line(root, program='wald-reclaim')} makes room without it"

@@ -1,6 +1,6 @@
 """Public API for reading a log: records, batches, Arrow tables, cursors, and record lookup.
 
-Each method imports what it needs, so that a short command such as ``wald head`` does not load the rest.
+Methods import what they need, so that short commands start fast.
 """
 
 from __future__ import annotations
@@ -37,22 +37,16 @@ if TYPE_CHECKING:
 class Log:
     """Reader of the log in a directory.
 
-    It needs no daemon, keeps no file open, and can be used while a daemon writes. Threads may share it.
+    A reader needs no daemon, keeps no file open, and can be used while a daemon writes. Threads may share a reader.
 
     Args:
-        root: the root of the log.
+        root: the directory of the log.
 
     Raises:
         NotFound: no log exists at ``root``.
-        NotPermitted: this user may not read it.
-        UnsupportedFormat: a newer wald wrote it.
-        Damaged: its identity cannot be read.
-
-    Example::
-
-        log = wald.open("/var/spool/wald")
-        for record in log.records("orders", start=1000, stop=1999):
-            print(record.sequence, record.key, record.value)
+        NotPermitted: this user may not read the log.
+        UnsupportedFormat: a newer wald wrote the log.
+        Damaged: the log's identity cannot be read.
     """
 
     def __init__(self, root: str | PathLike[str]) -> None:
@@ -83,10 +77,10 @@ class Log:
     def require_continuity(self) -> None:
         """Check that the log at the path is the one that was opened, and still has the records that were read.
 
-        Methods that read, or move a cursor, include this check. Call it before using positions kept in memory for long.
+        Methods that read or move a cursor include this check. Call it before using positions from memory after a pause.
 
         Raises:
-            Replaced: another log, an older copy of this one, or none is at the path. Open the log again, and read
+            Replaced: another log, an older copy of this log, or no log is at the path. Open the log again, and read
                 positions from cursors.
         """
         self._continuity.require()
@@ -120,13 +114,7 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Record]:
-        """Iterate over records; for arguments and errors see :meth:`batches`.
-
-        Example::
-
-            for record in log.records("orders", start=datetime(2026, 11, 21, tzinfo=UTC), follow=True):
-                print(record.sequence, record.value)
-        """
+        """Iterate over records; for arguments and errors see :meth:`batches`."""
         batches = self.batches(
             route,
             start,
@@ -155,21 +143,21 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
-        """Iterate over batches of durable, whole records: each record once, in the order of the log.
+        """Iterate over batches of durable, whole records. Each record comes once, in the order of the log.
 
         Args:
-            route: the route; None for all, with a record of several pieces where it ends.
+            route: the route; None for all routes, where a record stored in pieces comes at its last piece.
             start: "earliest", "end", "cursor" (after the records that ``group`` has processed), a sequence, or a
                 datetime: the first record appended at that time or later.
-            stop: the last sequence, inclusive, or a datetime, exclusive: only records appended before it.
+            stop: the last sequence, or a datetime: only records appended before that time.
             group: consumer group for ``start="cursor"``.
             limit: maximum number of records.
             follow: at the end, wait for more records until ``cancel`` is set or the time ``stop`` is 2 s in the past.
             cancel: event that ends the wait; a thread or a signal handler may set it.
             on_damage: called with the error for each unreadable range, which is then skipped, instead of raising it.
             on_missing: policy for requested records that were reclaimed: "error", "skip", or a function that is called
-                with each :class:`Missing` and may raise. By default they are an error if ``start`` is a sequence, a
-                time, or a cursor before them.
+                with each :class:`Missing` and may raise. By default, missing records are an error if ``start`` is a
+                sequence, a time, or a cursor before them.
             on_wait: called at least every 50 ms while waiting for more records.
 
         Yields:
@@ -244,13 +232,7 @@ class Log:
         return where(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
-        """Return the sender of a batch of :meth:`batches`: its source, and for the socket the user and the process.
-
-        Example::
-
-            for batch in log.batches("orders"):
-                print(batch.first_sequence, log.sender(batch))
-        """
+        """Return the source of a batch of :meth:`batches`; for the socket, also the user and the process."""
         from wald.reading.assembler import Senders
 
         with closing(Senders(self.view)) as senders:
@@ -262,11 +244,11 @@ class Log:
         Args:
             route: the route.
             group: the consumer group.
-            any_user: return another user's cursor even to the log's owner or root, only to display it: that user can
-                make a program that starts there skip records.
+            any_user: return another user's cursor even to the log's owner or root, only for display: that user could
+                make a program that starts at the cursor skip records.
 
         Returns:
-            the cursor; its state tells if it exists and can be trusted.
+            the cursor, whose state tells whether it exists and can be trusted.
 
         Raises:
             InvalidInput: an invalid name.
@@ -297,7 +279,7 @@ class Log:
     ) -> Cursor:
         """Record durably that ``group`` has processed ``route`` up to ``sequence``.
 
-        Each call syncs the disk twice. :class:`wald.Consumer` does it once for many records.
+        Each call syncs the disk twice. :class:`wald.Consumer` moves a cursor once for many records.
 
         Args:
             route: the route.
@@ -312,7 +294,7 @@ class Log:
         Raises:
             InvalidInput: an invalid name, or a negative sequence.
             NotFound: no such route.
-            Refused: a move backwards without ``rewind`` or beyond the head; see also :meth:`cursor`.
+            Refused: a move backwards without ``rewind``, or beyond the head; see also :meth:`cursor`.
             NotPermitted: this user may not create a cursor there, or another user owns it.
             Replaced: see :meth:`require_continuity`.
             OSError: the cursor cannot be written.

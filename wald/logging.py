@@ -18,7 +18,7 @@ from wald.errors import InvalidInput, WaldError
 from wald.format.names import check_route
 
 _BATCH_RECORDS = 1000  # in one call of Producer.send
-_RETRY_SECONDS = 86_400.0  # how long a daemon may be down; the capacity bounds the queue in the meantime
+_RETRY_SECONDS = 86_400.0  # how long a daemon may be down; the capacity bounds the queue
 
 
 class _Entry(NamedTuple):
@@ -30,11 +30,11 @@ class _Entry(NamedTuple):
 class WaldHandler(logging.Handler):
     """Handler that sends each log record to a route: formatted text and time, with level and logger as headers.
 
-    A logging call only queues its record; a thread sends the queue to the daemon, each record once. While the daemon is
-    down the queue fills; once it is full, a logging call waits up to ``block_for`` seconds for room.
+    A logging call only queues its record; a thread sends the queue to the daemon, each record once. If the queue
+    is full, because the daemon is down, a logging call waits up to ``block_for`` seconds for room.
 
-    No record is lost silently: one that finds no room, or that the daemon refuses, is written to stderr with the reason
-    and counted in :attr:`lost`. A notice of the loss precedes the next record that reaches the route.
+    No record is lost silently: a record that finds no room, or that the daemon refuses, is written to stderr with the
+    reason, and counted in :attr:`lost`. A notice of the loss precedes the next record that reaches the route.
 
     Threads may share a handler. ``logging.shutdown``, which Python calls at exit, waits up to ``close_for`` seconds for
     the queue (twice if the daemon is down) and writes the rest to stderr. A process that skips exit handlers
@@ -44,7 +44,7 @@ class WaldHandler(logging.Handler):
     Args:
         at: the root of the log, or the socket. The daemon may start later.
         route: destination of the records.
-        level: lowest level to send, as for any handler.
+        level: lowest level to send.
         capacity: maximum number of queued records.
         block_for: seconds that a logging call may wait for room.
         close_for: seconds that :meth:`flush` and :meth:`close` may wait.
@@ -84,7 +84,7 @@ class WaldHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Filter and emit without the handler's lock, so that threads wait for room in parallel."""
-        filtered: object = self.filter(record)  # may be another record since Python 3.12
+        filtered: object = self.filter(record)  # a filter may return another record since Python 3.12
         if filtered:
             self.emit(filtered if isinstance(filtered, logging.LogRecord) else record)
         return bool(filtered)
@@ -119,13 +119,13 @@ class WaldHandler(logging.Handler):
         super().close()
 
     def begin(self) -> None:
-        """Start with an empty queue, again in the child after a fork, whose parent keeps its own."""
+        """Start with an empty queue, also in a forked child: the parent keeps its queue."""
         self.lost = 0
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._in_flight = ()
         self._thread: threading.Thread | None = None
-        self._producer: Producer | None = None  # the thread's
+        self._producer: Producer | None = None  # used only by the thread
         self._unreported = 0  # lost records not yet reported on the route
         self._is_closed = False
 
@@ -133,7 +133,7 @@ class WaldHandler(logging.Handler):
         return not self._queue and not self._in_flight
 
     def _enqueue(self, entry: _Entry) -> str:
-        """Queue an entry; return the reason if that fails, or ""."""
+        """Queue an entry; return "", or the reason if that fails."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._is_closed or len(self._queue) < self._capacity, self._block_for
@@ -162,7 +162,7 @@ class WaldHandler(logging.Handler):
             self._producer.close()
 
     def _next_batch(self) -> Sequence[_Entry]:
-        """Wait for entries and remove some from the queue; return none if the handler is closed."""
+        """Wait for entries and move some in flight; return none once the handler is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             count = min(len(self._queue), _BATCH_RECORDS)
@@ -171,18 +171,18 @@ class WaldHandler(logging.Handler):
             return self._in_flight
 
     def _deliver(self, entries: Sequence[_Entry]) -> None:
-        """Send entries, each once; report exactly those that are refused."""
+        """Send each entry once, and report exactly the entries that are refused."""
         durable, error = self._send(entries)
         left = entries[durable:]
         half = len(left) // 2
-        if half and isinstance(error, InvalidInput):  # one of them is too large for a request
+        if half and isinstance(error, InvalidInput):  # one is too large: halve the batch to find it
             self._deliver(left[:half])
             self._deliver(left[half:])
         elif left and self._in_flight:  # otherwise close() has reported them
             self._report_lost(left, str(error))
 
     def _send(self, entries: Sequence[_Entry]) -> tuple[int, WaldError | OSError | None]:
-        """Send entries after a notice of earlier losses; return the number that is durable, and any error."""
+        """Send a notice of earlier losses, then the entries; return the number durable, and any error."""
         lost, error = 0, None
         try:
             self._producer = self._producer or Producer(socket_at(Path(self._at)), retry_for=_RETRY_SECONDS)
@@ -220,7 +220,7 @@ class WaldHandler(logging.Handler):
 
 
 def _as_utf8(text: str) -> str:
-    """Return the text with escapes for characters that UTF-8 cannot encode."""
+    """Escape the characters that UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()
 
 

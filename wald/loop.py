@@ -28,7 +28,7 @@ class _Stop(threading.Event):
 
 
 def outlive_signals() -> None:
-    """Survive the terminal's signals, in a forked child that waits for another process."""
+    """Let a forked child survive the terminal's signals while it waits for another process."""
     # Caught, not ignored: a program that this process starts would inherit ignored signals.
     for number in (*SIGNALS, signal.SIGHUP):
         if number in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
@@ -39,19 +39,13 @@ def outlive_signals() -> None:
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 
-    A SIGHUP that is ignored or handled stays so: a process under ``nohup`` continues.
+    A SIGHUP that is already ignored or handled stays so: a process under ``nohup`` continues.
 
     Args:
         again: called in the main thread for each further Ctrl-C.
 
     Yields:
         the event. The end of the block restores the previous handlers.
-
-    Example::
-
-        with stop_on_signals() as stop, wald.Consumer(root, "orders", follow=True, cancel=stop) as consumer:
-            for record in consumer:
-                handle(record)
     """
     stop = _Stop()
 
@@ -62,7 +56,7 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
-    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []  # unless nohup ignores it
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
     before = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
     try:
         yield stop
@@ -82,11 +76,11 @@ def wakes(
 ) -> Iterator[None]:
     """Yield at once, after each change of a wanted file in ``directories``, and at least every period, until ``stop``.
 
-    Events may be lost or unavailable (network file systems, no watches left): check everything each time.
+    Events may be lost or unavailable (network file systems, no watches left): check everything after each yield.
     Subdirectories are not watched: other users may create any number, and the kernel limits watches.
 
-    ``directories`` is called again after each yield, ``on_tick`` (which may raise) twice a second while waiting for
-    events, ``report`` with a message when polling replaces events.
+    ``directories`` is called again after each yield; ``on_tick``, which may raise, twice a second; and
+    ``report`` with a message when polling replaces events.
     """
     from watchfiles import watch  # takes 50 ms, which a single pass does not need
 
@@ -98,7 +92,7 @@ def wakes(
     without_events = False
     while not stop.is_set():
         watched = readable()
-        due = 0.0  # no event reports a change since the yield above
+        due = 0.0  # no event reports a change during the last yield
         try:
             for changes in watch(
                 *watched,

@@ -1,4 +1,4 @@
-"""Kinds of values of settings and options: sizes, durations, numbers, choices, text, permissions, users."""
+"""Kinds of values of settings and options."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _quoted = '"{}"'.format
 
 
 class SettingType(NamedTuple):
-    """One kind of value."""
+    """Kind of value: how to read, check and show it."""
 
     bounds: str  # as text
-    read: Callable[[object], Any]  # the value, None for another form, or ValueError out of bounds
+    read: Callable[[object], Any]  # returns None for a wrong form; raises ValueError out of bounds
     show: Callable[[Any], str] = _quoted  # as TOML
     unit: str = ""  # of a bare number
-    example: str = ""  # of the form; without one, the bounds
+    example: str = ""  # of the form; if empty, messages show the bounds
 
     def parse(self, value: object) -> Any:
         """Return the value, or raise ValueError with a message that completes "SETTING must be …"."""
@@ -32,13 +32,13 @@ class SettingType(NamedTuple):
 
 
 def size(minimum: int, maximum: int, *, zero: bool = False) -> SettingType:
-    """Bytes; with ``zero`` also 0, which means "off"."""
+    """Define a size in bytes; with ``zero``, 0 is valid and means "off"."""
     example, pattern = 'a size such as 65536, "64KiB" or "1GiB"', r"(\d{1,20}) ?([kMGT]?B|[KMGT]iB|)"
     return _number(example, pattern, _SIZE_UNITS, _show_size, "bytes", minimum, maximum, zero=zero)
 
 
 def duration(minimum: float, maximum: float, *, zero: bool = False) -> SettingType:
-    """Seconds; with ``zero`` also 0, which means "off"."""
+    """Define a duration in seconds; with ``zero``, 0 is valid and means "off"."""
     example, pattern = 'a duration such as 30, "10s", "5m" or "1h"', r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)"
     return _number(example, pattern, _DURATION_UNITS, _show_duration, "seconds", minimum, maximum, zero=zero)
 
@@ -48,7 +48,7 @@ def count(minimum: int, maximum: int) -> SettingType:
 
 
 def fraction(maximum: float) -> SettingType:
-    """A number from 0 to ``maximum``, which is at most 1."""
+    """Define a number from 0 to ``maximum``, at most 1."""
     pattern = r"(\d(?:\.\d{1,9})?)()"
     return _number("a fraction such as 0.1", pattern, {"": 1.0}, "{:g}".format, "fraction", 0, maximum)
 
@@ -60,7 +60,7 @@ def choice(*choices: str) -> SettingType:
 
 
 def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
-    """Text that matches ``pattern``, or ""; ``form`` is as in "a path"."""
+    """Define text that matches ``pattern`` or is ""; ``form`` names it, as in "a path"."""
 
     def read(value: object) -> str | None:
         return value if isinstance(value, str) and (not value or re.fullmatch(pattern, value)) else None
@@ -69,7 +69,7 @@ def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
 
 
 def names(form: str, accepts: Callable[[str], object]) -> SettingType:
-    """A list of strings that ``accepts`` finds true; ``form`` is as in "host names"."""
+    """Define a list of strings that ``accepts`` accepts; ``form`` names them, as in "host names"."""
 
     def read(value: object) -> tuple[str, ...] | None:
         if not isinstance(value, list | tuple):
@@ -118,7 +118,7 @@ def _number(
     *,
     zero: bool = False,
 ) -> SettingType:
-    """Return the type of a number with one of ``units``, whose factors are int or float as the number is."""
+    """Define a number with one of ``units``, whose factors have the number's type, int or float."""
     bounds = f"{'0 or ' if zero else ''}{show(minimum)} to {show(maximum)}"
 
     def read(value: object) -> float | None:
@@ -141,11 +141,11 @@ def _read_mode(value: object) -> int | None:
         bits = int(value, 8)
     elif isinstance(value, int) and not isinstance(value, bool):
         bits = value
-    return bits if 0 <= bits <= 0o777 else None  # decimal 620, meant as octal, is greater
+    return bits if 0 <= bits <= 0o777 else None  # rejects decimal 620, which was meant as octal
 
 
 def _read_os_group(value: object) -> str | None:
-    """Return an OS group's number as text; "" and "group" are unchanged."""
+    """Return an OS group's number as text; leave "" and "group" unchanged."""
     from grp import getgrnam
 
     name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value

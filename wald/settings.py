@@ -1,14 +1,14 @@
-"""Settings of the daemon and of wald-reclaim: one table with type, default, bounds and help, and the TOML file.
+"""Settings of the daemon and of wald-reclaim: their types, defaults, bounds and help, and the TOML file.
 
-A setting comes from the first of: the variable ``WALD_<NAME>``, the file, its default. Sizes are bytes or "64MiB",
-durations seconds or "10s", "5m", "1h". Each route has a table:
+The variable ``WALD_<NAME>`` overrides the file, which overrides the default. A size is in bytes or like "64MiB", a
+duration in seconds or like "10s", "5m", "1h". Each route may have a table:
 
     [routes.access]
     fifo = true             # create routes/access/in
     mode = "0620"           # of the FIFO
-    writers = ["www-data"]  # users allowed to write over the socket; empty: all users
+    writers = ["www-data"]  # users allowed to write over the socket
     consumers = "billing"   # OS group whose members may leave cursors
-    max_age = "7d"          # and other limits, with defaults in [retention]
+    max_age = "7d"          # and other limits
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from wald.setting_types import (
 _PREFIX = "WALD_"
 DEFAULT = "default"
 _HELP = "wald run --help"
-_SIMILARITY_MIN = 0.8  # of a misspelt variable and a setting; lower values would reject WALD_PORT, set by Kubernetes
+_SIMILARITY_MIN = 0.8  # of a misspelt variable to a setting; lower values would reject WALD_PORT, set by Kubernetes
 _DAY = 86400
 _CENTURY = 36_600 * _DAY
 _BYTES_MAX = 1024 * TIB
 _RECORDS_MAX = 10**18
-_GUARDED_MODE = 0o600  # of the FIFO of a route with writers
+_GUARDED_MODE = 0o600  # maximum for the FIFO of a route with writers
 
 
 class Setting(NamedTuple):
-    """A row of the reference; default and bounds are TOML."""
+    """Row of the settings reference; ``default`` and ``bounds`` are TOML."""
 
     name: str
     unit: str
@@ -68,13 +68,13 @@ def setting(type_: SettingType, default: object, meaning: str) -> Any:
 
 
 def _optional(type_: SettingType, default: object, meaning: str, *, unset: object = None) -> Any:
-    """Return a field that is ``unset`` unless the file sets it."""
+    """Return a field whose value is ``unset`` unless the file sets it."""
     return field(default=unset, metadata={"type": type_, "default": type_.parse(default), "meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """Limits on a route's own records and payload bytes; None and "" are unset, 0 is unlimited."""
+    """Limits on a route's own records and payload bytes; None and "" mean unset, 0 unlimited."""
 
     max_age: float | None = _optional(
         duration(1, _CENTURY, zero=True),
@@ -129,7 +129,7 @@ class Retention(RouteLimits):
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig(RouteLimits):
-    """The table of one route."""
+    """The table [routes.NAME] of a route."""
 
     fifo: bool = setting(FLAG, False, "create the FIFO routes/NAME/in")
     mode: int | None = _optional(
@@ -228,7 +228,7 @@ class Config:
     """The variable, or file and line, of each setting without its default. Not a setting."""
 
     def reload(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
-        """Return the settings after SIGHUP, the changed names, and those that need a restart."""
+        """Return the settings after SIGHUP, the names that change, and the names that need a restart."""
         names = [each.name for each in fields(fresh) if each.compare]
         changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
         waiting = changed - self.reloadable
@@ -238,7 +238,7 @@ class Config:
         return replace(self, **values, origins=MappingProxyType(origins)), changed - waiting, waiting
 
     def limits(self, route: str) -> RouteLimits:
-        """Return the effective limits of a route, its own or those of [retention]; None is unlimited."""
+        """Return a route's limits, with those of [retention] as defaults; None is unlimited."""
         values: dict[str, Any] = {}
         for each in fields(RouteLimits):
             found = (getattr(table, each.name) for table in (self.routes.get(route, RouteLimits()), self.retention))
@@ -263,20 +263,20 @@ _HOMES = {
 
 
 def reference(table: type[Any] = Config) -> list[Setting]:
-    """Return the rows of a table, without the limits that it inherits."""
+    """Return the reference rows of a settings table, without inherited limits."""
     rows = []
     for each in fields(table):
         meta, type_ = each.metadata, each.metadata.get("type")
         if meta and each.name in table.__annotations__:
             default = type_.show(meta.get("default", each.default)) if type_ else ""
             bounds, unit = (type_.bounds, type_.unit) if type_ else (meta["bounds"], "")
-            is_reloadable = each.name in getattr(table, "reloadable", {each.name})  # only Config lists some
+            is_reloadable = each.name in getattr(table, "reloadable", {each.name})  # only Config has exceptions
             rows.append(Setting(each.name, unit, default, bounds, meta["meaning"], is_reloadable))
     return rows
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Return the settings from variables and a file; InvalidInput names file and line."""
+    """Read the settings from variables and a file; InvalidInput names the file and line."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if path is not None:
@@ -300,7 +300,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def effective_settings(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield each setting's name, value as TOML, and origin; settings of tables only if the file has them.
+    """Yield each setting's name, TOML value and origin; settings of tables only if the file has them.
 
     The origin is a variable, a file and a line, or DEFAULT.
     """
@@ -323,11 +323,10 @@ class SettingFile:
 
         self.path = path
         self.help_command = help_command  # lists all settings
-        self.homes = homes  # of each key, as in "to [retention]", for keys in the wrong table
-        self.origins: dict[str, str] = {}  # path:line of each parsed setting, as in "retention.grace"
+        self.homes = homes  # where a misplaced key belongs, as in "to [retention]"
+        self.origins: dict[str, str] = {}  # path:line by setting, as in "retention.grace"
         try:
-            # An editor may have added a byte order mark. Another user than the one that started Python may be unable to
-            # import the codec that strips it.
+            # An editor may have added a byte order mark; after a change of user, importing its codec may fail.
             self.content = path.read_bytes().removeprefix(BOM_UTF8).decode()
             self.tables = tomllib.loads(self.content)
         except OSError as error:
@@ -344,7 +343,7 @@ class SettingFile:
             ) from error
 
     def place(self, key: str, *, after: str = "") -> str:
-        """Return ``path:line`` of ``key`` in the table named ``after``; the parser does not report lines."""
+        """Return ``path:line`` of ``key`` in the table named ``after``; the parser reports no lines."""
         start = 0
         heading = rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]"""
         if after and (table := re.search(heading, self.content, re.MULTILINE)):
@@ -356,7 +355,10 @@ class SettingFile:
     def parse_table(
         self, keys: object, types: Mapping[str, SettingType], table: str = "", *, after: str = ""
     ) -> dict[str, Any]:
-        """Return checked values of ``table`` ("": above all tables); ``after``: the part of its name in the heading."""
+        """Return the checked values of ``table``, or of the keys above all tables if it is "".
+
+        ``after`` is the part of the name that :meth:`place` looks for.
+        """
         if not isinstance(keys, dict):
             raise InvalidInput(
                 f"{self.place(after or table)}: {table} must be a table", case="setting-is-not-a-table", table=table
@@ -382,7 +384,7 @@ class SettingFile:
 
 
 def parse_setting(name: str, value: object, type_: SettingType, place: str, *, help_command: str) -> Any:
-    """Return the checked value, or raise InvalidInput."""
+    """Parse and check one value, or raise InvalidInput."""
     try:
         return type_.parse(value)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Client of systemd: notifications, and descriptors that survive a restart.
 
-Notifications are datagrams (sd_notify(3)). FDSTORE stores pipes, so that their content survives a restart: the next
-start inherits them by name (sd_listen_fds(3)), and the FIFOs and listening sockets of socket units.
+Notifications are datagrams (sd_notify(3)). FDSTORE stores pipes, so that their contents survive a restart: the next
+start inherits the pipes by name (sd_listen_fds(3)), along with the FIFOs and listening sockets of socket units.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
 
 
 class Systemd:
-    """Connection to systemd; if that fails, notifications are dropped."""
+    """Connection to systemd; drops notifications that cannot be sent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
@@ -41,21 +41,21 @@ class Systemd:
         self._send("WATCHDOG=1")
 
     def take_sockets(self) -> list[socket.socket]:
-        """Return the inherited sockets, once."""
+        """Hand over the inherited sockets."""
         files = [file for file, (_, found) in self._inherited.items() if stat.S_ISSOCK(os.fstat(found).st_mode)]
         return [socket.socket(fileno=self._inherited.pop(file)[1]) for file in files]
 
     def take(self, file: tuple[int, int]) -> int | None:
-        """Return a FIFO's inherited descriptor, by device and inode, once."""
+        """Hand over a FIFO's inherited descriptor, by device and inode."""
         _, descriptor = self._inherited.pop(file, ("", None))
         return descriptor
 
     def kept(self, name: str) -> int | None:
-        """Return a descriptor of this name that is not taken yet."""
+        """Return a descriptor with this name that was not handed over."""
         return next((descriptor for found, descriptor in self._inherited.values() if found == name), None)
 
     def take_rest(self) -> list[tuple[str, int]]:
-        """Return names and remaining descriptors, once."""
+        """Hand over the remaining descriptors, with their names."""
         rest, self._inherited = list(self._inherited.values()), {}
         return rest
 
@@ -75,7 +75,7 @@ class Systemd:
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], tuple[str, int]]:
-    """Return inherited names and descriptors by device and inode; close all but the last of each file."""
+    """Return inherited names and descriptors by device and inode; close a file's duplicates."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdigit():
         return {}
