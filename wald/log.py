@@ -143,7 +143,7 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
-        """Iterate over batches of durable, whole records. Each record comes once, in the order of the log.
+        """Iterate over batches of durable, whole records. Each record comes once, in log order.
 
         Args:
             route: the route; None for all routes, where a record stored in pieces comes at its last piece.

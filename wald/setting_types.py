@@ -69,7 +69,7 @@ def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
 
 
 def names(form: str, accepts: Callable[[str], object]) -> SettingType:
-    """Define a list of strings that ``accepts`` accepts; ``form`` names them, as in "host names"."""
+    """Define a list of strings that satisfy ``accepts``; ``form`` names them, as in "host names"."""
 
     def read(value: object) -> tuple[str, ...] | None:
         if not isinstance(value, list | tuple):

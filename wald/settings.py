@@ -228,7 +228,7 @@ class Config:
     """The variable, or file and line, of each setting without its default. Not a setting."""
 
     def reload(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
-        """Return the settings after SIGHUP, the names that change, and the names that need a restart."""
+        """Return the settings after SIGHUP, the changed names, and the names that need a restart."""
         names = [each.name for each in fields(fresh) if each.compare]
         changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
         waiting = changed - self.reloadable

@@ -29,7 +29,7 @@ from wald.writing.writer import Writer
 _NICENESS = 19  # 5 to 15 % more commit rounds than with 10 or 0 (two cores, one producer)
 _SWITCH_SECONDS = 0.0001  # the default, 5 ms, is several rounds
 _ROOM_SECONDS = 1.0  # between checks of the free space
-_RETRY_SECONDS = 5.0  # pause after a failure, doubled after each further one
+_RETRY_SECONDS = 5.0  # pause after a failure; doubles each time
 _RETRY_MAX_SECONDS = 600.0
 
 

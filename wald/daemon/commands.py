@@ -69,7 +69,7 @@ _USAGE = (
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
 _OWNERS = "only the log's owner"
-_CUT_SECONDS = 1.0  # between cuts: each costs syncs, a file, and a line in the ledger
+_CUT_SECONDS = 1.0  # between cuts: each costs syncs, a file and a ledger line
 
 
 @dataclass(slots=True, eq=False)

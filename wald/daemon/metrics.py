@@ -117,7 +117,7 @@ class Metrics:
 def elapsed(since: float, now: float) -> float:
     """Return the seconds since a ``*_since`` time, or 0.
 
-    The caller passes the value, because the loop may change the attribute between two reads.
+    The caller passes the value, because the loop may change the attribute between reads.
     """
     return max(0.0, now - since) if since else 0.0
 
