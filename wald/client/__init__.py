@@ -1,7 +1,7 @@
-"""Clients of the socket: producer, session, payloads.
+"""Clients of the daemon's socket.
 
-connection  connections to the daemon's socket, and the daemon's status
-payloads    payloads of requests, from lines and from JSON
-producer    public producer: sends records exactly once and reports their sequences
-session     requests in flight on one connection, and their retries
+connection  connections to the socket, and the daemon's status
+payloads    request payloads, from Python values and JSON lines
+producer    public producer: sends records exactly once
+session     a producer's requests in flight, and their retries
 """

@@ -1,4 +1,4 @@
-"""Connections to the daemon's socket, and the daemon's status; errors are those of the operating system."""
+"""Connections to the daemon's socket, and the daemon's status."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from wald.format.protocol import ProtocolError, parse_reply
 
-_PATH_MAX_BYTES = 107  # limit of a socket address
+_PATH_MAX_BYTES = 107  # limit of a Unix socket address
 _STATUS_SECONDS = 1.0
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
-    """Return a socket connected to ``path``, which may be longer than a socket address; ``seconds`` is its timeout."""
+    """Connect to the socket at ``path``, which may be longer than a socket address."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
@@ -33,7 +33,7 @@ def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
 
 
 def status(path: Path) -> dict[str, object]:
-    """Return the result of :func:`ask_status`; empty without an answer."""
+    """Return the daemon's status, or {} if the daemon does not answer."""
     try:
         return ask_status(path, seconds=_STATUS_SECONDS)
     except OSError:
@@ -41,9 +41,9 @@ def status(path: Path) -> dict[str, object]:
 
 
 def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
-    """Return the daemon's answer to STAT on a new connection; empty if the answer is invalid.
+    """Request the daemon's status (STAT). Return {} if the answer is invalid.
 
-    TimeoutError without an answer within ``seconds``; another OSError if this user cannot connect.
+    Raise TimeoutError without an answer within ``seconds``, another OSError without a connection.
     """
     try:
         with connect(path, seconds=seconds) as connection, connection.makefile("rb") as replies:

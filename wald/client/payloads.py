@@ -1,4 +1,4 @@
-"""Payloads of requests, from lines, from values with keys, times and headers, and from JSON lines."""
+"""Payloads of requests, from Python values and from JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import check_not_before, encode_columns, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
-_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # encodings of bytes that are not text
+_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # suffixes of fields with bytes that are not text
     "_hex": ("hexadecimal", bytes.fromhex),
     "_base64": ("base64", partial(base64.b64decode, validate=True)),
 }
@@ -33,7 +33,7 @@ _TIME_LIMIT = 1 << 63
 
 
 class _DuplicateKeys(dict[str, Any]):
-    """Object with a duplicate key, whose last value counts."""
+    """JSON object with a repeated key, whose last value counts."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,10 +54,11 @@ _Record = tuple[bytes, bytes | None, int | None, bytes | None]
 
 
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
-    """Yield payloads for whole JSON lines, in order; blank lines are skipped.
+    """Encode whole JSON lines, except blank lines; yield the payloads in order.
 
-    Messages name the source of the lines, ``name``, and count from ``number``. ``due_ns`` is for records without a due
-    time. A ``bare`` line is only a value. InvalidInput for an invalid line is raised after the payloads before it.
+    Each line is an object of fields or, with ``bare``, only a value. ``due_ns`` applies to records without
+    ``not_before``. Messages call the first line ``name``:``number``. An invalid line raises InvalidInput after the
+    payloads of the lines before it.
     """
     parsed: list[_Record] = []
     wrong = ""
@@ -113,7 +114,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Record:
     key = _bytes(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns are mutually exclusive")
-    if "event_time_ns" in fields:  # of wald read, always in nanoseconds
+    if "event_time_ns" in fields:  # from wald read, always in nanoseconds
         time_ns = _time("event_time_ns", fields["event_time_ns"])
     else:
         time_ns = _time("time", fields.get("time"), require_nanoseconds)
@@ -134,6 +135,7 @@ def _value_as_sent(line: str) -> str:
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    """Decode the bytes of a field; return None without the field."""
     forms = [form for form in ("", *_FORMS) if name + form in fields]
     if len(forms) > 1:
         raise ValueError(f"{' and '.join(name + form for form in forms)} are mutually exclusive")
@@ -150,7 +152,7 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
 
 
 def _time(name: str, given: object, check: Callable[[int], int] | None = None) -> int | None:
-    """Return a time in ns; ``check`` refuses numbers that must be in another unit."""
+    """Parse a time into nanoseconds. ``check`` rejects numbers in a wrong unit."""
     if given is None:
         return None
     time_ns = given
@@ -165,7 +167,7 @@ def _time(name: str, given: object, check: Callable[[int], int] | None = None) -
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Encode headers with the due time: the field, or the later of the header and the option."""
+    """Encode headers with a due time: the field's or, without a field, the later of the header's and ``due_ns``."""
     if given is not None and (
         not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
     ):
@@ -177,14 +179,14 @@ def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes
 
 
 def encoded_headers(headers: Mapping[str, str]) -> bytes:
-    """Return the stored form of headers; raise ValueError for half of a surrogate pair."""
+    """Encode headers for storage. Raise ValueError for half of a surrogate pair."""
     try:
         return _dumps(headers).encode()
     except UnicodeEncodeError:
         raise ValueError("headers has half of a surrogate pair") from None
 
 
-_FIXED_BYTES = 256  # overhead of columns at most, with the gate's additions
+_FIXED_BYTES = 256  # maximum overhead of a payload, including the gate's additions
 _RECORD_BYTES = 24  # overhead of a record: a time, three offsets, its bits
 
 Value = bytes | str
@@ -202,7 +204,7 @@ def encode_values(
     headers: Sequence[Mapping[str, str] | None] | None = None,
     not_before: Sequence[Time | None] | None = None,
 ) -> Iterator[bytes]:
-    """Yield the payloads for the arguments of ``Producer.send``; raise InvalidInput at once if one is invalid."""
+    """Encode the arguments of ``Producer.send``. Invalid arguments raise InvalidInput before the iteration."""
     if isinstance(values, bytes | str):
         raise InvalidInput("values must be a sequence, not a single value", case="values-are-not-a-list")
     columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
@@ -234,7 +236,10 @@ def column_payloads(
     times_ns: Sequence[int | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
-    """Yield payloads of up to :data:`FRAME_MAX_BYTES` or one record, in which all records have a time or none does."""
+    """Split records into payloads of up to :data:`FRAME_MAX_BYTES`, or of one longer record.
+
+    In each payload, all records have a time or none does.
+    """
     lengths = [_RECORD_BYTES + len(value) for value in values]
     for column in (keys, headers):
         if column is not None:
@@ -271,7 +276,7 @@ def _as_bytes(value: object) -> bytes:
 def _time_ns(time: object, check: Callable[[int], int] = require_nanoseconds) -> int:
     time_ns: object = time
     if isinstance(time, datetime):
-        with suppress(OverflowError, ValueError):  # its year in UTC is outside 1 to 9999
+        with suppress(OverflowError, ValueError):  # the year in UTC is outside 1 to 9999
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")

@@ -1,7 +1,7 @@
-"""Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
+"""Producer that sends records over the daemon's socket, each stored exactly once.
 
-Every request carries the producer's id and a number: after a lost connection, requests are resent and the daemon
-deduplicates them. Up to 8 requests are in flight, with their payloads in memory.
+Every request carries the producer's id and a number: after a lost connection, the producer resends requests and the
+daemon deduplicates them. Up to 8 requests are in flight, with their payloads in memory.
 """
 
 from __future__ import annotations
@@ -30,34 +30,27 @@ __all__ = ["Durable", "Producer"]
 class Producer:
     """Client that sends records to the daemon of a log, and survives restarts of the daemon.
 
-    A ``with`` block flushes and closes the producer at its end; if the block raises, it only closes.
+    The end of a ``with`` block flushes and closes the producer; after an exception, the producer is only closed.
 
     A permanent error, or a daemon that stays unreachable, ends the producer: later calls that need the daemon raise
     Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is detected
-    before sending does not end it.
+    before sending does not end the producer.
 
-    Sequences of durable records accumulate until :meth:`flush` or :meth:`acknowledged` reads them.
+    Sequences of durable records accumulate until :meth:`flush` or :meth:`acknowledged` returns them.
 
     Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer without
     requests in flight.
 
     Args:
-        at: the root of the log, or the socket. A path that does not exist yet is a socket, and is waited for.
+        at: the root of the log, or the socket, which may not exist yet.
         producer_id: 1 to 2**64 - 1, by default random. Only one producer may use an id at a time, also after a fork.
         retry_for: seconds without progress after which the producer gives up.
-        connect_for: seconds to try the first connection; by default ``retry_for``.
+        connect_for: seconds to wait for the first connection; by default ``retry_for``.
 
     Raises:
         NotFound: ``at`` is a directory without a log.
-        Unavailable: no daemon was reachable in that time.
+        Unavailable: no daemon was reachable within ``connect_for`` seconds.
         NotPermitted: this user may not connect.
-
-    Example::
-
-        with wald.Producer("/var/spool/wald") as producer:
-            producer.send("orders", ["4 apples", "1 pear"], keys=["ann", "bob"])
-            for first, last in producer.flush():
-                print("durable:", first, last)
     """
 
     def __init__(
@@ -102,20 +95,20 @@ class Producer:
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
     ) -> None:
-        """Send a record for each value, which may contain any bytes, including newlines.
+        """Send one record for each value. Values may contain any bytes, including newlines.
 
-        Returns without waiting; :meth:`flush` and :meth:`acknowledged` report the sequences. Order is preserved.
+        Returns before the records are durable; :meth:`flush` and :meth:`acknowledged` report their sequences. Order is
+        preserved.
 
         Args:
-            route: destination of the records.
             values: the records; text is stored as UTF-8.
             keys: a key or None for each value.
             times: event time of each value: a datetime (local time if it has no zone), nanoseconds since 1970, or None.
-                Numbers from 1 to 10**17 are refused as a wrong unit: in nanoseconds, they are before March 1973.
+                Numbers from 1 to 10**17 (before March 1973) are refused, as their unit is probably wrong.
             headers: a mapping of text to text, or None, for each value.
             not_before: due time of each value, as in ``times``. No :class:`wald.WorkGroup` delivers the record earlier;
-                other readers do not wait. Stored as the header ``wald.not-before``. Numbers before 2001-09-09 in
-                nanoseconds are refused.
+                other readers do not wait. Stored as the header ``wald.not-before``. Numbers below 10**18 (before
+                2001-09-09) are refused.
 
         Raises:
             InvalidInput: an invalid route, a column whose length differs from ``values``, or a value of the wrong type.
@@ -141,10 +134,9 @@ class Producer:
     def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
         """Send an encoded payload: lines that each end in a newline, or columns.
 
-        Lines are split into requests of at most 128 KiB, or of one longer line. Returns without waiting.
+        Lines are split into requests of at most 128 KiB; a longer line is sent alone.
 
         Args:
-            route: destination of the records.
             payload: whole lines, or with ``columns`` one result of :func:`wald.format.records.encode_columns`.
 
         Raises:
@@ -163,7 +155,7 @@ class Producer:
         self._publish_all(route, [payload] if columns else frames(payload), columns)
 
     def flush(self) -> list[Durable]:
-        """Wait until all sent records are durable; return the result of :meth:`acknowledged`.
+        """Wait until all sent records are durable; return their sequences as :meth:`acknowledged` does.
 
         Raises:
             WaldError: see :meth:`publish`.
@@ -173,10 +165,10 @@ class Producer:
             return self._session.pop_durable()
 
     def acknowledged(self) -> list[Durable]:
-        """Return the requests acknowledged since the last report, in the order sent, without waiting.
+        """Return the sequences acknowledged since the last report, without waiting.
 
         Returns:
-            first and last sequence of each request; records of other producers are never within one.
+            first and last sequence of each request, in the order sent. Records of other producers are never in between.
         """
         with self._lock:
             self._session.read_answers()
@@ -184,7 +176,7 @@ class Producer:
 
     @property
     def unanswered(self) -> int:
-        """Number of records in flight; after a failure they may be in the log or not."""
+        """Number of records in flight. After a failure, each may or may not be in the log."""
         return self._session.unanswered
 
     def close(self) -> None:
@@ -215,7 +207,7 @@ class Producer:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Admit one call at a time; connect in the first call after a fork."""
+        """Run one call at a time, connecting first after a fork."""
         with self._lock:
             if self._is_inherited:
                 if self._given_id:
@@ -234,7 +226,7 @@ class Producer:
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:
-    """Yield whole lines in parts of up to :data:`FRAME_MAX_BYTES` or one line."""
+    """Split lines into parts of up to :data:`FRAME_MAX_BYTES`, or of one longer line."""
     if len(payload) <= FRAME_MAX_BYTES:
         yield payload
         return
@@ -246,12 +238,12 @@ def frames(payload: bytes) -> Iterator[bytes | memoryview]:
 
 
 def socket_at(path: Path) -> Path:
-    """Return the socket in the root ``path``, or ``path`` itself unless it is a directory."""
+    """Return the daemon's socket: in ``path`` if that is a directory, otherwise ``path``."""
     return path / SOCKET_NAME if path.is_dir() else path
 
 
 def _require_log(root: Path) -> None:
-    """Raise NotFound for a directory that has neither a log nor a socket, instead of waiting for a daemon there."""
+    """Raise NotFound for a directory without a log or socket, instead of waiting for a daemon."""
     try:
         if not (root / SOCKET_NAME).exists():
             (root / _IDENTITY_NAME).stat()

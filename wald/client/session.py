@@ -1,4 +1,4 @@
-"""Requests of a producer in flight: numbered, resent after a lost connection, answered in order.
+"""Session of a producer: sends numbered requests, resends them after a lost connection, reads answers in order.
 
 Not thread-safe, except :attr:`Session.unanswered`: :mod:`wald.client.producer` admits one call at a time.
 """
@@ -29,7 +29,7 @@ from wald.format.protocol import (
 
 
 def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
-    """Return the error for a permanent ERR reply to the line ``request``; ``root`` is None if unknown."""
+    """Convert a permanent ERR reply to the line ``request`` into a WaldError."""
     words = request.decode(errors="replace").split()
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
@@ -49,12 +49,12 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
 
 
 def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
-    """Return the error after the last retry has failed for ``reason``."""
+    """Convert the failure of the last retry into a WaldError."""
     if isinstance(reason, ProtocolError):
         message = f"{socket}: {reason.code}: {reason.message}"
         if reason.code is Code.FULL:
             state = status(socket)
-            if state.get("over_quota") and not state.get("degraded"):  # a quota, not the disk
+            if state.get("over_quota") and not state.get("degraded"):
                 return Unavailable(message, case="daemon-over-quota", root=root, socket=socket)
             return DiskFailure(message, case="daemon-lacks-room", root=root, socket=socket)
         return Unavailable(message, case="daemon-not-available", root=root, socket=socket)
@@ -68,7 +68,7 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
 
 
 def _silent(root: Path | None, socket: Path) -> WaldError:
-    """Return the error for a daemon that accepts connections and does not answer; STAT may give the cause."""
+    """Return the error for a daemon that accepts connections but does not answer."""
     state = status(socket)
     if state.get("degraded"):
         numbers = f"{state.get('free_bytes')} of the required {state.get('needed_bytes')} bytes are free"
@@ -93,7 +93,7 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
             root=root,
             socket=socket,
         )
-    return Unavailable(  # without a state, it hangs or a signal has stopped it
+    return Unavailable(  # without a state, the daemon hangs or is stopped
         f"{socket}: the daemon does not answer",
         case="daemon-lacks-room" if state else "daemon-hangs",
         root=root,
@@ -117,9 +117,10 @@ class Durable(NamedTuple):
 
 
 class Session:
-    """Session of one producer; ends with a permanent error, or after ``retry_for`` seconds without progress.
+    """Requests and answers of one producer, across reconnections.
 
-    ``number`` is that of the producer's previous request.
+    The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is that of the
+    producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
@@ -128,19 +129,19 @@ class Session:
         self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
         self._retry_for = retry_for
         self._socket: socket.socket | None = None
-        self._received = b""  # not yet parsed; survives the connection
+        self._received = b""  # not yet parsed; kept after the connection breaks
         self._number = number
         self._is_established = False
         self._durable: list[Durable] = []
         self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
-        self._deadline: float | None = None  # of the current failure, which an answer ends, not a connection
-        self._last_error: ProtocolError | None = None  # error that the daemon has sent in the current failure
-        self.ended = ""  # message of the error that ended the session
+        self._deadline: float | None = None  # of the current failure, which only an answer ends
+        self._last_error: ProtocolError | None = None  # the daemon's last error in the current failure
+        self.ended = ""  # the error that ended the session
         self._pause = _PAUSE_SECONDS
 
     @property
     def unanswered(self) -> int:
-        """Return the number of records in flight; thread-safe, as it counts a copy."""
+        """Number of records in flight, counted thread-safely in a copy."""
         from wald.format.records import decode_columns
 
         requests = ((parse_request(line), payload) for line, payload in tuple(self._in_flight))
@@ -151,12 +152,11 @@ class Session:
         )
 
     def connect(self, within: float) -> None:
-        """Connect; raise WaldError if no daemon was reachable for ``within`` seconds."""
+        """Connect, or raise WaldError after ``within`` seconds."""
         self._recover(None, time.monotonic() + within)
         self._clear_failure()
 
     def disconnect(self) -> None:
-        """Close the connection, without reading from it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -173,8 +173,8 @@ class Session:
                 f"route {route}: a record of {len(payload)} bytes; the limit is {REQUEST_MAX_BYTES}",
                 case="record-too-large",
             )
-        # The first request goes alone: a new producer may start at any number, so if only the second were accepted,
-        # the first would be refused as too old.
+        # The first request is sent alone: a new producer may start at any number, so if the daemon accepted only the
+        # second, it would refuse the first as too old.
         while len(self._in_flight) >= (WINDOW if self._is_established else 1):
             self._receive()
         self._number += 1
@@ -190,7 +190,7 @@ class Session:
             self._recover(error, deadline)
 
     def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
-        """Send one request; raise OSError if the connection is closed or broken, or the deadline has passed."""
+        """Send one request. Raise OSError if the connection breaks or the deadline passes."""
         connection = self._require_socket(deadline)
         try:
             sent = connection.sendmsg([line, payload])
@@ -207,7 +207,7 @@ class Session:
             raise
 
     def _read_line(self, deadline: float) -> bytes:
-        """Wait for the next line of an answer; raise OSError as :meth:`_transmit`."""
+        """Wait for the next line of an answer. Raise OSError like :meth:`_transmit`."""
         while b"\n" not in self._received:
             part = self._require_socket(deadline).recv(_RECEIVE_BYTES)
             if not part:
@@ -232,6 +232,7 @@ class Session:
         return self._socket
 
     def _receive(self) -> None:
+        """Wait for the acknowledgement of the oldest request."""
         first, last = self._answer().split()
         self._is_established = True
         self._durable.append(Durable(int(first), int(last)))
@@ -257,19 +258,18 @@ class Session:
         self._process_answers()
 
     def wait_for(self, descriptor: int) -> None:
-        """Process acknowledgements and resend lost requests until ``descriptor`` is readable."""
         while not self._is_readable(descriptor):
             self._receive()
 
     def _process_answers(self) -> None:
-        """Process buffered acknowledgements; the next call that waits raises an error among them."""
+        """Process the acknowledgements received so far. Leave an error to the next call that waits."""
         while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
             if not self._received.startswith(b"OK ") or b"\n" not in self._received:
                 return
             self._receive()
 
     def _is_readable(self, descriptor: int) -> bool:
-        """Wait until ``descriptor`` is readable (True) or an answer has arrived (False)."""
+        """Wait for ``descriptor`` or for an answer; return True if the descriptor is readable."""
         while b"\n" not in self._received:
             deadline = self._give_up_at()
             if self._in_flight and self._socket is None:
@@ -285,7 +285,7 @@ class Session:
         return False
 
     def _answer(self) -> str:
-        """Return the answer to the oldest request, which the caller removes."""
+        """Wait for the answer to the oldest request, with retries. The caller removes the request."""
         deadline = self._give_up_at()
         while True:
             try:
@@ -312,13 +312,16 @@ class Session:
         return error
 
     def _give_up_at(self) -> float:
-        """Return the monotonic time at which a call that starts now gives up, unless the producer has ended."""
+        """Return the deadline of a call that starts now. Raise Refused if the session has ended."""
         if self.ended:
             raise Refused(f"the producer has ended: {self.ended}", case="producer-has-ended")
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
-        """Reconnect and resend the requests in flight, unless all were answered; then the next call that sends does."""
+        """Reconnect and resend the unanswered requests; give up at ``deadline``.
+
+        If all are answered, the next call that sends reconnects.
+        """
         self._deadline = deadline
         while True:
             reason = self._keep_answers() or reason
@@ -342,7 +345,7 @@ class Session:
                 return
 
     def _keep_answers(self) -> ProtocolError | None:
-        """Keep answers from before the connection broke; return the temporary error after them, if any."""
+        """Keep answers from before the connection broke. Return the temporary error after them, if any."""
         if self._socket is None:
             return None
         self._read_available()
@@ -358,9 +361,9 @@ class Session:
 
     def _give_up(self, reason: OSError | ProtocolError) -> WaldError:
         if isinstance(reason, TimeoutError) and self._last_error is not None:
-            reason = self._last_error  # the last attempt had too little time to receive it again
+            reason = self._last_error  # the last attempt was too short to receive the error again
         error = unreachable(reason, root=self._root, socket=self._path)
-        self._process_answers()  # these records are durable
+        self._process_answers()  # the acknowledged records are durable
         return self._end(error)
 
 
