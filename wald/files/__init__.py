@@ -1,17 +1,15 @@
 """System calls and small files: everything in a root except the segments.
 
-cursor_directory  a route's cursors, shared with cursor owners
-disk              system calls that make bytes durable
-identity          log.json, and the creation of a log
-layout            every path in a root
-ledger_read       ledger lines in order, sealed parts
-ledger_write      ledger appends and rotation
-listing           stable listing of the segments
-locks             processes, lock holders, abandoned temporary files
+cursor_directory  a route's cursors
+disk              durable writes
+identity          log.json
+layout            paths
+ledger_read       ledger lines, sealed parts
+ledger_write      ledger appends, rotation
+listing           listing of segments
+locks             processes, lock holders, temporary files
 modes             modes and owners of new files
-routes            route directories and their FIFOs
+routes            route directories, FIFOs
 safe_open         opening without blocking, small files written in place
 uptime            time across boots, clock steps
-
-Time and the disk are arguments, so that tests can control them.
 """

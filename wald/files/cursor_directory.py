@@ -5,8 +5,8 @@
                         3775, OS group GROUP    if the route has cursor owners
                         1750                    if it had some before
 
-The sticky bit protects a group's files from all but the cursor's and the log's owner; it stays because files of former
-cursor owners may. Files of root count as the directory owner's.
+The sticky bit lets only a file's owner and the log's owner remove the file. The bit stays because files of former
+cursor owners may stay. Files of root count as the directory owner's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from wald.hints import group_name, user_name
 ROOTS_GROUP = "group"
 UNKNOWN_USER = 65534  # overflowuid: users outside the namespace of a unit with PrivateUsers=
 _NO_GROUP = (1 << 32) - 1  # for chown(2): do not change the group
-_OPEN_MODE = 0o3775  # "others" are the root's group: the directories above exclude all others
+_OPEN_MODE = 0o3775  # "others" means the root's group: the directories above exclude everyone else
 _CLOSED_MODE = 0o1750
 
 
 class GroupFile:
-    """The file ``<group><suffix>``."""
+    """Open, lockable file ``<group><suffix>`` of a consumer group."""
 
     def __init__(self, root: Root, route: str, group: str, suffix: str, disk: Disk) -> None:
         root.require_route(route)
@@ -44,14 +44,13 @@ class GroupFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; processes that inherited the descriptor keep the lock."""
         self.disk.close(self.descriptor)
 
     def lock(self) -> bool:
         return self.disk.lock(self.descriptor)
 
     def renew(self) -> None:
-        """Reopen the file: holders of the old descriptor do not share the next lock."""
+        """Reopen the file, so that holders of the old descriptor do not share the next lock."""
         path, descriptor = self._open()
         self.close()
         self.path, self.descriptor = path, descriptor
@@ -61,7 +60,7 @@ class GroupFile:
 
 
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
-    """Open or create a group's file; NotPermitted if this user may not, or another planted it."""
+    """Open or create a group's file. Raise NotPermitted without permission, or if another user planted the file."""
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
         return path, disk.open_lock(path)
@@ -87,7 +86,7 @@ def is_group(text: str) -> bool:
 
 
 def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Let one OS group (a number, ROOTS_GROUP, or "" for none) create cursors for a route."""
+    """Let one OS group (a number, ROOTS_GROUP, or "" for none) create cursors of a route."""
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
         return
@@ -130,7 +129,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if the cursor's owner, or this user without a cursor, owns ``path``; others may plant files."""
+    """Return True if ``path`` belongs to the cursor's owner or, without a cursor, this user: others may plant files."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)

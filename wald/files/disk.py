@@ -1,7 +1,7 @@
 """System calls that make bytes durable.
 
-Everything that must survive a crash is written through :class:`Disk`, so that tests can fail any step. Every OSError
-names the path.
+Everything that must survive a crash is written through :class:`Disk`, so that tests can make any step fail. Every
+OSError names the path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_FDCWD = -100
 FILE_MODE = 0o640  # the daemon's group may read it
 _LOCK_MODE = 0o600  # a user who can open a file can lock it
 _DIRECTORY_MODE = 0o750
-_IOV_MAX = 1024  # buffers in one pwritev(2)
+_IOV_MAX = 1024
 _KEEP_SIZE = 1
 _NOREPLACE = 1
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -44,7 +44,7 @@ def _libc() -> CDLL:
 
 
 class Disk:
-    """Real system calls.
+    """System calls on files.
 
     The last component of a path may not be a symbolic link; callers check the directories above.
     """
@@ -56,20 +56,19 @@ class Disk:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
-        """Open or create a file, without blocking on a FIFO."""
         return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open or create a lock file; OSError if not regular, or planted by another user."""
+        """Open or create a lock file. Raise OSError if the file is not regular or another user planted it."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             status, directory = os.fstat(descriptor), path.parent.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-            # sticky: it may have been shared before
+            # a sticky directory may have been shared
             if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):
                 if status.st_nlink != 1:
                     raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
@@ -90,7 +89,7 @@ class Disk:
             make_directory(path, _DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
-        path = _path_of(descriptor)  # before: a failed close(2) frees it too
+        path = _path_of(descriptor)  # first: a failed close(2) frees the descriptor
         try:
             os.close(descriptor)
         except OSError as error:
@@ -98,7 +97,7 @@ class Disk:
             raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve zeros; False if unsupported: posix_fallocate(3) would write every block."""
+        """Reserve zeros, or return False if unsupported: posix_fallocate(3) would write every block."""
         from ctypes import get_errno
 
         while _libc().fallocate(descriptor, 0, 0, length):
@@ -110,7 +109,7 @@ class Disk:
         return True
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
-        """Reserve space for a full disk, without growing the file; ignore failures."""
+        """Reserve space for a full disk, without growing the file. Ignore failures."""
         _libc().fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -170,13 +169,13 @@ class Disk:
             os.close(descriptor)
 
     def sync_names_above(self, path: Path) -> None:
-        """Sync the directories above ``path`` up to the mount point: a killed process may not have synced a new one."""
+        """Sync the directories above ``path`` in its mount: a killed process may have created them without a sync."""
         path = path.resolve()
         device = path.stat().st_dev
         for above in path.parents:
             if above.stat().st_dev != device:
                 break
-            if os.access(above, os.R_OK):  # otherwise another user's
+            if os.access(above, os.R_OK):  # otherwise another user's directory
                 self.sync_directory(above)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -190,9 +189,10 @@ class Disk:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename; FileExistsError if ``target`` exists.
+        """Rename, or raise FileExistsError if ``target`` exists.
 
-        Without renameat2(2), an error may leave both names; without hard links too, a new target may be overwritten.
+        Without renameat2(2), an error may leave both names. Without hard links as well, a target created
+        at that moment may be overwritten.
         """
         from ctypes import get_errno
 
@@ -200,7 +200,7 @@ class Disk:
         try:
             failed = _libc().renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
             number = get_errno() if failed else 0
-        except AttributeError:  # the C library is too old
+        except AttributeError:
             number = errno.ENOSYS
         if number in _UNSUPPORTED:
             number = 0
@@ -217,7 +217,10 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Link (keeping the old name) or rename; across file systems, in the directory of ``source``."""
+        """Give ``source`` the name ``target`` by a link (keeping the old name) or a rename; return the new path.
+
+        Across file systems, the new path is in the directory of ``source``.
+        """
         for path in (target, source.with_name(target.name)):
             try:
                 self.link(source, path)
@@ -247,9 +250,9 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace a file atomically and durably; an OSError leaves the old content, unless the directory's sync fails.
+        """Replace a file atomically and durably. With ``exclusive``, raise FileExistsError if the file exists.
 
-        ``exclusive``: FileExistsError if it exists. Only root may set ``owner`` and ``group``.
+        An OSError leaves the old content, unless the directory's sync fails. Only root may set ``owner`` and ``group``.
         """
         try:
             temporary, descriptor = self._create_temporary(path)
@@ -274,14 +277,14 @@ class Disk:
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create a locked file; other processes remove unlocked ones."""
+        """Create a locked temporary file: other processes remove unlocked files."""
         while True:
-            # Not the process id: containers share those, and could publish each other's unfinished file.
+            # Containers share process ids, and could publish each other's unfinished files.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             descriptor = self.create(temporary)
             try:
                 claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
-            except OSError:  # no locks here, so no process removes leftovers
+            except OSError:  # without locks, no process removes files
                 claimed = True
             if claimed:
                 return temporary, descriptor
@@ -290,7 +293,7 @@ class Disk:
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock a file until it is closed; False if another process has locked it."""
+        """Lock a file until it is closed. Return False if another process has locked the file."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -299,13 +302,13 @@ class Disk:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the space for an unprivileged writer."""
+    """Return the free space for unprivileged users."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 
 
 def total_bytes(path: Path) -> int:
-    """Return the same on an empty disk; 0 if unknown."""
+    """Return the total space for unprivileged users; 0 if unknown."""
     status = os.statvfs(path)
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
 

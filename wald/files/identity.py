@@ -20,14 +20,14 @@ _DIRECTORIES = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
 class Identity(NamedTuple):
-    """``log.json``."""
+    """Contents of ``log.json``."""
 
     log_id: bytes
     created: str
 
 
 def read_identity(root: Root) -> Identity:
-    """Read the identity, as every program does first; Damaged if a directory is a symbolic link."""
+    """Read a log's identity. Raise Damaged if a directory is a symbolic link."""
     require_no_links(root)
     try:
         text = read_regular(root.identity)
@@ -75,7 +75,7 @@ def require_root(root: Root) -> None:
 
 
 def check_root(path: Path) -> None:
-    """Require a log, or a path that can become one."""
+    """Require a log, or a path that can become a log."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
@@ -96,7 +96,7 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     make_directories(root, disk)
     if not root.identity.exists():
         disk.sync_names_above(path)
-        # Last and atomically: without it, the creation was interrupted and is repeated.
+        # Last and atomically: a creation without an identity was interrupted, and is repeated.
         with contextlib.suppress(FileExistsError):  # another daemon was faster
             disk.replace(root.identity, encode_identity(uuid.uuid4(), now=now), exclusive=True)
     read_identity(root)
@@ -115,7 +115,7 @@ def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
 
 
 def _has_lost_identity(root: Root) -> bool:
-    """Return True if there are segments, except those of an unfinished restore."""
+    """Return True if a root without log.json has segments, except from an unfinished restore."""
     if root.unfinished_identity.exists() or not root.segments.is_dir():
         return False
     return any(parse_segment_name(name) for name in os.listdir(root.segments))

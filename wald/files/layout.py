@@ -28,7 +28,7 @@ from wald.format.names import (
 
 TEMPORARY = ".tmp"
 SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
-GROUP_FILES_MAX = 10_000  # in one route: passes over more could take minutes
+GROUP_FILES_MAX = 10_000  # in one route; more could take minutes
 
 
 class _Entry:
@@ -41,7 +41,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Root:
-    """The paths of one log."""
+    """Paths of one log."""
 
     path: Path
 
@@ -51,10 +51,10 @@ class Root:
     transfers = _Entry("transfers")
     clock_steps = _Entry("clock.jsonl")
     socket = _Entry("wald.sock")
-    archive = _Entry("archive")  # where wald-archive packs by default
+    archive = _Entry("archive")
     quarantine = _Entry("quarantine")
     recovery = _Entry("recovery")
-    gate = _Entry("gate")  # the files of wald-gate
+    gate = _Entry("gate")
 
     @property
     def identity(self) -> Path:
@@ -74,7 +74,7 @@ class Root:
         return (self.segments,)
 
     @cached_property
-    def routes(self) -> Path:  # cached: thousands of routes
+    def routes(self) -> Path:  # cached for thousands of routes
         return self.path / "routes"
 
     def report(self, epoch: int) -> Path:
@@ -99,7 +99,7 @@ class Root:
         return self.cursor_directory(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
-        """Return the routes, even retired ones."""
+        """Return all routes, including retired routes."""
         if not self.routes.is_dir():
             return []
         return sorted(
@@ -109,7 +109,7 @@ class Root:
         )
 
     def has_route(self, route: str) -> bool:
-        """Return True for a directory that is not a symbolic link; InvalidInput for an invalid name."""
+        """Return True if the route's directory exists and is not a symbolic link."""
         path = self.route(route)
         return path.is_dir() and not path.is_symlink()
 
@@ -123,7 +123,7 @@ class Root:
         return sorted(self.cursors(route)[0])
 
     def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
-        """Return each group's cursor, and cursors with invalid names; NotFound without the route."""
+        """Return each group's cursor, and the cursors with invalid names. Raise NotFound without the route."""
         groups: dict[str, Path] = {}
         invalid = []
         try:
@@ -144,7 +144,7 @@ class Root:
 
 
 def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the groups' files with a suffix; OSError for a symbolic link or too many files."""
+    """Yield the files with a suffix. Raise OSError if there are too many files, or for a symbolic link."""
     if directory.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
     with os.scandir(directory) as entries:
@@ -174,14 +174,14 @@ _IN_ROUTE = {"in", "retired", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
-    """Yield each directory, even a missing one, and a test for the names that wald creates there."""
+    """Yield each directory, even if missing, and a test for the names that wald creates there."""
     yield root.path, lambda name: name in _IN_ROOT or _is_anywhere(name)
     yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
     yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_anywhere(name)
     yield root.routes, lambda name: is_route(name) or _is_anywhere(name)
     try:
         routes = [] if root.routes.is_symlink() else root.route_names()
-    except OSError:  # may not be listed
+    except OSError:  # unreadable
         routes = []
     for route in routes:
         yield root.route(route), _is_in_route
@@ -189,7 +189,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
 
 
 def _is_anywhere(name: str) -> bool:
-    """Return True for temporary files and misplaced cursors, without which groups would lose records."""
+    """Accept temporary files anywhere, and misplaced cursors, without which groups would lose records."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
 
 

@@ -1,10 +1,10 @@
 """Lines of a ledger, from its sealed parts and its current file.
 
-Programs that decide use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to questions
-about its sequences. Programs that report use :func:`read_files`, which returns damage too.
+Programs that make decisions use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to
+questions about its sequences. Programs that report use :func:`read_files`, which also returns damage.
 
 A part never changes; the current file (megabytes) is read whole. A power cut may leave a fragment of an unacknowledged
-append there: readers ignore it, the owner truncates it.
+append in the current file: readers ignore the fragment, and the writer truncates it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from wald.format.names import parse_ledger_part_name
 from wald.format.sealed_index import BadFrame, read_frame_lengths
 from wald.format.spans import Span
 
-_SECTOR_BYTES = 512  # a disk writes at least this
+_SECTOR_BYTES = 512  # smallest unit that a disk writes
 _BLOCK_BYTES = 16 << 10  # of the current file, decoded together
 _SHORT_BYTES = 1 << 10  # a shorter block grows with the file
-_UNKNOWN = PartFrame(0, 0, ABOVE_U64, 0, ABOVE_U64, 0, ABOVE_U64, "")  # contents of an unreadable part
+_UNKNOWN = PartFrame(0, 0, ABOVE_U64, 0, ABOVE_U64, 0, ABOVE_U64, "")  # assumed for an unreadable part
 
 
 class PartName(NamedTuple):
-    """A sealed part, and the number of its first line."""
+    """Sealed part and the number of its first line."""
 
     line: int
     path: Path
@@ -82,7 +82,7 @@ def stored_index(part: PartName) -> PartIndex:
 
 
 def read_index(part: PartName) -> PartIndex:
-    """Read a part's index; if it is damaged, rebuild it from the lines."""
+    """Read a part's index; rebuild a damaged index from the lines."""
     with suppress(BadPart):
         return stored_index(part)
     frames = list(frames_of(part.path))
@@ -97,7 +97,7 @@ def read_index(part: PartName) -> PartIndex:
 
 
 def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each frame's stored length and lines."""
+    """Yield the stored length and the lines of each frame."""
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
@@ -119,7 +119,10 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode lines, from number ``line``, that follow digest ``prev``, if known; return them and the last digest."""
+    """Decode lines from number ``line``; return the entries and the last digest. Raise Damaged for a broken chain.
+
+    ``prev`` is the digest of the line before, None if unknown.
+    """
     decoded = decode_ledger(data, prev, listed=listed)
     for number, reason in decoded.broken:
         raise damaged(path, line + number - 1, reason)
@@ -135,14 +138,14 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
 
 
 def first_entry(data: bytes) -> Entry:
-    """Decode the first line; an empty entry if it is damaged or missing."""
+    """Decode the first line; return {} if damaged or missing."""
     with suppress(BadLine):
         return decode_entry(BytesIO(data).readline().removesuffix(b"\n"))
     return {}
 
 
 def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
-    """Leave out copies of the current file, whose first line carries ``prev``."""
+    """Leave out parts that an interrupted cut copied from the current file, whose first line carries ``prev``."""
     for number, part in enumerate(reversed(parts) if prev else ()):
         with suppress(Damaged, OSError):
             index = read_index(part)
@@ -167,7 +170,10 @@ def read_current(path: Path) -> tuple[bytes, int]:
 
 
 def synced(data: bytes) -> tuple[bytes, int]:
-    """Return the synced lines and their end, and behind it a line with a damaged newline."""
+    """Drop an unsynced fragment; return the data and the end of the intact lines.
+
+    Data after that end is a line with a damaged newline.
+    """
     end = _synced_end(data)
     is_damage = has_damaged_newline(data[end:]) and not _lost_a_sector(data, end, len(data))
     return data if is_damage else data[:end], end
@@ -191,13 +197,13 @@ def last_line_begin(data: bytes, end: int) -> int:
 
 
 def _lost_a_sector(data: bytes, begin: int, end: int) -> bool:
-    """Return True if a sector is all zeros: it never reached the disk."""
+    """Return True if a sector is all zeros and therefore never reached the disk."""
     edges = [begin, *range((begin // _SECTOR_BYTES + 1) * _SECTOR_BYTES, end, _SECTOR_BYTES), end]
     return begin < end and not all(any(data[start:stop]) for start, stop in pairwise(edges))
 
 
 class Line(NamedTuple):
-    """Line ``number``, from 1, about sequences ``low`` to ``high``; low > high for none."""
+    """Line about sequences ``low`` to ``high`` (none if ``low`` > ``high``). Numbers start at 1."""
 
     number: int
     low: int
@@ -210,15 +216,15 @@ class Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A frame of a part, or lines of the current file."""
+    """Lines decoded together: a part's frame, or some lines of the current file."""
 
     path: Path
     line: int  # number of the first line
     line_of_file: int
     frame: PartFrame
     offset: int = 0
-    data: bytes = b""  # of the current file
-    error: Damaged | None = None  # the part is unreadable
+    data: bytes = b""  # lines of the current file
+    error: Damaged | None = None  # why the part is unreadable
 
     def text(self) -> bytes:
         if self.error is not None:
@@ -252,10 +258,10 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 
 
 class Lines:
-    """The lines of a ledger; none without a file.
+    """Lines of a ledger; none if there is no file.
 
-    Each method first reads new lines. An iteration yields the lines that existed at its start, each once, even across a
-    cut. Damaged: lines that a method needs are damaged or break the chain.
+    Each method first reads new lines. An iteration yields each line that existed at its start exactly once, even across
+    a cut. A method raises Damaged if lines that it needs are damaged or break the chain.
     """
 
     def __init__(self, path: Path) -> None:
@@ -270,7 +276,7 @@ class Lines:
         self._parts: list[PartName] = []
         self._unreadable: dict[Path, tuple[int, ...]] = {}
         self._sealed: list[_Block] = []
-        self._end: tuple[int, str] | None = 0, GENESIS  # last line of the parts and its digest; None if unknown
+        self._end: tuple[int, str] | None = 0, GENESIS  # number and digest of the last sealed line; None if unknown
         self._current: list[_Block] = []
 
     def oldest_first(
@@ -282,7 +288,8 @@ class Lines:
     ) -> Iterator[Line]:
         """Yield the lines after number ``behind``.
 
-        ``on_damage`` gets each unreadable block's error, and the sequences it may be about, instead of an exception.
+        Without ``on_damage``, an unreadable block raises Damaged. Otherwise ``on_damage`` receives the error and the
+        sequences that the block may be about.
         """
         blocks = self._refreshed()
         begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1)
@@ -305,7 +312,7 @@ class Lines:
             yield from (line for line in reversed(block.lines()) if line.number < bound)
 
     def about(self, first: int, last: int) -> Iterator[Line]:
-        """Yield the lines about these sequences, newest first."""
+        """Yield the lines about sequences ``first`` to ``last``, newest first."""
         for block in reversed(self._refreshed()):
             if block.frame.low <= last and first <= block.frame.high:
                 if self._recent is None or self._recent[0] is not block:
@@ -315,7 +322,7 @@ class Lines:
                         yield line
 
     def about_bases(self, bases: Collection[int]) -> Iterator[Line]:
-        """Yield the lines with a lowest sequence in ``bases``, newest first."""
+        """Yield the lines whose lowest sequence is in ``bases``, newest first."""
         known, ordered = frozenset(bases), sorted(bases)
         for block in reversed(self._refreshed()):
             if bisect_left(ordered, block.frame.low) < bisect_right(ordered, block.frame.high):
@@ -331,6 +338,7 @@ class Lines:
                         yield line
 
     def highest(self, event: str) -> int:
+        """Return the highest sequence in an event's ranges, or 0."""
         found = 0
         for block in sorted(self._refreshed(), key=_high, reverse=True):
             if block.frame.high > found:
@@ -338,7 +346,7 @@ class Lines:
         return found
 
     def mark(self) -> tuple[int, ...]:
-        """Return a value that changes with each line; one stat(2)."""
+        """Return a value that changes with each line. Costs one stat(2)."""
         return _identity(self._path)
 
     def _refreshed(self) -> list[_Block]:
@@ -346,11 +354,11 @@ class Lines:
             self._forget()
         seen = _identity(self._path) or _identity(self._path.parent)
         if seen != self._seen:
-            # Before listing the parts: it contains the lines of a cut in between.
+            # Before the parts are listed: after a cut in between, both contain the lines.
             data, end = read_current(self._path)
             parts = without_copies(parts_of(self._path), first_entry(data).get("prev"))
             if len(parts) > len(self._parts):
-                self._current = []  # its lines are in the new parts
+                self._current = []  # now in the new parts
             is_same = all(data.startswith(block.data, block.offset) for block in self._current)
             if not is_same or parts[: len(self._parts)] != self._parts:
                 self._forget()
@@ -381,7 +389,7 @@ class Lines:
         self._end = part.line - 1 + index.lines, index.tip
 
     def _bound_unreadable(self, low: int, high: int) -> None:
-        """Set an unreadable last part's sequences to those that the next file names."""
+        """Narrow an unreadable last part's sequences to those that the next file records."""
         if self._sealed and (last := self._sealed[-1]).error is not None:
             last.frame = last.frame._replace(low=low, high=high)
 
@@ -396,7 +404,7 @@ class Lines:
                     self._bound_unreadable(low, high)
         read = offset = 0
         if self._current and len(self._current[-1].data) < _SHORT_BYTES:
-            self._current.pop()  # read its lines again, with those that follow
+            self._current.pop()  # read again, with the new lines
         if self._current:
             last = self._current[-1]
             read, offset = last.line_of_file - 1 + last.frame.lines, last.offset + len(last.data)
@@ -425,13 +433,14 @@ def entries_of(path: Path) -> Iterator[Entry]:
 
 
 def read_ledger(path: Path) -> DecodedLedger:
+    """Decode the current file, including damage."""
     data, _ = read_current(path)  # before the parts are listed, as in Lines
     parts = without_copies(parts_of(path), first_entry(data).get("prev"))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
 
 def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
-    """Decode each file, oldest first; parts may be missing before the first."""
+    """Decode each part, then the current file. The oldest parts may be missing."""
     data, _ = read_current(path)
     tip: str | None = GENESIS
     for number, part in enumerate(without_copies(parts_of(path), first_entry(data).get("prev"))):
@@ -442,7 +451,7 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
 
 
 def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
-    """Decode every readable line; ``tip`` is the digest of the line before, None if unknown."""
+    """Decode every readable line. ``tip`` is the digest of the line before, None if unknown."""
     entries: list[Entry] = []
     broken: list[tuple[int, str]] = []
     try:
@@ -473,7 +482,7 @@ def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
 
 
 def highest_in_parts(path: Path, *events: str) -> int:
-    """Return the highest "last" of these (or all) events in intact lines of sealed parts; 0 without one."""
+    """Return the highest "last" of ``events`` (default: all) in readable frames of sealed parts, or 0."""
     blocks = []
     for part in parts_of(path):
         with suppress(Damaged, OSError):
@@ -495,7 +504,7 @@ def reported_entries(path: Path) -> Iterator[Entry]:
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
-    """Yield these events near the end, newest first, without checking the chain or reporting damage."""
+    """Yield ``events`` of the current file and newest part, newest first, ignoring damage and the chain."""
     kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
     for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before long lines are decoded
@@ -505,7 +514,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of the current file and its newest part, newest first; ignore a damaged part."""
+    """Yield the lines for :func:`newest_entries`. Ignore a damaged part."""
     data, _ = read_current(path)
     yield from reversed(data.split(b"\n"))
     with suppress(Damaged, OSError):

@@ -1,4 +1,4 @@
-"""Appends to a ledger by its one owner, and cuts, which seal a long current file into parts.
+"""Writer of a ledger: appends lines, and cuts a long current file into sealed parts.
 
 A cut:
 
@@ -6,8 +6,8 @@ A cut:
     2. Rename it to a part, and sync the directory.
     3. Replace the current file with one whose first line follows the part.
 
-After step 2 both contain the lines, and the current file counts: the next cut removes a part with the same first
-``prev``.
+After step 2 both files contain the lines. The current file counts, and the next cut removes a part that begins with the
+same ``prev``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ from wald.format.ledger_lines import GENESIS, BadPart, Entry, PartIndex, digest,
 from wald.format.names import ledger_part_name
 from wald.format.spans import Span
 
-PART_BYTES = 4 << 20  # least raw length
+PART_BYTES = 4 << 20  # minimum raw length
 _FRAME_BYTES = 256 << 10
 _RETRY_SHARE = 4  # a failed cut is retried after this fraction of a part
 _LEVEL = 3  # level 9 takes 8 × as long and saves nothing
 
 
 class Ledger:
-    """Append-only writer; truncates a torn last line, and reports a damaged one in the next; may raise Locked."""
+    """Append-only writer. Raises Locked if another process owns the ledger.
+
+    Truncates a torn last line. The next append reports a damaged last line.
+    """
 
     def __init__(
         self, path: Path, disk: Disk, *, owner: str = "", reserve_bytes: int = 0, part_bytes: int = PART_BYTES
@@ -65,7 +68,7 @@ class Ledger:
         self._prev = ""
         self._damage: list[Entry] = []
         self._part_bytes = self._cut_bytes = part_bytes
-        if owner:  # otherwise only one process can write it
+        if owner:  # otherwise the caller ensures a single writer
             self._lock = lock_ledger(path, disk, owner)
         try:
             _remove_temporaries(path, disk)
@@ -87,7 +90,7 @@ class Ledger:
                 written = self._disk.write(descriptor, lines, self._end)
                 self._disk.sync(descriptor)
             except OSError:
-                self._descriptor = None  # after a failed sync, the next may succeed wrongly
+                self._descriptor = None  # after a failed sync, the next sync may succeed wrongly
                 self._disk.close(descriptor)
                 raise
             self._end += written
@@ -103,7 +106,7 @@ class Ledger:
                 self._open(self._end)
 
     def cut(self) -> None:
-        """Seal a long current file into parts; after a failure, retry later."""
+        """Seal a long current file into parts. After a failure, a later call retries."""
         with self._mutex:
             if self._descriptor is None or self._end < self._cut_bytes:
                 return
@@ -128,20 +131,20 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _open(self, known_bytes: int | None) -> int:
-        """Open at the end of the last synced line, or of the known acknowledged ones."""
+        """Open the file, truncated to the acknowledged ``known_bytes`` or, if None, to the synced lines."""
         descriptor = self._disk.open_append(self.path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
                 stored = file.read()
             data, end = synced(stored) if known_bytes is None else (stored, stored.rfind(b"\n", 0, known_bytes) + 1)
             line = data[last_line_begin(data, end) : end]
-            if known_bytes is None and len(data) > end:  # its newline is damaged
+            if known_bytes is None and len(data) > end:
                 line, end = data[end:], len(data) + self._disk.write(descriptor, [b"\n"], len(data))
             elif len(stored) > end:
                 self._disk.truncate(descriptor, end)
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, end, self._reserve_bytes)
-            self._disk.sync_directory(self.path.parent)  # a failure may have prevented it
+            self._disk.sync_directory(self.path.parent)  # a failure may have prevented this sync
         except OSError:
             self._disk.close(descriptor)
             raise
@@ -151,7 +154,7 @@ class Ledger:
         return descriptor
 
     def _seal(self, file: BinaryIO) -> tuple[int, str, Span | None]:
-        """Seal every line; return the last one's number and digest, and the last part's sequences."""
+        """Seal every line. Return the last line's number and digest, and the last part's sequences."""
         _remove_temporaries(self.path, self._disk)
         file.seek(0)
         prev = first_entry(file.readline()).get("prev")
@@ -173,7 +176,7 @@ class Ledger:
         return line - 1, prev, before
 
     def _seal_part(self, file: BinaryIO, index: PartIndex, wanted: int) -> None:
-        """Seal about ``wanted`` bytes, and complete ``index``."""
+        """Seal about ``wanted`` bytes as one part, and complete its ``index``."""
         path = self.path.with_name(ledger_part_name(self.path.name, index.line))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
@@ -213,14 +216,17 @@ class Ledger:
                 raw_bytes += len(data)
             self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
             self._disk.sync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # to read back from the disk
         finally:
             self._disk.close(descriptor)
         return checksum.digest()
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
-    """Lock a ledger, by a file that its readers cannot open, until the descriptor is closed."""
+    """Lock a ledger until the descriptor is closed, or raise Locked.
+
+    The lock file is separate, so that readers of the ledger cannot open and lock it.
+    """
     path = path.with_suffix(".lock")
     descriptor = disk.open_lock(path)
     if not disk.lock(descriptor):

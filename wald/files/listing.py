@@ -1,6 +1,7 @@
 """Immutable listing of a log's segments.
 
-During a rename, one reading of the directory may show both names or none: :func:`list_segments` reads until two agree.
+During a rename, one reading of the directory may show both names or none, so :func:`list_segments` reads until two
+readings agree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes
 
 
 class Segment(NamedTuple):
-    """One segment."""
+    """Segment of a log."""
 
     base_sequence: int
     kind: Kind
@@ -41,9 +42,9 @@ _base = attrgetter("base_sequence")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments of a log, oldest first."""
+    """Segments of a log, oldest first."""
 
-    segments: tuple[Segment, ...]  # readable; not the raw form of a sealed one
+    segments: tuple[Segment, ...]  # readable; without raw forms of sealed segments
     released: tuple[Segment, ...] = ()  # reclaimed, but the files still exist
     # When each directory last changed; None if another change could get the same time stamp.
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
@@ -55,7 +56,7 @@ class Listing:
         return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
 
     def by_base(self) -> dict[int, Segment]:
-        """Return the segments by base; of two, the readable one."""
+        """Return all segments by base; readable segments take precedence."""
         return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
 
     def newest_base(self) -> int:
@@ -65,7 +66,7 @@ class Listing:
         return dict(pairwise(sorted(self.by_base())))
 
     def covering(self, sequence: int) -> int:
-        """Return the index of the segment for ``sequence``; 0 if older than all."""
+        """Return the index of the segment that covers ``sequence``; 0 if all are newer."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
     def before(self, segment: Segment) -> Segment | None:
@@ -92,6 +93,7 @@ def list_segments(root: Root) -> Listing:
 
 
 def last_changes(root: Root) -> tuple[int, ...] | None:
+    """Return the current :attr:`Listing.changed_ns`."""
     try:
         times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
     except OSError:
@@ -104,12 +106,12 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
 def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
     """Return those of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file: after a raw segment was renamed, either this
-    finds the temporary file, or the sealer does not find the segment.
+    The sealer creates its temporary file before it opens the raw file. After a raw segment was renamed, either this
+    function finds the temporary file or the sealer does not find the segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
     sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
-    # After the temporary files, which become these.
+    # After the temporary files, which become sealed segments.
     return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}
 
 
@@ -142,7 +144,7 @@ def _confirms(listing: Listing, before: Listing) -> bool:
     return (
         all(base in then or base > newest for base in now)
         and _in_both_states(listing) <= _in_both_states(before)
-        # Each name twice: it may change back in between.
+        # Each name twice: a segment may be renamed back in between.
         and not any(
             os.path.lexists(segment.named(kind).path)
             for base, segment in then.items()

@@ -1,8 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
-:meth:`Disk.replace` keeps its temporary file locked until the rename. An unlocked one belongs to a dead process, or to
-one about to lock it: so files of the last minute stay, and others are removed under their lock (:meth:`Disk.replace`
-then creates another). On file systems without locks, all stay.
+:meth:`Disk.replace` keeps its temporary file locked until the rename. An unlocked file belongs to a dead process, or to
+a process about to lock it. So files of the last minute stay, and older files are removed under their lock
+(:meth:`Disk.replace` then creates another). On file systems without locks, all stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _YOUNG_SECONDS = 60
 def command_of(process: int) -> str:
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:  # hidden, or it has ended
+    except OSError:  # hidden or ended
         return ""
     return " ".join(word.decode(errors="replace") for word in words)
 
@@ -42,9 +42,9 @@ def name_of(process: int) -> str:
 
 
 def set_process_name(name: str) -> None:
-    """Name this process, in at most 15 bytes, until execve(2)."""
+    """Set this process's name, at most 15 bytes, until execve(2)."""
     try:
-        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # does not create it
+        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # does not create the file
             file.write(name.encode())
     except OSError:  # a sandbox may forbid it
         return
@@ -60,7 +60,7 @@ class ProcessStatus(NamedTuple):
 
 
 def process_status(process: int) -> ProcessStatus | None:
-    """Return None after the end."""
+    """Return a process's status, or None after its end."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -99,7 +99,7 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share the descriptor that locked each file, by proc_pid_fdinfo(5)."""
+    """Return the processes that share each file's locking descriptor, from proc_pid_fdinfo(5)."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
@@ -109,7 +109,7 @@ def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
         lines: set[str] = set()
         with suppress(OSError):
             for name in os.listdir(f"/proc/{process}/fdinfo"):
-                with suppress(OSError), open(f"/proc/{process}/fdinfo/{name}") as file:  # closed by now
+                with suppress(OSError), open(f"/proc/{process}/fdinfo/{name}") as file:
                     lines.update(line for line in file if line.startswith("lock:"))
         for key, path in by_key.items():
             if any(key in line for line in lines):
@@ -124,7 +124,10 @@ def _kernel_locks(path: Path) -> list[str]:
 
 
 def _lock_key(path: Path) -> str:
-    """Return device and inode as the kernel lists them; on btrfs and overlayfs, stat(2) returns another device."""
+    """Return a file's device and inode as /proc/locks spells them.
+
+    On btrfs and overlayfs, stat(2) returns another device.
+    """
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         fields = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
@@ -145,7 +148,7 @@ def leftovers(root: Root, disk: Disk) -> list[Path]:
 
 
 def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
-    """Return the temporary files that no process writes; [] if unreadable."""
+    """Return the temporary files that no process writes; [] if ``directory`` is unreadable."""
     try:
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
@@ -165,7 +168,10 @@ def remove_leftovers(paths: list[Path], disk: Disk) -> None:
 
 
 def remove_abandoned(path: Path, disk: Disk, *, dry_run: bool = False) -> bool:
-    """Remove a temporary file unless a process writes it, or did within the last minute; Damaged if not regular."""
+    """Remove a temporary file unless a process writes it, or did within the last minute.
+
+    Return True if the file is abandoned. Raise Damaged if the file is not regular.
+    """
     descriptor = open_regular(path)
     try:
         age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step: young

@@ -1,7 +1,8 @@
 """Modes and owners of files, directories and FIFOs that wald creates.
 
 Modes do not depend on the umask. Files that root creates belong to the owner and group of the directory, unless the
-file system refuses. Both are set by descriptor: that user could replace the name, or a directory above, by a link.
+file system refuses. Both are set by descriptor, because that user could replace the name, or a directory above, by a
+link.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def make_file(path: Path, flags: int, mode: int) -> int:
 
 
 def open_or_make_file(path: Path, flags: int, mode: int) -> int:
-    """Open a file, created if missing; an existing one keeps its owner and mode."""
+    """Open or create a file. An existing file keeps its owner and mode."""
     try:
         return make_file(path, flags, mode)
     except FileExistsError:
@@ -38,7 +39,7 @@ def open_or_make_file(path: Path, flags: int, mode: int) -> int:
 
 def make_directory(path: Path, mode: int) -> None:
     with _directory_of(path) as directory:
-        # Not by chmod(2): it clears an inherited set-group-id bit if the user is not in the group.
+        # Not by chmod(2), which clears an inherited set-group-id bit if the user is not in the group.
         with umask_for(mode):
             os.mkdir(path.name, mode, dir_fd=directory)
         _give_name(path.name, directory, stat.S_IFDIR)
@@ -81,7 +82,7 @@ def _directory_of(path: Path) -> Iterator[int]:
 
 
 def _give_name(name: str, directory: int, kind: int, mode: int | None = None) -> None:
-    """Set owner and mode of a new name, unless a file of another kind has replaced it."""
+    """Set owner and mode of a new file, unless another kind of file has replaced it."""
     descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
     try:
         if stat.S_IFMT(os.fstat(descriptor).st_mode) == kind:
@@ -94,6 +95,7 @@ def _give_name(name: str, directory: int, kind: int, mode: int | None = None) ->
 
 
 def _give(made: int | str, directory: int) -> None:
+    """Give a file that root created to its directory's owner."""
     if os.geteuid() == 0 and (owner := os.fstat(directory)).st_uid != 0:
         with contextlib.suppress(OSError):
             os.chown(made, owner.st_uid, owner.st_gid)

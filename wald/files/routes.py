@@ -1,6 +1,6 @@
 """Route directories and their FIFOs: creation, retirement, checks.
 
-``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces it; the file is kept as
+``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces that file, which is kept as
 ``in.found-1``.
 """
 
@@ -29,12 +29,12 @@ def add_route(
 ) -> None:
     """Create a route, or reactivate a retired one. Idempotent.
 
-    ``consumers``: the group for :func:`permit_cursor_owners`; None: unchanged.
+    ``consumers`` is the OS group for :func:`permit_cursor_owners`, None for no change.
     """
     route = root.route(name)
     require_no_link(route)
     disk.make_directory(route)
-    disk.sync_directory(root.routes)  # always: a killed process may have made it without a sync
+    disk.sync_directory(root.routes)  # always: a killed process may have left the route unsynced
     if root.retired(name).exists():
         disk.unlink(root.retired(name))
     if fifo:
@@ -49,7 +49,7 @@ def add_route(
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
-    The daemon still reads a stdin that feeds it.
+    The daemon still reads a stdin that feeds the route.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -57,17 +57,17 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Return True for a FIFO, or a symbolic link to one, as in systemd's units."""
+    """Return True for a FIFO or, as in systemd's units, a symbolic link to a FIFO."""
     try:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
-    except NotADirectoryError:  # the route is not a directory
+    except NotADirectoryError:
         raise
-    except OSError:  # missing, or a broken link
+    except OSError:
         return False
 
 
 def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
-    """Create the FIFO, or set its mode (None: unchanged); return the new path of a misplaced file."""
+    """Create the FIFO, or set its mode (None: unchanged). Rename a file in its place and return the new path."""
     path = root.fifo(route)
     displaced = None
     if not has_fifo(root, route):

@@ -1,6 +1,7 @@
 """Opening of regular files without blocking, and small files written in place.
 
-A log's files are opened for reading only here: another user can plant a FIFO, which would block, a device or a link.
+A log's files are opened for reading only here, because another user can plant a FIFO, which would block, a device or a
+link.
 
 File identities are read by statx(2) without times: since Linux 6.13 (multigrain timestamps), each write after a stat(2)
 changes the inode, and on ext4 the next sync of any file waits for that (40 µs of 150).
@@ -26,18 +27,18 @@ _IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
 _FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
-_early_calls = iter(range(16))  # by stat(2) instead: importing ctypes takes a twentieth of a short command
+_early_calls = iter(range(16))  # use stat(2): importing ctypes takes a twentieth of a short command
 
 
 @cache
 def _statx() -> Callable[..., int]:
     import ctypes
 
-    return getattr(ctypes.CDLL(None), "statx", lambda *_: -1)  # missing in old C libraries
+    return getattr(ctypes.CDLL(None), "statx", lambda *_: -1)
 
 
 class _StatxCall:
-    """A prepared call that returns ``_FIELDS``; zeros if it fails."""
+    """Prepared statx(2) call that returns ``_FIELDS``, or zeros after a failure."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
         self._request = directory, path, flags
@@ -72,7 +73,7 @@ class _StatxCall:
 
 
 class FileIdentity:
-    """A path and the file that it named."""
+    """Path and the file that it named when opened."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._file = _StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[1:]
@@ -88,7 +89,7 @@ def is_regular(descriptor: int) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading; Damaged if it is not regular."""
+    """Open a regular file for reading, or raise Damaged."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
@@ -111,7 +112,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if missing or invalid."""
+    """Read a JSON object. Return None if the file is missing or invalid."""
     try:
         found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):
@@ -129,18 +130,18 @@ def _not_regular(path: Path) -> Damaged:
 
 
 class InPlaceFile:
-    """A small file of ``length`` bytes (the head, the transfers), created with zeros.
+    """Small file of ``length`` bytes (the head, the transfers), created with zeros.
 
     Readers see each write at once. A crash of the machine may lose unsynced bytes: the head is then rebuilt from the
-    segments, and the transfers' pipes are gone. No memory map, which would raise SIGBUS if another program shortens the
-    file; pwrite(2) extends it or fails.
+    segments, and the transfers' pipes are gone. A memory map would raise SIGBUS if another program shortened the file;
+    pwrite(2) extends the file or fails.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:
         self._path = path
         self._length = length
         self._disk = disk
-        self.descriptor = -1  # for reading; restore changes it
+        self.descriptor = -1  # for reading; changed by restore()
         self._open()
 
     def write(self, data: bytes, offset: int = 0) -> None:
@@ -151,7 +152,7 @@ class InPlaceFile:
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Reopen or recreate the file if its path no longer names it; True if so."""
+        """Reopen or recreate the file if the path no longer names it. Return True if so."""
         if self._identity.is_current():
             return False
         self.close()

@@ -1,14 +1,14 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age use the time since boot, suspension included; the wall clock may be years ahead. Between boots no time
-is known to have passed: a root may be moved, restored or shared.
+Deletions by age use the time since boot, including suspension, because the wall clock may be years ahead. Between boots
+no time is known to have passed: a root may be moved, restored or shared.
 
 A time namespace (time_namespaces(7)) adds an offset to CLOCK_BOOTTIME but keeps the boot id. A :class:`Moment` is in
-the host's time, and unknown if the offset is.
+the host's time, and cannot be compared if the offset is unknown.
 
-Append times never decrease, except at a clock step: after the clock was far ahead, an operator has the daemon record
-one in ``clock.jsonl``, and they restart from the clock in the next segment. A step without that segment is harmless:
-without later records, the next start completes it.
+Append times never decrease, except at a clock step. After the clock was far ahead, an operator has the daemon record a
+step in ``clock.jsonl``, and append times restart from the clock in the next segment. A step without that segment is
+harmless: no records follow, and the next start completes the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wald.files.safe_open import read_regular
 from wald.format.ledger_lines import decode_line, encode_line
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
-_OFFSETS = Path("/proc/self/timens_offsets")  # those of the namespace for children
+_OFFSETS = Path("/proc/self/timens_offsets")  # of the namespace for children
 _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 
 
@@ -36,7 +36,7 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 class Moment:
     """Time since a boot, by the host's clock."""
 
-    boot: str  # the boot id; "" if not comparable with other processes' moments
+    boot: str  # boot id; "" if not comparable with other processes' moments
     boottime_ns: int
 
     def as_entry(self) -> dict[str, Any]:
@@ -57,21 +57,21 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """Time certain to have passed over some moments."""
+    """Time certain to have passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the least time since the first moment."""
+        """Return the time certain to have passed since the first moment."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
         return self._total_ns + max(0, moment.boottime_ns - last.boottime_ns)
 
     def advance(self, moment: Moment) -> int:
-        """Add a moment; return the time until it."""
+        """Add a moment to the series; return the time until that moment."""
         self._total_ns = self.until(moment)
         if self._last is None or moment.boot != self._last.boot or moment.boottime_ns > self._last.boottime_ns:
             self._last = moment
@@ -79,7 +79,7 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """Return "" if the kernel has none."""
+    """Return the boot id; "" if unknown."""
     try:  # not cached: a process restored from a checkpoint may run in another boot
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -87,7 +87,7 @@ def boot_id() -> str:
 
 
 def _namespace_offset_ns() -> int | None:
-    """Return None if unknown."""
+    """Return the offset of CLOCK_BOOTTIME; None if unknown."""
     try:
         own, children = map(os.readlink, _NAMESPACES)
         if own != children:  # after unshare(2), the offsets are the children's
@@ -106,9 +106,9 @@ def _namespace_offset_ns() -> int | None:
 class ClockStep:
     """A step of the wall clock."""
 
-    base: int  # first sequence that may follow it
-    before_ns: int  # last append time before it
-    at_ns: int  # the clock then; append times continue from there
+    base: int  # first sequence that may follow the step
+    before_ns: int  # last append time before the step
+    at_ns: int  # clock at the step, where append times restart
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
@@ -144,7 +144,7 @@ def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
 
 
 def ranges(root: Root) -> list[tuple[int, int | None]]:
-    """Return the ranges without a step: first sequence and exclusive end (None: open)."""
+    """Return the ranges between steps: first sequence and exclusive end (None: open)."""
     bases = sorted({step.base for step in read_steps(root) if step.base > 1})
     return list(zip([1, *bases], [*bases, None], strict=True))
 
