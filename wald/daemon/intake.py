@@ -86,7 +86,7 @@ class Intake:
 
     @property
     def is_stalled(self) -> bool:
-        """True if a pipe holds readable bytes, in a healthy daemon only for moments."""
+        """True if a pipe holds readable bytes; a healthy daemon reads them within moments."""
         return any(
             held_bytes(pipe.descriptor) > 0 and not self._must_wait(pipe)
             for pipe in self._pipes.values()
@@ -316,7 +316,7 @@ class Intake:
         self._awake[pipe] = None
 
     def _close_next_round(self, pipe: Pipe) -> None:
-        """Let the next round close a pipe; the current round may have its batch."""
+        """Let the next round close a pipe; the current round may contain a batch from the pipe."""
         with contextlib.suppress(FileNotFoundError):  # not watched during a stop
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]

@@ -152,7 +152,10 @@ class ConnectionLimits:
         return None
 
     def leaves_enough(self, descriptor: int) -> bool:
-        """Return True if enough descriptors remain for the log: the kernel allocates the lowest free one."""
+        """Return True if enough descriptors remain.
+
+        A new descriptor has the lowest free number, which shows how many are open.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return descriptor < soft - _RESERVED_DESCRIPTORS
 

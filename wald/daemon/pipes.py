@@ -111,7 +111,7 @@ class Scratch:
         return length
 
     def consume(self, source: int, length: int, mark: memoryview) -> int:
-        """Consume ``length`` bytes, the first into ``mark``. Return fewer only if another process reads."""
+        """Consume ``length`` bytes, the first into ``mark``. Return fewer only if another process reads the pipe."""
         whole, rest = divmod(length - 1, _TRASH_BYTES)
         # A shortened file has no mark, and the next start finds nothing to check.
         for first in (mark, self._trash[:1]):
@@ -353,7 +353,7 @@ def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Dr
 def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, tuple[int, int, bytes]]:
     """Return unconsumed transfers by inode of the pipe: slot, length and stored payload.
 
-    Only before the first write does the log still have all recorded places.
+    Call it before the first write: later, the log may lack recorded places.
     """
     found = {}
     for slot in range(transfers.count):

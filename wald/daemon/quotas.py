@@ -37,8 +37,8 @@ _RECOUNT_SECONDS = 1.0
 _CHECK_PAUSE = 10
 _REWIND_PAUSE = 200
 _COUNT_PAUSE = 20
-_LIST_SECONDS = 1.0  # between listings
-_REPORT_SECONDS = 60.0  # between reports of a route
+_LIST_SECONDS = 1.0
+_REPORT_SECONDS = 60.0
 _STRETCHES_MAX = 128
 
 

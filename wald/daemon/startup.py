@@ -223,7 +223,10 @@ class Parts:
             add_to_run(self.root, self._disk, self.lock.epoch, {"ended": how, "ended_at_ns": time.time_ns()})
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
-        """Open the pipes while the head is in the segment of unfinished transfers, which RECLAIM keeps."""
+        """Open the pipes and end lost records.
+
+        While pipes are opened, the head is in the segment of unfinished transfers, so RECLAIM keeps that segment.
+        """
         root, disk, config = self.root, self._disk, self.config
         longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
         self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=longest)
@@ -336,7 +339,7 @@ def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]
 
 
 def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig, bool]]:
-    """Yield the configured routes that are not retired; True if a FIFO is wanted, or must be restricted to writers."""
+    """Yield the configured routes that are not retired, with True if a FIFO is wanted or must admit only writers."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
             journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))

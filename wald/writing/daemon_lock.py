@@ -176,7 +176,7 @@ def how_to_stop(root: Root) -> str:
 def require_free(root: Root, disk: Disk) -> None:
     """Raise Locked or PermissionError if this user cannot start a daemon on ``root``. Writes nothing."""
     if os.path.lexists(root.lock):
-        disk.close(disk.open_lock(root.lock))  # fails without permission to run a daemon
+        disk.close(disk.open_lock(root.lock))  # fails without permission
         _await(lambda: not locks.is_held(root.lock, disk), root)
 
 

@@ -132,7 +132,7 @@ class Recovered:
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
-    """Repair ``root`` for writing and report it, with ``about``. A crash at any step does no harm."""
+    """Repair ``root`` for writing and write a report that includes ``about``. A crash at any step does no harm."""
     started = time.monotonic()
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
@@ -187,9 +187,9 @@ class _Recovery:
         return state, carry
 
     def _require_mounted(self) -> None:
-        """Raise Damaged if records exist by the head, but no segment: ``segments/`` may not be mounted.
+        """Raise Damaged if the head names a record but no segment exists: ``segments/`` may not be mounted.
 
-        Segments that a repair gave up or a start moved away are not missed.
+        Nothing is wrong if a repair gave up the segment or a start moved it away.
         """
         head, root = self._head, self._root
         if self._newest or self._listing.released or head is None or not head.sequence:
@@ -203,9 +203,10 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _check_names(self) -> None:
-        """Report files that contain another segment than their names say; raise Damaged for the newest.
+        """Report older segment files that contain another segment than their names say.
 
-        If the newest is raw, :meth:`_repair` refuses it. Opening older sealed files would take too long.
+        Raise Damaged if the newest file does, unless it is raw: :meth:`_repair` refuses that. Older sealed files are
+        not checked, because opening them takes too long.
         """
         for segment in self._listing.segments:
             if segment is not self._newest and segment.kind is not Kind.RAW:
@@ -439,7 +440,7 @@ def state_after(
 ) -> LogState:
     """Return the log state at the end of a segment; add its unreadable parts to ``errors``.
 
-    ``dropped`` knows the dropped routes of shrunk segments whose index lacks them.
+    ``dropped`` returns the dropped routes of shrunk segments whose index lacks them.
     """
     if segment is None:
         return LogState()
@@ -468,14 +469,17 @@ def state_before(
     errors: list[str],
     dropped: Dropped = lambda _base: None,
 ) -> LogState:
-    """Return the state at the start of ``segment``: the state after ``older``, with any clock step since."""
+    """Return the state at the start of ``segment``: the state after ``older``, changed by any clock step since."""
     state = state_after(older, log_id, errors, dropped)
     _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
     return state
 
 
 def _end_of_times(older: Segment | None, state: LogState) -> int:
-    """Return the lowest base that a clock step after ``older`` can have. ``state`` is after ``older``."""
+    """Return the lowest base that a clock step after ``older`` can have.
+
+    ``state`` is the state after ``older``.
+    """
     return max(state.next_sequence, older.base_sequence + 1) if older else 1
 
 

@@ -75,7 +75,7 @@ class CrashReport(NamedTuple):
     epoch: int
     how: str
     found_ns: int | None  # None before the next start
-    lost: tuple[str, ...]  # durable data, which only a failing disk or machine can lose
+    lost: tuple[str, ...]  # durable data
     cut_bytes: int  # of an unfinished write
 
 
@@ -95,7 +95,7 @@ def crashes(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
 def no_daemon(root: Root, disk: Disk) -> str:
     """Describe that no daemon runs, and how the last run ended.
 
-    Return "" if a daemon runs, or if the log was written without one.
+    Return "" if a daemon runs, or if the log was written without a daemon.
     """
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: this log has never had one"

@@ -115,7 +115,7 @@ def _publish(
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove temporary files, except those of a running ``wald-reclaim``; return names in ``segments/``."""
+    """Remove temporary files, except those of a running ``wald-reclaim``; return the names in ``segments/``."""
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
     with ExitStack() as stack:
         if any(name.endswith(SHRUNK_SUFFIX) for name in names):

@@ -31,7 +31,7 @@ _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _START_MAX_BYTES = 1 << 20  # of a journal's first line
 _TAIL_BYTES = 256 << 10  # of a journal's end, read first
-_DAMAGED_MAX = 1024  # a journal with more damaged lines is ignored
+_DAMAGED_MAX = 1024  # damaged lines
 _LINE_MAX_BYTES = 16 << 20  # half a million ranges
 _JOURNAL_MAX_BYTES = 64 << 20  # read if that is not enough
 

@@ -4,9 +4,9 @@
     writer.commit(placed, now_ns=…)      one gather-write and one fdatasync
     writer.cut(now_ns=…)                 complete the segment, open the next
 
-State in memory changes only after write and sync succeed. After an OSError, the descriptor is never written or synced
-again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A segment is named by
-its first sequence, so it can be cut only after it has assigned a sequence.
+After an OSError, the descriptor is never written or synced again: :meth:`Writer.replace` truncates the file to its
+durable length and opens the next segment. A segment is named by its first sequence, so it can be cut only after it has
+assigned a sequence.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO
 class Writer:
     """The only appender of a log. It changes ``state``.
 
-    ``carry`` is a raw file without a sequence, and its good length. The first segment replaces this file and begins
-    with a copy of it.
+    ``carry`` is the path and good length of a raw file that uses no sequence. The first segment replaces this file and
+    begins with a copy of it.
     """
 
     def __init__(
@@ -487,11 +487,14 @@ class Writer:
 
     @property
     def may_step_clock(self) -> bool:
-        """False while the active segment holds only pieces of a record, which the next would replace."""
+        """False while the active segment holds only pieces of a record, which the next segment would replace."""
         return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times restart at the earlier ``now_ns``, unless OSError is raised."""
+        """Begin a segment whose append times restart at the earlier ``now_ns``.
+
+        After an OSError, they do not.
+        """
         assert self.may_step_clock, "the pieces of the open record would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
