@@ -6,7 +6,7 @@ latest     start of the last N records of a route
 lookup     location or fate of a record
 pattern    records that match a pattern
 reader     batches and records, with following
-scanner    scan of stored batches across segments
-search     parallel search in a log
-selection  selection of records: start, end, routes
+scanner    stored batches across segments
+search     parallel search
+selection  start, end and routes
 """

@@ -90,7 +90,7 @@ def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.name
 
 
 class _Columns:
-    """Conversion of batches to Arrow columns, with a method for each field."""
+    """Arrow columns of batches, one method per field."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -146,7 +146,7 @@ class _Columns:
         return self._selected(pa.binary(), [column.validity, column.offsets, column.data])
 
     def _selected(self, kind: Any, stored: list[memoryview | None]) -> pa.Array:
-        """Return the selected part of a stored column, without copying it."""
+        """Return the selected part of a stored column, without copying."""
         assert self._stored is not None
         buffers = [None if buffer is None else pa.py_buffer(buffer) for buffer in stored]
         array = pa.Array.from_buffers(kind, self._stored.count, buffers)

@@ -207,7 +207,7 @@ class Batch:
         return record_batch([self])
 
     def between(self, first: int, last: int) -> Batch | None:
-        """Return the part of the batch from ``first`` to ``last``; None if empty."""
+        """Return the part of the batch with sequences ``first`` to ``last``; None if empty."""
         first, last = max(first, self.first_sequence), min(last, self.last_sequence)
         if first > last:
             return None

@@ -78,7 +78,7 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
         return _never_issued(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
-    # Newest segment first; of two forms, the unreleased form first.
+    # Newest segment first; its released form last.
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:

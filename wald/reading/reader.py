@@ -171,6 +171,7 @@ class _Reading:
                 self._view = self._view.renewed()
 
     def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
+        """See :func:`read_onward`."""
         with self._closing():
             while not self._complete:
                 self._renew()

@@ -68,11 +68,11 @@ def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]
 
 _WRITTEN_BYTES = 64 << 10  # output of one result
 _PIPE_BYTES = 256 << 10
-_HELD_BYTES = 12 << 20  # results that a process holds for the parent
+_HELD_BYTES = 12 << 20  # results held for the parent
 
 
 class Match(NamedTuple):
-    """Output for matching records, and their number."""
+    """Number and output of matching records."""
 
     records: int
     output: bytes

@@ -27,7 +27,7 @@ _Mark = tuple[int, int, int] | None  # device, inode, mtime
 
 
 class Seen(NamedTuple):
-    """Last record and end of the bytes that a process has seen; 0 or "" if unknown."""
+    """Last record and end of the bytes that a process has seen. Unknown fields are 0 or ""."""
 
     sequence: int
     epoch: int
@@ -41,7 +41,7 @@ def seen_at(root: Root, head: Head) -> Seen:
 
 
 class Continuity:
-    """Thread-safe check that a path still has the log seen by this process, or recorded in ``seen``."""
+    """Thread-safe check that a path still has the log seen by this process, or in ``seen``."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -57,7 +57,7 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Remember ``head`` if it continues the log; otherwise raise Gone, or Replaced now and at every later call."""
+        """Remember ``head`` if it continues the log; if not, raise Gone or Replaced. Later calls raise Replaced too."""
         with self._lock:
             if self._replaced is None:
                 try:
@@ -109,6 +109,7 @@ class Continuity:
             )
 
     def _rollback(self, seen: Seen, head: Head) -> str:
+        """Return why ``head`` is of an older copy, or ""."""
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             return f"the log ends at record {head.sequence} of epoch {head.epoch}"
         if not seen.epoch:
@@ -139,7 +140,7 @@ def _life(report: Mapping[str, Any] | None) -> str:
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
-    """Return True if the reported start found fewer records, or pieces of records, than ``seen``."""
+    """Return True if the start in ``report`` found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True

@@ -63,7 +63,7 @@ class SegmentIndexBuilder:
         self.peers: dict[int, Peer] = {}
         self.frames: list[Frame] = []
         self._frame_start = 0  # first row of the frame
-        self._first_dropped = base_sequence  # first dropped record of the frame
+        self._first_dropped = base_sequence
         self._dropped_ns = array("q")
         self._tallies: dict[bytes, _Tally] = {}
 
@@ -219,12 +219,12 @@ def remove_index(path: Path, disk: Disk) -> None:
 
 
 def _is_another_file(path: Path) -> bool:
-    """Return True if the path names a segment, a JSON file, or not a regular file."""
+    """Return True if another kind of file, which must be kept, has this name."""
     try:
         start = read_start(path, 8)
     except FileNotFoundError:
         return False
-    except Damaged:
+    except Damaged:  # not a regular file
         return True
     return start.startswith((SEGMENT_MAGIC, zstandard.FRAME_HEADER, b"{"))
 

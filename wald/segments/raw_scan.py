@@ -187,7 +187,7 @@ class RawFile:
 
     @cached_property
     def _resync(self) -> Resync:
-        ends = self._durable, padded(self._data_end)  # where the last batch should end
+        ends = self._durable, padded(self._data_end)
         return Resync(self.read, self.salt, ends=ends, index=self._index())
 
     @cached_property
@@ -196,7 +196,7 @@ class RawFile:
         while position > 0:
             start = max(0, position - WINDOW_BYTES)
             part = self.read(start, position - start)
-            if part != _ZEROS[: len(part)]:  # far faster than searching megabytes of zeros
+            if part != _ZEROS[: len(part)]:  # faster than searching megabytes of zeros
                 return start + len(part.rstrip(b"\0"))
             position = start
         return 0

@@ -68,7 +68,7 @@ _NO_LIMIT = 1 << 63
 
 
 def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
-    """Convert a batch left by shrinking to :class:`DroppedBatches`."""
+    """Return a batch of zeros as :class:`DroppedBatches`, and any other batch unchanged."""
     header = batch.header
     if header.flags & _DROPPED:
         return DroppedBatches(batch.end, header.base_sequence, header.end_sequence, header.append_time_ns)
@@ -93,7 +93,7 @@ class OpenSegment(ABC):
     def batches(
         self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
     ) -> Iterator[SegmentItem]:
-        """Yield batches and damage from ``position`` to ``limit``; None reads to the end of the file.
+        """Yield batches and damage from ``position`` to ``limit``; None reads to the end.
 
         A sealed segment skips frames without ``routes``, and decompressed frames that ``passable`` accepts. Only a
         search gives ``passable``: it keeps all processors busy, so no frame is decompressed ahead.
@@ -166,7 +166,7 @@ class RawSegment(OpenSegment):
         return self._last_position(limit, lambda _, appended_ns: appended_ns < time_ns)
 
     def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
-        """Return the last indexed position of an early batch; the start if the index is wrong."""
+        """Return the last indexed position for which ``is_early``, or the first batch's if the index is wrong."""
         for sequence, position, time_ns in reversed(self._find_index().entries):
             if (limit is None or position < limit) and is_early(sequence, time_ns):
                 header = self._header_at(position)
@@ -209,7 +209,7 @@ class SealedSegment(OpenSegment):
         super().__init__(segment)
         self._file = SealedFile(segment.path)
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[bytes]] | None = None  # number and data of the next frame
+        self._ahead: tuple[int, Future[bytes]] | None = None  # next frame: number and data
         self.index = self._file.index
         self.salt = self.index.salt
         try:
@@ -277,7 +277,7 @@ class SealedSegment(OpenSegment):
         """Return the item that replaces a frame; None if the frame must be decompressed."""
         if self.index.is_damage(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
-        if self.index.shrunk is not None:  # only its batches show which records were dropped between them
+        if self.index.shrunk is not None:  # only its batches show the dropped records between them
             needed = bool(frame.routes) or frame.raw_offset == 0
         else:
             needed = wanted is None or not wanted.isdisjoint(frame.routes)
@@ -286,6 +286,7 @@ class SealedSegment(OpenSegment):
     def _frame(
         self, number: int, following: int | None, position: int, limit: int, passable: Passable | None
     ) -> Iterator[SegmentItem]:
+        """Yield the items of frame ``number``, and decompress ``following`` ahead."""
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         reason = ""

@@ -106,7 +106,7 @@ class SalvagedSegment(OpenSegment):
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Read the seek table and the header; determine the salt even without them."""
+        """Read seek table and header; determine the salt even without them."""
         index_salt = None
         with suppress(Damaged):
             offset, frames = read_seek_table(self.path, self._descriptor)

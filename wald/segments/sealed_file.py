@@ -162,7 +162,7 @@ def index_raw(source: int) -> SealedIndex:
 def _parts(
     raw: RawFile, builder: SegmentIndexBuilder, window_bytes: int
 ) -> Iterator[tuple[memoryview | ScannedBatch | DamagedBytes, int]]:
-    """Yield windows of whole batches, batches longer than a window, and damage, with their lengths."""
+    """Yield windows of whole batches, batches longer than a window, and damage, each with its length."""
     offset = 0
     while True:
         window = raw.read(offset, window_bytes)

@@ -96,7 +96,7 @@ def _readable(view: View, first: int, until: int | None) -> list[Segment]:
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
-    """Return True if the last readable segment, if any, begins before ``time_ns``."""
+    """Return True if the last readable segment begins before ``time_ns``, or none is readable."""
     for segment in reversed(segments):
         try:
             opened = view.open(segment)

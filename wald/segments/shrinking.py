@@ -1,6 +1,6 @@
 """Rewriting of a sealed segment without records that no group needs.
 
-A DROPPED batch of zeros replaces each run of dropped batches in the same length. So kept batches have the same bytes
+A DROPPED batch of zeros of the same length replaces each run of dropped batches. So kept batches have the same bytes
 and positions, ``zstd -dc`` still makes a raw segment, and the frames show the dropped sequences.
 Memory: a few times the longest batch, and about 60 bytes per batch.
 """
@@ -99,7 +99,7 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
 
 
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
-    """Return header and payload of ``length`` bytes that replace records base ≤ s < following."""
+    """Return the header and payload of a batch of ``length`` bytes for the dropped records base ≤ s < following."""
     payload = bytes(length - FRAMING_BYTES)
     flags = int(Flag.CONTROL | Flag.DROPPED)
     return control_header(payload, base, append_time_ns, epoch, count=following - base, flags=flags), payload
@@ -124,7 +124,7 @@ def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBa
 
 
 def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
-    """Return True if ``new`` has the positions of ``old``, and the bytes unless all may be dropped."""
+    """Return True if ``new`` has the positions of ``old``, and the same bytes unless all of ``old`` may be dropped."""
     if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
     if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):

@@ -45,13 +45,13 @@ class State(Enum):
     ARCHIVED = "archived"  # only in a bundle
     SKIPPED = "skipped"  # a start skipped its number
     LOST = "lost"  # given up by ``wald repair``
-    NOT_RESTORED = "not-restored"  # missing from the bundles of a restore
+    NOT_RESTORED = "not-restored"  # in no bundle of a restore
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"  # issued, but in no segment and no ledger
 
 
 class SegmentGone(Damaged):
-    """Listed segment that has been reclaimed, or moved away."""
+    """Listed segment that was reclaimed or moved away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class View:
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Call ``action`` with each name of a segment until there is no FileNotFoundError."""
+        """Return the result of ``action`` for the first of a segment's names that exists."""
         for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: reclaim may restore an earlier name
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
@@ -127,7 +127,7 @@ class View:
             self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
-        """Return the view with a new listing. Raise Damaged if that still includes ``segment``."""
+        """Return the view with a new listing. Raise Damaged if the listing still includes ``segment``."""
         listing = self._list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
