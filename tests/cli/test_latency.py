@@ -24,7 +24,7 @@ def test_it_shows_what_the_daemon_has_measured(tmp_path: Path) -> None:
         found = json.loads(output_of("latency", "--json", "--root", daemon.root))
         assert (found["schema"], found["commit_seconds"]["count"]) == ("wald.latency/1", 3)
         assert found["sync_seconds"]["mean"] <= found["commit_seconds"]["mean"]
-        assert found["turn_records"]["p99"] == 1
+        assert found["round_records"]["p99"] == 1
         assert found["received_bytes_of_users"][str(os.getuid())] >= 3 * len(b"PUB a 2\nx\n")
         assert (os.getpid(), 30) in {(each["pid"], each["bytes"]) for each in found["connections"]}
         quiet = json.loads(output_of("latency", "--during", "0.1s", "--json", "--root", daemon.root))

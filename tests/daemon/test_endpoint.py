@@ -42,16 +42,16 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         if (name in counted or name.endswith(("_sum", "_count")))
         and name not in ("wald_free_bytes", "wald_needed_bytes", "wald_connections", "wald_recovery")
     } == {
-        "wald_turns_total": 0,
+        "wald_commit_rounds_total": 0,
         "wald_records_total": 0,
         "wald_payload_bytes_total": 0,
         "wald_written_bytes_total": 0,
         "wald_info": 1,
-        "wald_held_back_seconds_total": 0,
+        "wald_disk_wait_seconds_total": 0,
         "wald_stalled_seconds": 0,
         **{
             f"wald_{name}_{part}": 0
-            for name in ("commit_seconds", "sync_seconds", "turn_records", "turn_bytes")
+            for name in ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
             for part in ("sum", "count")
         },
         "wald_cuts_total": 0,
@@ -63,7 +63,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         "wald_connections_refused_total": 0,
         "wald_seal_stalled_seconds": 0,
         "wald_fifos_replaced_total": 0,
-        "wald_fifo_troubles": 0,
+        "wald_fifo_problems": 0,
         "wald_head_sequence": 0,
         "wald_epoch": 1,
         "wald_degraded": 0,
@@ -80,12 +80,12 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     eventually(lambda: metrics(address)["wald_sealed_total"] == 1)
     after = metrics(address)
     assert after["wald_head_sequence"] == after["wald_records_total"] == 3
-    assert (after["wald_turns_total"], after["wald_cuts_total"], after["wald_payload_bytes_total"]) == (2, 1, 8)
+    assert (after["wald_commit_rounds_total"], after["wald_cuts_total"], after["wald_payload_bytes_total"]) == (2, 1, 8)
     sender = after["wald_written_bytes_total"] - 2 * (64 + 8 + 8 + 8)  # the control batch that names it, once
     assert 64 < sender <= 128
     assert after["wald_commit_seconds_count"] == after["wald_sync_seconds_count"] == 2
     assert after["wald_commit_seconds_sum"] > after["wald_sync_seconds_sum"] > 0
-    assert (after["wald_turn_records_sum"], after["wald_turn_bytes_sum"]) == (3, after["wald_written_bytes_total"])
+    assert (after["wald_round_records_sum"], after["wald_round_bytes_sum"]) == (3, after["wald_written_bytes_total"])
     assert after["wald_sealed_bytes_total"] > 0
     assert after["wald_free_bytes"] > 0
 
@@ -213,4 +213,4 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
         eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))
     after = metrics(address)
     assert (after["wald_degraded"], after["wald_stalled_seconds"]) == (0, 0)
-    assert after["wald_held_back_seconds_total"] > 1  # it has waited for longer than stall_timeout
+    assert after["wald_disk_wait_seconds_total"] > 1  # it has waited for longer than stall_timeout

@@ -22,7 +22,7 @@ Start = Callable[..., Daemon]
 
 
 def troubles(daemon: Daemon) -> dict[str, str]:
-    found = json.loads(daemon.ask("STAT").removeprefix("OK "))["fifo_troubles"]
+    found = json.loads(daemon.ask("STAT").removeprefix("OK "))["fifo_problems"]
     assert isinstance(found, dict)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from wald.hints import command_line
 
-MEASURED = ("commit_seconds", "sync_seconds", "turn_records", "turn_bytes")
+MEASURED = ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
 _SLOW_SECONDS = 0.01  # a commit that takes no longer on average is not what a producer waits for
 _MOST = 0.5  # of the time of a commit
 Item = Mapping[str, Any]  # JSON

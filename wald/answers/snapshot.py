@@ -71,7 +71,7 @@ class LogSample:
         taken: when it began, by the clock of :class:`HeadSample`.
         last_sequences: of each route; None if it is not known.
         received: records of each route since the sample before; None in the first one.
-        fifo_troubles: what keeps lines that were written to a FIFO from the log.
+        fifo_problems: what keeps lines that were written to a FIFO from the log.
         segments: all of them, the released ones first.
         problems: what is wrong with segments, and what can be done about it.
         lost_routes: those with records whose directory is gone.
@@ -85,7 +85,7 @@ class LogSample:
     growth: Growth | None
     free_bytes: int
     total_bytes: int
-    fifo_troubles: tuple[str, ...] = ()
+    fifo_problems: tuple[str, ...] = ()
     segments: tuple[SegmentSeen, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     lost_routes: tuple[str, ...] = ()

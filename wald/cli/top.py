@@ -111,7 +111,7 @@ class _Samplers:
                 raise sampler.bug
         troubles = dict.fromkeys(sampler.trouble for sampler in self._every if sampler.trouble)
         if self._log_sampler.samples:
-            troubles |= dict.fromkeys(self._log_sampler.samples[-1].fifo_troubles)
+            troubles |= dict.fromkeys(self._log_sampler.samples[-1].fifo_problems)
         now, now_ns = time.monotonic(), time.time_ns()
         return Snapshot(
             str(self._log.root.path),

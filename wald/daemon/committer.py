@@ -451,12 +451,12 @@ class Committer:
         drafts = [draft for draft in placed if not draft.introduces]
         records = sum(draft.count for draft in drafts)
         written_bytes = self.writer.position - placed[0].position
-        metrics.turns += 1
+        metrics.commit_rounds += 1
         metrics.records += records
         metrics.payload_bytes += sum(draft.payload_bytes for draft in drafts)
         metrics.written_bytes += written_bytes
-        metrics.turn_records.observe(records)
-        metrics.turn_bytes.observe(written_bytes)
+        metrics.round_records.observe(records)
+        metrics.round_bytes.observe(written_bytes)
         metrics.commit_seconds.observe(seconds)
         if self.writer.sync_commits:
             metrics.sync_seconds.observe(self.writer.sync_seconds)

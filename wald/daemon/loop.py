@@ -264,7 +264,7 @@ class MainLoop:
         self._check_reload()
         self._sweep(now)
         self._check_paths(now)
-        self._metrics.fifo_troubles = len(self._intake.fifos.problems)
+        self._metrics.fifo_problems = len(self._intake.fifos.problems)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
         if self._writer.base_sequence != self._sealer_woken_for:
             self._sealer_woken_for = self._writer.base_sequence
@@ -300,7 +300,7 @@ class MainLoop:
 
     def _makes_progress(self) -> bool:
         """Return False if no round was committed although input waits, and not for disk space."""
-        before, self._alive_rounds = self._alive_rounds, self._metrics.turns
+        before, self._alive_rounds = self._alive_rounds, self._metrics.commit_rounds
         lacks_room = self._held_round is not None or self._metrics.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
 

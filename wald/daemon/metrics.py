@@ -67,7 +67,7 @@ def _histogram(meaning: str, *bounds: float) -> Any:
 class Metrics:
     """Numbers of one run; ``*_since`` is a monotonic time, or 0 if nothing waits."""
 
-    turns: int = _counter("Commit rounds that wrote records")
+    commit_rounds: int = _counter("Commit rounds that wrote records")
     records: int = _counter("Durable records")
     payload_bytes: int = _counter("Payload bytes of durable records")
     written_bytes: int = _counter("Bytes written to segments")
@@ -86,12 +86,12 @@ class Metrics:
     degraded: bool = _gauge("1 while the daemon does not accept input because the disk is nearly full", False)
     held_requests: int = _gauge("Requests that wait for disk space")
     recovery_errors: int = _gauge("Errors that recovery found at the start and that no crash explains")
-    fifo_troubles: int = _gauge("Unreadable FIFOs, and files written in place of a FIFO")
+    fifo_problems: int = _gauge("Unreadable FIFOs, and files written in place of a FIFO")
     trimmed_bytes: int = _gauge("Bytes of an unfinished write that recovery removed at the start")
     commit_seconds: Histogram = _histogram("Time of a commit round's writes and syncs", *_SECONDS)  # noqa: RUF009
     sync_seconds: Histogram = _histogram("Time of a sync of the active segment", *_SECONDS)  # noqa: RUF009
-    turn_records: Histogram = _histogram("Records per commit round", *(10**power for power in range(7)))  # noqa: RUF009
-    turn_bytes: Histogram = _histogram("Bytes written per commit round", *(1 << power for power in range(10, 27, 2)))  # noqa: RUF009
+    round_records: Histogram = _histogram("Records per commit round", *(10**power for power in range(7)))  # noqa: RUF009
+    round_bytes: Histogram = _histogram("Bytes written per commit round", *(1 << power for power in range(10, 27, 2)))  # noqa: RUF009
     log_id: str = ""
     recovery: Recovery = Recovery.CLEAN
     degraded_by: str = ""  # a Cause
@@ -164,7 +164,7 @@ def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
     results: Samples = {(result.value,): float(metrics.recovery is result) for result in Recovery}
     yield Metric("wald_recovery", "gauge", "1 for the result of the recovery at the start", ("outcome",), results)
     held = metrics.held_seconds + elapsed(metrics.held_since, now)
-    yield counter("wald_held_back_seconds_total", "Time that input has waited for disk space", held)
+    yield counter("wald_disk_wait_seconds_total", "Time that input has waited for disk space", held)
     stalled = elapsed(metrics.waiting_since, now)
     yield gauge("wald_stalled_seconds", "Time that readable input has waited for the head to move", stalled)
     meaning = "Time that segments have waited to be sealed while none was"

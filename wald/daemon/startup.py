@@ -53,7 +53,9 @@ from wald.writing.run_reports import STOPPED, add_to_run
 from wald.writing.sealing import remove_temporaries
 from wald.writing.writer import Writer
 
-_STATUS_METRICS = "degraded degraded_by held_requests records turns cuts sealed seal_failures free_bytes needed_bytes"
+_STATUS_METRICS = (
+    "degraded degraded_by held_requests records commit_rounds cuts sealed seal_failures free_bytes needed_bytes"
+)
 
 
 class Signals:
@@ -287,7 +289,7 @@ class Parts:
             "waits_to_seal": self.background.waiting,
             "free_space_min": sizes.reserve_bytes,
             "segment_max_bytes": sizes.segment_bytes,
-            "fifo_troubles": self.intake.fifos.problems,
+            "fifo_problems": self.intake.fifos.problems,
             "unfinished_lines": self.intake.unfinished_lines,
             "busy": sorted(self.intake.busy),
             "over_quota": [asdict(over) | {"message": over.message} for over in self.quotas.over.values()],
