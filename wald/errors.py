@@ -135,7 +135,7 @@ class NotPermitted(WaldError):
 
     @classmethod
     def from_error(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
-        """Convert a PermissionError, and name what denies access; ``path`` is the file if ``error`` has none."""
+        """Convert a PermissionError, and name what denies access; ``path`` is the file unless ``error`` names it."""
         wanted = Path(path or error.filename or ".").absolute()
         barrier = Path("/")
         for each in (*reversed(wanted.parents), wanted):

@@ -162,7 +162,7 @@ class WaldHandler(logging.Handler):
             self._producer.close()
 
     def _next_batch(self) -> Sequence[_Entry]:
-        """Wait for entries and move some in flight; return none once the handler is closed."""
+        """Wait for entries and move some in flight; return an empty batch once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             count = min(len(self._queue), _BATCH_RECORDS)
@@ -175,14 +175,14 @@ class WaldHandler(logging.Handler):
         durable, error = self._send(entries)
         left = entries[durable:]
         half = len(left) // 2
-        if half and isinstance(error, InvalidInput):  # one is too large: halve the batch to find it
+        if half and isinstance(error, InvalidInput):  # an entry is too large: halve the batch
             self._deliver(left[:half])
             self._deliver(left[half:])
         elif left and self._in_flight:  # otherwise close() has reported them
             self._report_lost(left, str(error))
 
     def _send(self, entries: Sequence[_Entry]) -> tuple[int, WaldError | OSError | None]:
-        """Send a notice of earlier losses, then the entries; return the number durable, and any error."""
+        """Send a notice of earlier losses, then the entries; return how many are durable, and any error."""
         lost, error = 0, None
         try:
             self._producer = self._producer or Producer(socket_at(Path(self._at)), retry_for=_RETRY_SECONDS)

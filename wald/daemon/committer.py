@@ -423,7 +423,7 @@ class Committer:
         return self._count(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Write drafts, after a failure to a new segment; return them with the peers' introductions."""
+        """Write drafts; if that fails, to a new segment. Return them with the peers' introductions."""
         placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:

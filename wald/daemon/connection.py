@@ -198,7 +198,7 @@ class Connection:
         self.wait = NEXT_ROUND if self.unread else None
 
     def time_out(self) -> bool:
-        """Let the next round refuse a request that waits for a busy route; return False without one."""
+        """Let the next round refuse a request that waits for a busy route; return False for other waits."""
         if self.wait is None or self.wait.reason is not Reason.BUSY:
             return False
         self.wait = OVERDUE

@@ -465,8 +465,8 @@ def _replaceable(
 ) -> Client | None:
     """Return the connection to close for a new one of user ``newcomer``.
 
-    First come clients that have sent no complete request or do not read, of the user with most connections, but of none
-    with fewer than the newcomer; then those idle since ``quiet_since``.
+    Clients that have sent no complete request or do not read come first, from the user with most connections; users
+    with fewer than the newcomer are spared. Clients idle since ``quiet_since`` come next.
     """
     candidates = [each for each in clients if only_user in (None, each.user_id)]
     unsettled = [

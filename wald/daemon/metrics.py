@@ -188,7 +188,7 @@ class MetricsProcess:
         self.failures = 0
 
     def text(self) -> bytes:
-        """Start a run if one is due; return the last output, empty without one or after a failure."""
+        """Start a run if one is due; return the last output, empty at first and after a failure."""
         with self._mutex:
             is_running = self._thread is not None and self._thread.is_alive()
             starts = not is_running and not self._closed and time.monotonic() >= self._due
