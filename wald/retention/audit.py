@@ -1,14 +1,13 @@
-"""Audit of deletions, from lines of the ledgers alone.
+"""Audit of deletions, using only the ledgers.
 
-The ``reclaimed`` line before a deletion must agree with the daemon's ``sealed`` line about the segment, and prove one
-of these for each route:
+The ``reclaimed`` line of a deletion must agree with the ``sealed`` line of the segment, and prove one of these for each
+route:
 
     the route is retired                        {"route": …, "retired": true}
     every cursor has reached its last record    {"route": …, "last": 250, "cursors": {"processed": 250, …}}
     its records expire, read or unread          "rule": "max_age", "lost": {"<route>": 12}
 
-With ``"rule": "each_route"``, each route has its own rule. Records that a shrink dropped need the first or the second
-proof; dropped and remaining records together must be the former contents of the segment.
+A shrink needs the first or second proof, and its dropped and remaining records together must be the former contents.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Ruling:
     """Result of an audit."""
 
     base: int
-    errors: tuple[str, ...] = ()  # why it was not allowed, or is not proven to be
+    errors: tuple[str, ...] = ()  # why the deletion was not allowed, or is not proven to be
     notes: tuple[str, ...] = ()
     lost: int = 0  # records deleted unread, as the rule allows
 
@@ -51,12 +50,12 @@ class _Evidence:
 
     @property
     def slowest(self) -> int:
-        """Last record that all groups had read; 0 without a cursor."""
+        """Last record that every group had read, or 0 without a cursor."""
         return self.records.last if self.cursors is None else min(self.cursors.values(), default=0)
 
 
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, deleted: Spans | None = None) -> Ruling:
-    """Audit a ``reclaimed`` line, and add its records to ``deleted``, those of the deletions audited so far."""
+    """Check that a ``reclaimed`` line proves that its deletion was allowed. Add its records to ``deleted``."""
     errors: list[str] = []
     notes: list[str] = []
     unread = 0
@@ -85,7 +84,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, d
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
-    """Audit a ``shrunk`` line; ``before`` is the line about the former file, if any."""
+    """Check that a ``shrunk`` line proves that the shrink was allowed. ``before`` is the previous line."""
     errors: list[str] = []
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:
@@ -107,7 +106,7 @@ def _unproven(by_route: dict[str, _Evidence], lost: dict[str, int]) -> Iterator[
         held, slowest = evidence.records, evidence.slowest
         if route in lost and evidence.expires:
             most = max(0, min(held.count, held.last - slowest))
-            # the last record, and all that the cursor cannot have passed
+            # the slowest cursor passed at most one record per sequence
             least = max(1, held.count - max(0, slowest - held.first + 1)) if slowest < held.last else 0
             if not least <= lost[route] <= most:
                 yield f"it records {lost[route]} lost records of route {route}, and {least} to {most} were unread"
@@ -124,13 +123,13 @@ def _unproven(by_route: dict[str, _Evidence], lost: dict[str, int]) -> Iterator[
 
 def _unlike_sealed(line: Entry, evidence: dict[str, _Evidence], sealed: Entry) -> Iterator[str]:
     held = _sealed_routes(sealed)
-    if line.get("damaged") and "sha256" not in line:  # the line lists only the records found
+    if line.get("damaged") and "sha256" not in line:  # the line lists only the readable records
         for route, entry in sorted(held.items()):
             found = evidence.get(route)
             if found is None or not (found.cursors is None or found.slowest >= entry.last or found.expires):
                 yield f"it was damaged, and nothing proves that record {entry.last} of route {route} was read"
         return
-    # a segment deleted raw has no digest; once it is sealed, another line deletes it
+    # a segment deleted raw has no digest; if it is sealed after all, another line deletes it
     for key in ("base", "last") if line.get("form") == "raw" else ("base", "last", "sha256"):
         if line.get(key) != sealed.get(key):
             yield f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed"
@@ -167,7 +166,7 @@ def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence
     whole = dict(remaining)
     for route, evidence in dropped.items():
         one, other = evidence.records, remaining.get(route)
-        if other is not None:  # a record that began in an earlier segment is never the first
+        if other is not None:  # an entry without records names one that began earlier
             first = min(one.first if one.count else other.first, other.first if other.count else one.first)
             one = one.plus(other)._replace(first=first)
         whole[route] = one

@@ -1,6 +1,6 @@
 """Segments of a log, the groups that need them, and the growth of the log.
 
-Reads every sealed index, and raw segments to their end. Memory does not grow with the number of segments.
+All sealed indexes are read, and raw segments to their end. Memory does not grow with the number of segments.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class SegmentStatus:
     pins: Blockers = NO_BLOCKERS
     waived: tuple[str, ...] = ()  # retired routes with unread records; they pin nothing
     problem: str = ""
-    readable: bool = True  # its routes are known, perhaps from frames alone
+    readable: bool = True  # its routes are known, perhaps only from its frames
     hint: str = ""
-    newest: bool = False  # RECLAIM keeps it: the next start continues after it
-    routes: Sequence[RouteEntry] = ()  # known ones, if it is complete
+    newest: bool = False  # RECLAIM keeps the newest segment: the next start continues after it
+    routes: Sequence[RouteEntry] = ()  # of a complete segment, as far as known
 
 
 class Condition(Enum):
-    """Condition of a segment, oldest first."""
+    """Condition of a segment, from old to new."""
 
     RELEASED = "released"
     FREE = "free"
     PINNED = "pinned"
     UNREADABLE = "unreadable"
-    WAITING = "not sealed yet"  # cut and not pinned
+    WAITING = "not sealed yet"  # cut, but not pinned
     ACTIVE = "active"
 
 
@@ -77,20 +77,20 @@ def condition_of(status: SegmentStatus) -> Condition:
 
 @dataclass(slots=True)
 class GroupBacklog:
-    """Segments that a group of a route pins."""
+    """Lag and pins of one group."""
 
     cursor: Cursor
     lag: Lag
     retired: bool
     pinned_segments: int = 0
     pinned_bytes: int = 0
-    exclusive_bytes: int = 0  # freed when its cursor reaches the head
+    exclusive_bytes: int = 0  # pinned by this group alone
 
 
 class Backlog:
-    """Segments of a view and what pins them; exhaust :meth:`segments` first.
+    """Segments of a view, and the groups that pin them.
 
-    Counts records received after ``after``, the last record of an earlier backlog.
+    Exhaust :meth:`segments` first. Records after ``after``, the last one of an earlier backlog, count as received.
     """
 
     def __init__(self, view: View, *, after: int | None = None) -> None:
@@ -102,10 +102,10 @@ class Backlog:
         self._history = History(view.root)
         self._growth = GrowthMeter()
         self._counter = LagCounter(self._lags_of)
-        self._blockers = NO_BLOCKERS  # shared by the latest segments, whose sums follow
+        self._blockers = NO_BLOCKERS  # of the latest segments
         self._segments = self._stored_bytes = 0
         self.free_bytes = free_bytes(view.root.segments)
-        self.alone: Counter[str] = Counter()  # bytes that only this route pins
+        self.alone: Counter[str] = Counter()  # by route: bytes that no other route pins
         self.groups = {
             (route, cursor.group): GroupBacklog(
                 cursor, Lag(cursor.effective, written_ns=view.written_ns), route in self._cursors.retired
@@ -116,11 +116,11 @@ class Backlog:
         self.handovers = self._cursors.handovers
 
     def segments(self) -> Iterator[SegmentStatus]:
-        """Yield released segments, then the others, each oldest first."""
+        """Yield the status of each released segment, then of the others, oldest first."""
         listing = self._view.listing
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
-            with suppress(FileNotFoundError):  # its grace period has ended
+            with suppress(FileNotFoundError):  # deleted at this moment
                 found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
                 if segment.base_sequence not in bases:
                     with suppress(Damaged, BadSealed):
@@ -142,12 +142,12 @@ class Backlog:
         return {route: lag.records for route, lag in self._received.items()}
 
     def lost_routes(self) -> tuple[str, ...]:
-        """Return routes with records whose directories, and so cursors, are gone."""
+        """Return the routes with records, but without a directory and cursors."""
         unknown = self._lags.keys() - self._cursors.cursors.keys()
         return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
-        """Apply the rules of RECLAIM."""
+        """Return a segment's status by the rules of RECLAIM. ``end`` is the next segment's base."""
         state = self._view.state(segment)
         found = SegmentStatus(segment, state, None, _stored_bytes(segment), newest=end is None)
         try:
@@ -159,7 +159,7 @@ class Backlog:
                 index = with_lost_routes(index, segment, end, self._history, damage)
             required = required_positions(index, end or index.next_sequence, self._history)
         except Damaged as error:
-            if state is State.CUT:  # only the sealer decides about it, but its records count
+            if state is State.CUT:  # the sealer decides about it, but its records count
                 with suppress(Damaged):
                     self._add_raw(segment)
             return replace(found, problem=error.message, readable=False, hint=error.hint)
@@ -183,6 +183,7 @@ class Backlog:
         )
 
     def _settle_pins(self) -> None:
+        """Add the latest segments to the groups that pin them."""
         groups = list(self._blockers.groups())
         if len(routes := {route for route, _ in groups}) == 1:
             self.alone[routes.pop()] += self._stored_bytes
@@ -195,11 +196,10 @@ class Backlog:
         self._blockers, self._segments, self._stored_bytes = NO_BLOCKERS, 0, 0
 
     def _add_complete(self, index: SealedIndex, found: SegmentStatus) -> None:
-        """Add a complete segment to the growth and to the lags."""
         earliest_ns = min(index.frames.earliest_ns, default=0)
         routes = index.routes
         growth_bytes = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
-        if (dropped := index.shrunk) is not None:  # records dropped since were received, too
+        if (dropped := index.shrunk) is not None:  # dropped records were received, too
             routes = RouteTable.from_entries(merge_routes(index.routes, dropped.routes))
             growth_bytes = dropped.stored_bytes or growth_bytes
         self._growth.add(earliest_ns, growth_bytes, routes.names, routes.payload_bytes)
@@ -220,7 +220,7 @@ class Backlog:
         return last
 
     def _lags_of(self, route: str) -> list[Lag]:
-        """Return the lags of the route's groups, and of an imaginary group at ``after`` for received records."""
+        """Return the lags of a route's groups. An imaginary group at ``after`` counts the received records."""
         found = self._lags.get(route)
         if found is None:
             cursors = self._cursors.cursors.get(route, ())
@@ -233,13 +233,13 @@ class Backlog:
 
 def _stored_bytes(segment: Segment) -> int:
     status = segment.path.stat()
-    # a raw segment is preallocated
+    # a raw segment is preallocated beyond its data
     return status.st_blocks * 512 if segment.kind.form is Kind.RAW else status.st_size
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Gross growth in bytes on disk a second, shared by payload."""
+    """Gross growth in bytes on disk per second, divided among routes by payload."""
 
     bytes_per_second: float
     routes: dict[str, float]
@@ -267,24 +267,23 @@ class _Span(NamedTuple):
 
 
 class GrowthMeter:
-    """Growth over the newest segments, in bounded memory."""
+    """Meter of growth over the newest segments, in bounded memory."""
 
     def __init__(self) -> None:
         self._recent: list[_Span] = []
 
     def add(self, earliest_ns: int, stored_bytes: int, names: tuple[str, ...], payload_bytes: Sequence[int]) -> None:
-        """Add the next segment; ``earliest_ns`` is its first append time."""
         newest = _Span(earliest_ns, stored_bytes, names, payload_bytes)
         recent = self._recent
         recent.append(newest)
         while len(recent) > RECENT_SEGMENTS and recent[1].earliest_ns <= earliest_ns - LEAST_SECONDS * _SECOND_NS:
             del recent[0]
-        if len(recent) > 2 * RECENT_SEGMENTS:  # all are needed, so join them in pairs
+        if len(recent) > 2 * RECENT_SEGMENTS:  # all are needed, so merge neighbours
             pairs = zip(recent[:-1:2], recent[1:-1:2], strict=True)
             self._recent = [*(one.with_next(other) for one, other in pairs), newest]
 
     def growth(self, *, now_ns: int) -> Growth | None:
-        """Return None if the segments cover too little time or the clock is wrong."""
+        """Return the growth, or None if the segments cover too little time or the clock is wrong."""
         if not self._recent or now_ns < self._recent[0].earliest_ns + LEAST_SECONDS * _SECOND_NS:
             return None
         seconds = (now_ns - self._recent[0].earliest_ns) / _SECOND_NS

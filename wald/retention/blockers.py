@@ -3,14 +3,14 @@
 A segment may be deleted when every cursor of every route with records in it has reached the route's last record there.
 
     a retired route                        pins nothing, nor do handovers from it
-    a route without a cursor               pins all it ever received
-    an invalid cursor                      the same (unreadable, linked, of another log, beyond the head)
+    a route without a cursor               pins everything
+    an invalid cursor                      the same
     a route whose directory is gone        the same: its cursors are lost
-    an unfinished handover to a route      counts as a cursor of the route (:mod:`wald.retention.handovers`)
+    an unfinished handover to a route      counts as a cursor (:mod:`wald.retention.handovers`)
 
-A damaged segment may have lost records of any of its routes, so each has to pass the last lost record. If its index and
-some frames are lost, the ``sealed`` line in the ledger gives the routes. Without that line, or without any readable
-record, it is never deleted.
+A damaged segment may have lost records of any of its routes, so their cursors have to pass the last lost record. If its
+index and some frames are lost, the ledger's ``sealed`` line gives the routes; without that line, or any readable
+record, the segment is never deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from wald.segments.seek import end_sequence
 
 DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
 _LOST_ROUTE = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
-_NO_GROUP = 1 << 64  # no record is beyond it
+_NO_GROUP = 1 << 64  # beyond every record
 _FRAMES_LOST = "not all of its frames are there"
 
 
@@ -51,13 +51,13 @@ class Pin(NamedTuple):
     group: str
     at: int
     needs: int
-    message: str = ""  # problem with its cursor; "" if that is only behind
+    message: str = ""  # problem with the cursor, beyond being behind
 
 
 class Holders(NamedTuple):
-    """Groups that can pin segments with certain routes, in columns: no Python step per route and segment."""
+    """Groups that can pin segments with certain routes. Columns avoid a Python step per route and segment."""
 
-    names: tuple[str, ...] = ()  # of the routes
+    names: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()  # of each group's route
     groups: tuple[tuple[str, str], ...] = ()  # (route, group)
     positions: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Holders(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blockers:
-    """Pins of one segment, made when read, as there may be thousands."""
+    """Pins of one segment. There may be thousands, so each is created only when read."""
 
     holders: Holders
     marks: bytes  # 1 for each of ``holders`` that pins the segment, else 0
@@ -98,12 +98,12 @@ NO_BLOCKERS = Blockers(Holders(), b"", ())
 class CursorSnapshot:
     """Positions of all groups at one moment."""
 
-    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)  # never empty; by route with a directory
+    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)  # by route with a directory; never empty
     retired: frozenset[str] = frozenset()
-    handovers: tuple[HandoverPin, ...] = ()  # including unreadable ones
+    handovers: tuple[HandoverPin, ...] = ()  # even unreadable ones
     _groups: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
-    # of the latest segment's routes, which its neighbours usually share
+    # for the latest segment's routes, which neighbours usually share
     _holders: Holders = field(init=False, repr=False, default=Holders())
     _last_floors: tuple[tuple[str, ...], tuple[int, ...]] = field(init=False, repr=False, default=((), ()))
 
@@ -129,7 +129,7 @@ class CursorSnapshot:
         return {group: at for group, at, _ in self._groups.get(route, ())}
 
     def floor(self, route: str) -> int:
-        """Return the last unpinned record; of a retired route, a number beyond any."""
+        """Return the last unpinned record; for a retired route, a number beyond every record."""
         return self._floors.get(route, 0)
 
     def pins(self, table: RouteTable) -> Iterator[Pin]:
@@ -144,7 +144,7 @@ class CursorSnapshot:
                     yield Pin(route, group, at, last, message)
 
     def blockers(self, routes: RouteTable) -> Blockers:
-        """Return all pins; fast if consecutive segments have the same routes."""
+        """Return the pins of a segment in columns, which consecutive segments with the same routes share."""
         if routes.names is not self._holders.names:
             rows = [
                 (number, (route, group), at, message)
@@ -159,19 +159,19 @@ class CursorSnapshot:
         return any(group == pin.group and at < pin.needs for group, at, _ in self.groups(pin.route))
 
     def pins_nothing_new(self, earlier: CursorSnapshot) -> bool:
-        """Return True if each segment unpinned in ``earlier`` is unpinned here."""
+        """Return True if this snapshot pins no segment that was unpinned in ``earlier``."""
         routes = self._floors.keys() | earlier._floors.keys()
         return all(self.floor(route) >= earlier.floor(route) for route in routes)
 
     def waived(self, routes: RouteTable) -> tuple[str, ...]:
-        """Return retired routes with records that a group has not read."""
+        """Return the retired routes with records that some group has not read."""
         retired = compress(zip(routes.names, routes.lasts, strict=True), map(self.retired.__contains__, routes.names))
         return tuple(
             route for route, last in retired if any(cursor.effective < last for cursor in self.cursors.get(route, ()))
         )
 
     def problems(self) -> list[str]:
-        """Return problems, except missing cursors."""
+        """Return the problems with cursors and handovers, except missing cursors."""
         cursors = [
             cursor.message
             for route, cursors in self.cursors.items()
@@ -203,7 +203,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """Raise FileNotFoundError if the segment is gone, Damaged if its index is unusable."""
+    """Read a sealed index. Raise FileNotFoundError if the segment is gone, Damaged if the index is unusable."""
     try:
         with SealedFile(segment.path) as sealed:
             index = sealed.index
@@ -218,10 +218,10 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 
 
 def segment_index(segment: Segment, log_id: bytes) -> tuple[SealedIndex, Damaged | None]:
-    """Return the index of a complete segment, and the damage of one that frames replace.
+    """Return the index of a complete segment. If that is damaged, return one made from frames, and the damage.
 
-    Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another one, or raw and damaged,
-    which is for the sealer.
+    Raise FileNotFoundError if it is gone, Damaged if it is unreadable, another segment, or raw and damaged, which is
+    left to the sealer.
     """
     if segment.kind.form is Kind.SEALED:
         try:
@@ -261,10 +261,7 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 def with_lost_routes(
     index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Add routes of lost frames, from the ledger, to an ``index`` made from frames.
-
-    ``end`` is the base of the next segment; None for the newest one.
-    """
+    """Add the routes of lost frames, which the ledger lists, to an ``index`` made from frames."""
     if not index.damage and end is not None and _true_end(index, end, history) == index.next_sequence:
         return index
     try:
@@ -286,7 +283,7 @@ def with_lost_routes(
     return replace(
         index,
         next_sequence=max(index.next_sequence, following),
-        routes=RouteTable.from_entries([*routes, *lost.values()]),  # in this order: batches name their routes by number
+        routes=RouteTable.from_entries([*routes, *lost.values()]),  # keep the order: batches refer to routes by number
         damage=index.damage or [(index.raw_bytes, 0)],
         sha256=b"",
     )
@@ -295,7 +292,7 @@ def with_lost_routes(
 def required_positions(index: SealedIndex, end: int, history: History) -> RouteTable:
     """Return the routes of a complete segment, each with the record that its cursors have to reach.
 
-    Raise BadSealed if the lost records of a damaged segment are unknown, or are all of its records.
+    Raise BadSealed if all records of a damaged segment are lost, or the lost ones are unknown.
     """
     if not index.damage or not (lost := _last_lost(index, _true_end(index, end, history))):
         return index.routes
@@ -305,7 +302,7 @@ def required_positions(index: SealedIndex, end: int, history: History) -> RouteT
 
 
 def _true_end(index: SealedIndex, end: int, history: History) -> int:
-    """Return the base of the segment that followed; those from it to ``end`` may be reclaimed."""
+    """Return the base of the segment that originally followed. Segments between it and ``end`` may be reclaimed."""
     with suppress(Damaged):
         if not any(history.unexplained(index.next_sequence, end - 1)):
             return index.next_sequence
@@ -313,9 +310,9 @@ def _true_end(index: SealedIndex, end: int, history: History) -> int:
 
 
 def _last_lost(index: SealedIndex, end: int) -> int:
-    """Return the last record before ``end`` of an unknown route; 0 without one."""
+    """Return the last lost record whose route is unknown, or 0."""
     if sum(entry.count for entry in index.routes) == end - index.base_sequence:
-        return 0  # each route's last record is known, whichever batches are lost
+        return 0  # the routes of all records are known, even of lost batches
     table = index.batch_table()
     due, lost = index.base_sequence, 0
     for base, count in zip(table.bases, table.counts, strict=True):

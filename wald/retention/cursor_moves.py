@@ -1,7 +1,7 @@
 """Cursor moves by an operator, and the start position of a new group.
 
 RECLAIM renames a segment, then reads the cursors; a move writes the cursor, then lists the segments. So RECLAIM
-restores any ``.released`` segment that a moved cursor needs. A deleted one, or one with a later name, may be gone.
+restores any ``.released`` segment that a moved cursor needs. A segment that is already ``.deleting`` may be gone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MODE = 0o644  # the log's owner reads cursors of other users; the directories a
 
 @contextmanager
 def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Serialise cursor moves; continue unlocked if that is unsupported, not permitted or too slow.
+    """Serialise cursor moves on a route. Continue unlocked if locks are unsupported, not permitted or too slow.
 
     Without the lock, the lower of two concurrent moves may win.
     """
@@ -69,7 +69,7 @@ def move_cursor(
     """Create or move a cursor durably, as :meth:`wald.log.Log.set_cursor` describes."""
     try:
         head = durable_head(root)
-    except Damaged:  # the next commit rewrites it
+    except Damaged:  # the next commit rewrites the head
         head = None
     path = root.cursor(route, group)
     moves_forward = not rewind and os.path.lexists(path)
@@ -81,19 +81,20 @@ def move_cursor(
             current = read_cursor(root, route, group, log_id=log_id, head_sequence=last, any_user=any_user)
             _require_allowed(root, current, sequence, last, rewind=rewind)
             is_new = current.state is CursorState.ABSENT
-            owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives others to the log's owner
+            # Disk gives other files to the log's owner.
+            owner = current.user_id if any_user and current.user_id > 0 else -1
             make_cursor_directory(root, disk, route)
             try:
                 disk.replace(path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
                 break
-            except FileExistsError:  # created at this moment, perhaps by another user: not covered by ``any_user``
+            except FileExistsError:  # just created, perhaps by a user that ``any_user`` does not cover
                 any_user = False
             except PermissionError as error:
                 raise not_permitted(root, route, path, error) from error
             except IsADirectoryError:
                 raise cursor_is_directory(path) from None
         cursor = read_cursor_file(path, route, group, log_id, last)
-    if moves_forward:  # it has pinned all that it needs
+    if moves_forward:  # its old position pinned all that it needs
         return cursor
     return replace(cursor, message=reclaimed_above(root, cursor, log_id=log_id) or cursor.message)
 
@@ -142,7 +143,7 @@ def _require_allowed(root: Root, current: Cursor, sequence: int, head_sequence: 
 
 
 def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
-    """Return a sentence about reclaimed records that the stored ``cursor`` needs, or ""."""
+    """Return a sentence about reclaimed records that a stored cursor needs, or ""."""
     listing = list_segments(root)
     released, deleted = Spans(), Spans()
     spans_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
@@ -160,7 +161,7 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
             known.add(segment.base_sequence)
     parts = []
     try:
-        # Read the ledger last: it has every deletion since the listing.
+        # Read the ledger last: it then has every deletion since the listing.
         history = History(root)
         for line in history.deletions(cursor.sequence + 1):
             if (base := line["base"]) not in known:
@@ -189,15 +190,15 @@ def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Itera
         return ()
     if shrunk.is_complete:
         return shrunk.routes
-    # The ledger also has unfinished shrinks.
+    # The ledger also lists unfinished shrinks, which dropped nothing.
     ranges = Spans(shrunk.ranges)
     return [each for each in history.dropped(base) or () if each.first in ranges]
 
 
 def start_position(view: View, route: str, group: str) -> tuple[int, str]:
-    """Return a new group's first cursor, and a message about reclaimed records, or "".
+    """Return a new group's start position, and a message about reclaimed records, or "".
 
-    A loss that no ledger explains is not passed over.
+    The position never skips a loss that no ledger explains.
     """
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:

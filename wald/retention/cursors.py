@@ -1,6 +1,6 @@
 """Cursor files: how far each consumer group has processed each route.
 
-A cursor is replaced atomically. An invalid one counts as position 0: it pins records, and never releases them.
+A cursor is replaced atomically. An invalid cursor counts as position 0, so it pins records and never releases them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CursorState(Enum):
     VALID = "valid"
     ABSENT = "absent"
     UNREADABLE = "unreadable"
-    FOREIGN = "foreign"  # written for another log
+    FOREIGN = "foreign"
     LINKED = "linked"  # the file has a second name, so another user may have written it
     BEYOND = "beyond"  # ahead of the last record of the log
 
@@ -40,8 +40,8 @@ class Cursor:
     """Position of one group on one route.
 
     Attributes:
-        sequence: position in the file; 0 without a usable one.
-        message: the problem with it, or "". After a move: the records that it needs and that are missing.
+        sequence: position in the file; 0 if the file has none.
+        message: the problem with the cursor, or "". After a move, the missing records that the cursor needs.
         user_id: owner of the file; -1 without a file.
     """
 
@@ -55,12 +55,12 @@ class Cursor:
 
     @property
     def of_work_group(self) -> bool:
-        """True for the ack floor of a work group: records after it may be done, too."""
+        """True if the cursor is the ack floor of a work group, so that later records may be done, too."""
         return is_companion(self.path.with_suffix(WORK_SUFFIX), self.path)
 
     @property
     def other_user(self) -> str:
-        """Name of its owner, or "" if that is the log's owner or root."""
+        """Name of the file's owner, or "" for the log's owner and root."""
         if self.user_id in (-1, 0) or self.user_id == self.path.parent.stat().st_uid:
             return ""
         return _owner_name(self.user_id)
@@ -80,9 +80,9 @@ def read_cursor(
     head_sequence: int,
     any_user: bool = False,
 ) -> Cursor:
-    """Return a cursor; the contents of its file never raise an error.
+    """Read a cursor. The contents of its file never raise an error.
 
-    Raise Refused if it is another user's, and this program runs as the log's owner or root, without ``any_user``.
+    Without ``any_user``, raise Refused if the log's owner or root reads the cursor of another user.
     """
     root.require_route(route)
     cursor = read_cursor_file(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
@@ -91,7 +91,7 @@ def read_cursor(
     owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
     if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
         return cursor
-    raise Refused(  # with it, the other user could make the log's owner skip records
+    raise Refused(  # the other user could make the log's owner skip records
         f"{cursor.path}: the cursor of {_owner_name(cursor.user_id)}, so the log's owner does not use it",
         case="cursor-of-other-user",
         root=root.path,
@@ -101,9 +101,9 @@ def read_cursor(
 
 
 def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
-    """Return the cursors of a route; without any, an absent one of the default group.
+    """Return the cursors of a route, or an absent cursor of the default group if there are none.
 
-    An impossible group's file, or an unreadable directory, counts as an unreadable cursor.
+    An unreadable directory, or a file with an impossible name, counts as an unreadable cursor.
     """
     try:
         groups, strange = root.cursors(route)
@@ -129,7 +129,7 @@ def read_cursor_file(path: Path, route: str, group: str, log_id: bytes, head_seq
 
 
 def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
-    """Raise OSError if the file is unreadable for a reason that may pass."""
+    """Return the cursor in a file. Raise OSError for a failure that may pass."""
     user_id = -1
 
     def cursor(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
@@ -184,7 +184,6 @@ def cursor_is_directory(path: Path) -> Refused:
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
-    """Remove a cursor durably; return its path."""
     root.require_route(route)
     path = root.cursor(route, check_group(group))
     try:
@@ -202,7 +201,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 
 
 def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
-    """Return a warning about a group without a cursor, or "": records of a misspelt one are retained for ever."""
+    """Return a warning if a group is new, or "". A misspelt group retains records for ever."""
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
@@ -215,7 +214,7 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
 
 
 def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
-    """Refuse a group whose journal outlived its cursor: it would count for a new one."""
+    """Raise Refused if a journal has outlived its cursor: it would count for a new one."""
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         raise Refused(
             f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
@@ -228,7 +227,7 @@ def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
 
 
 class SlowestCursor:
-    """Search for the lowest cursor of a route that rereads only changed files."""
+    """Finder of a route's lowest cursor, which rereads only changed files."""
 
     def __init__(self) -> None:
         self._unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
@@ -240,7 +239,7 @@ class SlowestCursor:
         try:
             for entry in scan_cursor_directory(root.cursor_directory(route), CURSOR_SUFFIX):
                 if (group := parse_cursor_name(entry.name)) is None:
-                    return _strange(route, Path(entry.path))  # no group can be further behind
+                    return _strange(route, Path(entry.path))  # no cursor can be further behind
                 status = entry.stat(follow_symlinks=False)
                 key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 known_key, cursor = self._unchanged.get(entry.path, ((), None))

@@ -1,11 +1,10 @@
 """Pins of unfinished handovers (docs/format.md, "The pin of a handover").
 
-A handover copies records to a dead-letter route, or back from it. After a crash, the retry looks for these copies, so
-until then ``routes/R/cursors/G.pin`` pins their routes, as a cursor at the same position would.
+A handover copies records to a dead-letter route, or back. After a crash, the retry looks for these copies, so until
+then ``routes/R/cursors/G.pin`` pins their routes, as a cursor would.
 
-Cursor owners may also create pins. A pin that the log's owner does not own counts only if its owner also owns a valid
-cursor of the group. An invalid pin pins nothing. If a pin or its directory cannot be read, or the directory has too
-many files, all routes count as pinned.
+A pin by another user counts only with a valid cursor by the same user. If pins cannot be read, all routes count as
+pinned.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class BadPin(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HandoverPin:
-    """The pin of one group."""
+    """Pin of one group."""
 
     route: str
     group: str
-    path: Path  # the directory if that is unreadable
+    path: Path  # the cursor directory if that is unreadable
     positions: Mapping[str, int] = field(default_factory=dict)  # last unpinned record by route
     problem: str = ""
 
@@ -56,7 +55,7 @@ class HandoverPin:
 
 
 class PinWriter:
-    """Writer of one part of a group's pin, for the process that owns the group; the other part is kept."""
+    """Writer of one part of a group's pin, for the process that owns the group. The other part is kept."""
 
     def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
         self._root, self._disk, self._route, self._log_id = root, disk, route, log_id
@@ -73,7 +72,7 @@ class PinWriter:
             raise not_permitted(self._root, self._route, self._path, error) from error
 
     def unpin(self) -> None:
-        """Remove the pin without a sync: the next owner removes one that reappears after a power cut."""
+        """Remove the pin without a sync. If it reappears after a power cut, the group's next owner removes it."""
         if not os.path.lexists(self._path):
             return
         parts = self._parts()
@@ -87,7 +86,7 @@ class PinWriter:
             if not is_own(self._path):
                 return {}
             return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
-        except (OSError, Damaged, BadPin):  # it pins nothing
+        except (OSError, Damaged, BadPin):  # an invalid pin pins nothing
             return {}
 
 
@@ -96,7 +95,6 @@ def encode_pin(log_id: bytes, parts: Parts) -> bytes:
 
 
 def decode_pin(data: bytes, log_id: bytes) -> Parts:
-    """Return the positions of each part, or raise BadPin."""
     if len(data) > PIN_MAX_BYTES:
         raise BadPin("too large for a pin")
     match decode_line(data):
@@ -110,7 +108,7 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 
 
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
-    """Return all pins; the contents of the files never raise an error."""
+    """Return all pins. The contents of files never raise an error."""
     routes = root.route_names()
     everything = dict.fromkeys(routes, 0)
     found: list[HandoverPin] = []

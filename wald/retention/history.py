@@ -1,8 +1,8 @@
-"""Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records (docs/format.md, "A ledger").
+"""Look-ups in the ledgers (docs/format.md, "A ledger").
 
-wald-reclaim writes a line before each deletion or shrink. A ``reclaimed`` line may name an ``evidence`` one, which
-deletions share; ``kept`` withdraws a deletion. A ledger may be missing, so every answer may be "unknown". Look-ups
-raise Damaged only if they need damaged lines.
+wald-reclaim writes a line before each deletion or shrink. Several ``reclaimed`` lines may share an ``evidence`` line. A
+``kept`` line withdraws a deletion. A ledger may be missing, so every answer may be "unknown". Look-ups raise Damaged
+only if they need damaged lines.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from wald.retention.missing import ReclaimedSegment
 class Loss(NamedTuple):
     """Records that were given up."""
 
-    extent: ReclaimedSegment  # as far as known
+    extent: ReclaimedSegment
     reason: str
-    unrestored: bool = False  # in no bundle at a restore, so never in this log
-    saved_file: str = ""  # with the rest of their bytes; in the root
+    unrestored: bool = False  # in no restored bundle, so never in this log
+    saved_file: str = ""  # in the root; the rest of their bytes
     records: int = 0  # upper limit: a shrink may have dropped some
 
     @property
     def begun_extent(self) -> ReclaimedSegment:
-        """Extent without routes of which it had only later pieces of a record."""
+        """Extent without routes that had only later pieces of a record there."""
         if self.unrestored or self.extent.routes is None:  # a restore does not know the number of records
             return self.extent
         return self.extent._replace(routes=tuple(each for each in self.extent.routes if each.count))
 
 
 class ShrunkRecord(NamedTuple):
-    """The shrink that may have dropped a record, or the newest one; ``dropped`` is None if unknown."""
+    """Shrink that may have dropped a record, or else the newest shrink. ``dropped`` is None if unknown."""
 
     entry: Entry
     dropped: bool | None
 
 
 class History:
-    """Ledgers of a root, read on demand. Share ``ledgers``: each keeps lines in memory."""
+    """Ledgers of a root, read on demand. They keep lines in memory, so share ``ledgers``."""
 
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
-        self._segments = self.ledgers["segments.jsonl"]  # sealed, skipped, lost
-        self._reclaim = self.ledgers["reclaim.jsonl"]  # reclaimed, evidence, kept, shrunk
+        self._segments = self.ledgers["segments.jsonl"]
+        self._reclaim = self.ledgers["reclaim.jsonl"]
         self._archive = self.ledgers["archive.jsonl"]
         self._generation = self._archive_lines = 0
-        self._archived: dict[str, Spans] = {}  # wholly archived, by route
+        self._archived: dict[str, Spans] = {}  # wholly archived sequences, by route
         self._unread: list[tuple[Damaged, Span]] = []  # damaged lines and their possible sequences
 
     def reclaimed(self, sequence: int) -> Entry | None:
         return next(self.deletions(sequence, sequence), None)
 
     def deletions(self, first: int = 1, last: int = ABOVE_U64) -> Iterator[Entry]:
-        """Yield deletions that were not withdrawn, with routes, newest first."""
+        """Yield the deletions that were not withdrawn, newest first, with their routes."""
         for line in self._deletions(first, last):
             yield self.with_routes(line.entry)
 
     def latest_deletions(self, bases: Collection[int]) -> Iterator[Entry]:
-        """Yield the same for some segments, without routes of shared lines."""
+        """Yield the deletions in effect of these segments, without routes from shared lines."""
         decided: set[int] = set()
         for line in self._reclaim.about_bases(bases):
             event = line.entry.get("event")
@@ -78,14 +78,14 @@ class History:
                     yield line.entry
 
     def is_withdrawn(self, base: int, number: int) -> bool:
-        """Return True if a line after ``number`` withdraws the deletion."""
+        """Return True if a line after line ``number`` withdraws the deletion."""
         return any(
             line.low == base and line.number > number and line.entry.get("event") == "kept"
             for line in self._reclaim.about(base, base)
         )
 
     def is_repeated(self, deletion: Entry, number: int) -> bool:
-        """Return True if an earlier deletion has any of the same records."""
+        """Return True if a deletion before line ``number`` has any of the same records."""
         return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
 
     def _deletions(self, first: int, last: int) -> Iterator[Line]:
@@ -102,7 +102,7 @@ class History:
                 yield line
 
     def with_routes(self, deletion: Entry) -> Entry:
-        """Add routes from other lines; return the entry unchanged if those are lost."""
+        """Add the routes from a shared ``evidence`` line, or return the entry unchanged if that line is lost."""
         if "evidence" not in deletion:
             return deletion
         base, evidence = deletion["base"], ("evidence", deletion["evidence"], deletion.get("at"))
@@ -137,14 +137,14 @@ class History:
             yield ReclaimedSegment(entry["base"], entry["last"], routes, earliest_ns, latest_ns)
 
     def unexplained(self, first: int, last: int) -> Iterator[Span]:
-        """Yield the spans that no line calls reclaimed, skipped or lost."""
+        """Yield the spans that no ledger line explains as reclaimed, skipped or lost."""
         for begin, end in self._not_reclaimed(first, last):
             about = self._segments.about(begin, end)
             explained = ((line.low, line.high) for line in about if line.is_range("skipped") or line.is_range("lost"))
             yield from Spans(explained).outside(begin, end)
 
     def _not_reclaimed(self, first: int, last: int) -> Iterator[Span]:
-        # only these spans need segments.jsonl: deletions are known even if it is damaged
+        # only these spans need segments.jsonl: deletions are known even if that is damaged
         if first <= last:
             yield from Spans((line.low, line.high) for line in self._deletions(first, last)).outside(first, last)
 
@@ -181,7 +181,7 @@ class History:
             digest = line.get("was_sha256")
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
-        """Return None if the segment of a record was not shrunk."""
+        """Return the shrink that may have dropped a record, or None without any shrink."""
         newest = None
         for entry in _entries(self._reclaim, "shrunk", sequence, sequence):
             dropped = _has_dropped(entry, sequence)
@@ -191,10 +191,10 @@ class History:
         return newest
 
     def dropped(self, base: int) -> tuple[RouteEntry, ...] | None:
-        """Return all records that shrinks may have dropped from a segment; None if unknown.
+        """Return all records that shrinks may have dropped from a segment, or None if unknown.
 
-        The newest shrink may have no file, but its chain of digests has all finished ones before it. A repair may have
-        made the segment from a part of another one, which the lines name.
+        The newest shrink may be unfinished, but its digests lead to all finished ones. After a repair that split a
+        segment, the lines have the old base.
         """
         newest: dict[int, Entry] = {}
         for entry in _entries(self._reclaim, "shrunk", base, base):
@@ -215,7 +215,7 @@ class History:
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
-        """Return the entry about the file with this digest, else that of the sealing."""
+        """Return the line about the file with this digest, or else about its sealing."""
         # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
@@ -229,19 +229,19 @@ class History:
         return None if entry is None or entry["base"] != base else route_entries(entry.get("routes"))
 
     def remaining_routes(self, base: int, *, is_shrunk: bool = False) -> tuple[RouteEntry, ...] | None:
-        """Return all records that a segment may have had when last seen; None if unknown.
+        """Return the records that a segment may still have, by route, or None if unknown.
 
-        The line of a shrink precedes its file, so the newest one only proves the form before it, unless ``is_shrunk``
-        says that the file exists.
+        A shrink's line is written before its file, so the newest line only proves the previous contents, unless
+        ``is_shrunk`` says that the file exists.
         """
         entry, newest = self.sealed(base), next(self.shrinks(base), None)
         if entry is None or newest is None or newest["last"] != entry["last"]:
             return self.sealed_routes(base)
         was = newest.get("was_sha256", "")
         count = sum(each.count for each in route_entries(entry.get("routes")) or ())
-        is_whole = count == entry["last"] - entry["base"] + 1  # not after a repair of a shrunk segment
+        is_whole = count == entry["last"] - entry["base"] + 1  # False after a repair of a shrunk segment
         if is_shrunk and is_whole and was == entry.get("sha256"):
-            return route_entries(newest.get("routes"))  # the only shrunk form
+            return route_entries(newest.get("routes"))  # the file of the only shrink
         former = next((each for each in self.shrinks(base) if each.get("sha256") == was), entry)
         return route_entries(former.get("routes")) if former["base"] == base else None
 
@@ -249,7 +249,7 @@ class History:
         return self._segments.highest("sealed")
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
-        """Return the last sequence of each route in sealed segments; None if unknown."""
+        """Return the last sequence of each route in sealed segments, or None if unknown."""
         found: dict[str, int] = {}
         while first <= last:
             entry = self.sealed(first)
@@ -261,12 +261,11 @@ class History:
         return found
 
     def archived(self, sequence: int) -> Entry | None:
-        """Return the entry of the newest bundle with ``sequence``."""
         entries = _entries(self._archive, "archived", sequence, sequence)
         return max((entry for entry in entries if _is_archived_in(entry, sequence)), key=_time, default=None)
 
     def archive_location(self, route: str | None, first: int, last: int) -> str | None:
-        """Return the destination of the newest matching bundle; None if the ledger is damaged."""
+        """Return the destination of the newest bundle with any of these records, or None if unknown."""
         with suppress(Damaged):
             entries = _entries(self._archive, "archived", first, last)
             ours = (entry for entry in entries if route in (None, entry.get("route")) and entry.get("dest"))
@@ -284,7 +283,7 @@ class History:
         return False
 
     def archived_spans(self) -> Mapping[str, Spans]:
-        """Return wholly archived spans by route; a new object if lines have disappeared."""
+        """Return the wholly archived spans by route. It is a new object if lines have disappeared."""
         self._read_new_bundles()
         for error, _ in self._unread:
             raise error.with_traceback(None)
@@ -310,7 +309,7 @@ class History:
 
 
 def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
-    """Return the routes in a line that may have ``sequence``; True with certain ones."""
+    """Return the routes in a line that may have ``sequence``, each with True if certain."""
     routes = entry.get("dropped", entry.get("routes"))
     found = []
     for route in routes if isinstance(routes, list) else []:
@@ -326,6 +325,7 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
+    """Return a route's own sequences in a line, or None if unknown."""
     first, last, runs, name = route["first"], route["last"], entry.get("runs"), str(route.get("route"))
     if isinstance(count := route.get("count"), int) and count > last - first:
         return [(first, last)]
@@ -335,6 +335,7 @@ def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
 
 
 def bundle_member(entry: Entry, sequence: int) -> str | None:
+    """Return the file in a bundle with ``sequence``."""
     members: list[tuple[int, str]] = []
     parts = entry.get("parts")
     for part in parts if isinstance(parts, list) else []:
@@ -359,7 +360,7 @@ def _routes_when_sealed(sealed: Entry, shared: Entry) -> Iterator[Entry]:
 def _routes_in_range(deletion: Entry, shared: Entry) -> Iterator[Entry]:
     for each in shared["routes"]:
         first, last = max(each["first"], deletion["base"]), min(each["last"], deletion["last"])
-        if each["last"] < deletion["base"]:  # only pieces of a record that began before the segment
+        if each["last"] < deletion["base"]:  # only pieces of a record that began earlier
             first, last = each["last"], each["last"]
         if first <= last:
             yield each | {"count": 0, "first": first, "last": last}
@@ -383,7 +384,7 @@ def route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
         match route:
             case {"route": str(name), "count": int(count), "first": int(first), "last": int(last)}:
                 found.append(RouteEntry(name, count, first, last))
-            case [str(name), int(count), int(first), int(last)]:  # without payload bytes: not restored
+            case [str(name), int(count), int(first), int(last)]:  # not restored, so without payload bytes
                 found.append(RouteEntry(name, count, first, last))
             case [str(name), int(count), int(first), int(last), int(payload_bytes)]:
                 found.append(RouteEntry(name, count, first, last, payload_bytes))
@@ -404,7 +405,7 @@ def _is_archived_in(entry: Entry, sequence: int) -> bool:
         runs = unpack(entry["runs"], entry["last"] - entry["first"] + 1)
         return sequence in Spans(spans_of(runs, int(entry["after"]) + 1))
     except (KeyError, TypeError, ValueError):
-        return True  # its range has the record, and the ledger has nothing more exact
+        return True  # the ledger knows nothing more exact
 
 
 def _time(entry: Entry) -> int:

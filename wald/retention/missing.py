@@ -1,6 +1,6 @@
 """Requested records that were reclaimed or lost: their number, and the error or callback for them.
 
-A reclaimed segment without times or routes in its ledger line may have held any requested records.
+A reclaimed segment whose times or routes are unknown may have had any requested records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def span_text(first: int, last: int) -> str:
 
 
 class ReclaimedSegment(NamedTuple):
-    """A reclaimed segment; None for facts in no ledger."""
+    """Reclaimed segment. A fact that no ledger has is None."""
 
     first: int
     last: int
@@ -35,16 +35,14 @@ class Missing:
     """Requested records that no longer exist.
 
     Attributes:
-        root: root directory of the log.
-        first, last: range of their sequences.
-        records: number of records; an upper limit unless ``exact``.
+        records: an upper limit unless ``exact``.
         route: the route that was read; None for all.
-        routes: routes that had some of the records, as far as known.
-        last_of_route: upper limit of the last sequence of each route.
-        asked: True if these records were requested: by a sequence, a time, or a cursor in front of them.
+        routes: known routes of the records.
+        last_of_route: upper limit of each route's last sequence.
+        asked: True if these were requested by a sequence, a time, or a cursor in front of them.
         group: the group of that cursor; None without a cursor.
-        archive: location of bundles with the records; None if the ledger lists none.
-        lost: why they were given up and where their bytes are; "" if they were reclaimed.
+        archive: location of bundles with the records, if known.
+        lost: why the records were given up, and where their bytes are; "" if reclaimed.
     """
 
     root: Path
@@ -71,7 +69,7 @@ class Missing:
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
     def error(self, *, stop: str | None = None, form: str = "", command: tuple[str, str] | None = None) -> NotFound:
-        """Return the error, with hints to archives and later records; ``command`` is without ``wald`` and root."""
+        """Return the error, with hints to archives and later records. ``command`` omits ``wald`` and the root."""
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
         return NotFound(
             self.message(),
@@ -93,7 +91,7 @@ OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
 
 
 def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
-    """Return the handler; for None, one that raises only if the records were requested."""
+    """Return a callback for missing records. With None, it raises only if they were requested."""
     if callable(on_missing):
         return on_missing
     if on_missing not in ("error", "skip", None):
@@ -123,7 +121,7 @@ def count_missing(
     from_ns: int = _MIN_NS,
     until_ns: int = _MAX_NS,
 ) -> Missing | None:
-    """Return the requested records in reclaimed segments, or None; ``floor`` replaces ``first`` by route."""
+    """Return the requested records that were reclaimed, or None. ``floor`` replaces ``first`` by route."""
     begin, end, records, exact = last, 0, 0, True
     last_of_route: dict[str, int] = {}
     all_times = from_ns == _MIN_NS and until_ns == _MAX_NS
@@ -140,9 +138,8 @@ def count_missing(
             low, high = max(entry.first, floor(entry.route) if floor else first), min(entry.last, last)
             if low > high:
                 continue
-            begin = min(
-                begin, max(segment.first, first), low
-            )  # a record of which it had only later pieces began before
+            # ``low`` is before the segment if it had only later pieces of the record
+            begin = min(begin, max(segment.first, first), low)
             end = max(end, min(segment.last, last))
             records += min(entry.count or high - low + 1, high - low + 1)
             exact = exact and within and entry.count > 0 and (low, high) == (entry.first, entry.last)
@@ -155,7 +152,7 @@ def count_missing(
 
 
 def _requested_routes(segment: ReclaimedSegment, routes: frozenset[str] | None, first: int) -> Iterable[RouteEntry]:
-    """Return the requested routes; if unknown, one entry for all records."""
+    """Return the requested routes of a segment, or one entry for all its records if unknown."""
     if segment.routes is not None:
         return [entry for entry in segment.routes if routes is None or entry.route in routes]
     if routes is None:

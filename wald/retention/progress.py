@@ -1,7 +1,7 @@
 """Progress and lag of consumer groups.
 
-The lag is the number of records after the cursor in the log, up to the durable head, even in released segments, which a
-cursor that was moved back needs again. An invalid cursor counts as 0.
+The lag is the number of records after the cursor, up to the durable head, even released ones, which a cursor that was
+moved back needs again. An invalid cursor counts as 0.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NO_END = 1 << 64
 
 @dataclass(slots=True)
 class Lag:
-    """Records after ``at``, the position of a group."""
+    """Number and age of the records after ``at``, the position of a group."""
 
     at: int
     records: int = 0
-    oldest_ns: int | None = None  # append time of the oldest one
-    first: int = 0  # base of the batch with the oldest one
+    oldest_ns: int | None = None  # append time of the oldest record
+    first: int = 0  # base of its batch
     # Estimates when a record with a future append time was written.
     written_ns: Callable[[int, int], int | None] = field(default=lambda *_: None, compare=False, repr=False)
 
@@ -55,9 +55,9 @@ class Lag:
 
 
 class LagCounter:
-    """Counter of records; of sealed segments in columns, without a Python step per route and segment.
+    """Counter of unread records. Columns avoid a Python step per route and sealed segment.
 
-    It sums up consecutive segments with the same routes; :meth:`settle` adds the sums to the lags.
+    :meth:`settle` adds the pending sums to the lags.
     """
 
     def __init__(self, lags_of: Callable[[str], Iterable[Lag]]) -> None:
@@ -67,11 +67,12 @@ class LagCounter:
         self._align(())
 
     def add(self, index: SealedIndex) -> None:
-        """Count a sealed segment; read its batches only if a cursor is among them."""
+        """Count a sealed segment; read its batches only if a cursor is inside it."""
         routes = index.routes
         if routes.names is not self._names:
             self._align(routes.names)
-        if self._highest < index.base_sequence and False not in self._dated:  # nearly always
+        # Nearly always, no group has read any of the segment.
+        if self._highest < index.base_sequence and False not in self._dated:
             self._sums = list(map(add, self._sums, self._by_lag(routes.counts)))
             return
         unread = list(map(lt, self._positions, self._by_lag(routes.lasts)))
@@ -91,8 +92,8 @@ class LagCounter:
         self.settle()
         found = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
         self._names = names
-        self._numbers = [number for number, _ in found]  # the route of each lag; the lists below are aligned
-        self._one_each = self._numbers == list(range(len(names)))  # one lag for each route
+        self._numbers = [number for number, _ in found]  # route of each lag, aligned with the lists below
+        self._one_each = self._numbers == list(range(len(names)))
         self._lags = [lag for _, lag in found]
         self._positions = [lag.at for lag in self._lags]
         self._highest = max(self._positions, default=0)
@@ -188,7 +189,7 @@ def progress(view: View) -> list[Progress]:
 
 
 def last_sequences(view: View) -> dict[str, int | None]:
-    """Return each route's last sequence, from the newest segment, which begins with the state at its start.
+    """Return each route's last sequence. The newest segment begins with the state of all routes.
 
     After damage, it is None until a later record of the route.
     """
