@@ -1,8 +1,8 @@
 """Repair of a damaged log, with a record of every loss.
 
-apply    application of a plan, in repeatable steps
+apply    application of a plan
 plan     actions, and the records that are lost
-rescue   intact batches of a damaged segment, and their records
+rescue   intact batches of a damaged segment
 restore  new log from records that have sequences
 rewrite  new segments from intact batches
 survey   facts about a damaged log

@@ -1,11 +1,11 @@
 """Application of a repair plan, in steps that can be repeated.
 
-A file that is replaced or removed first gets a second name in ``quarantine/``, then a line in the ledger; only then one
-rename replaces it, or one unlink removes it. After a killed repair, the next one finds the old or the new file and
-finishes. The parts of a segment are named newest first: only parts before an existing one are still to be named.
+A file first gets a second name in ``quarantine/``, then a ledger line; only then one rename replaces it, or one unlink
+removes it. A killed repair leaves the old or the new file, and the next repair finishes. The parts of a split segment
+are named newest first, so only parts before an existing one can be missing.
 
 A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again with its
-intact lines (docs/format.md).
+intact lines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BEGUN = "begun-again"
 
 
 def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
-    """Replace a ledger by one with an intact chain; repeatable after a kill."""
+    """Replace a broken ledger by one with an intact chain. A killed call can be repeated."""
     data, obsolete = _rebuilt(root, path, now_ns)
     if data is not None:
         for file in (*obsolete, path):
@@ -65,7 +65,7 @@ def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
 
 
 def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Path]]:
-    """Return the new contents of a broken ledger (None if a killed repair wrote them) and the parts to remove."""
+    """Return the new contents of a broken ledger (None if already written) and the parts to remove."""
     files = list(read_files(path))
     line_of = {part.path: part.line for part in parts_of(path)}
     opening = next(iter(files[-1][1].entries), {})
@@ -100,7 +100,7 @@ def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Pa
 
 
 def _kept(root: Root, path: Path) -> tuple[Path, str, bytes]:
-    """Return the path in ``quarantine/``, digest and contents of a ledger's file."""
+    """Return a ledger file's path in ``quarantine/``, digest and contents."""
     data = read_regular(path) if path.exists() else b""
     sha256 = hashlib.sha256(data).hexdigest()
     return root.quarantine / f"{path.name}.{sha256[:16]}", sha256, data
@@ -112,9 +112,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
-    """Yield the plan, and the facts, which are valid within the block.
+    """Yield a repair plan and its facts, which are valid only within the block.
 
-    A copy first replaces a broken ledger or identity: these decide which records are lost and which files are foreign.
+    If ledgers or the identity are broken, both use repaired copies, which decide which records are lost and which
+    files are foreign.
     """
     _remove_abandoned()
     broken = dict(_broken(root))
@@ -134,7 +135,7 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a locked directory; an unlocked one is a leftover."""
+    """Make a directory, locked to show that it is in use."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):  # removed just before it was locked
@@ -178,7 +179,7 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """Root with the identity, and if ``has_ledgers`` the ledgers, that a repair would write, in ``made``."""
+    """Root with a repaired identity, and perhaps repaired ledgers, in ``made``."""
 
     made: Path
     has_ledgers: bool
@@ -211,7 +212,7 @@ def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Pa
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Executor of acts, under the caller's locks."""
+    """Executor of a plan's acts. The caller holds the locks."""
 
     root: Root
     disk: Disk
@@ -220,7 +221,7 @@ class Repair:
     moment: Callable[[], Moment]
 
     def apply(self, act: Act, facts: LogSurvey) -> None:
-        """Raise Damaged if a new file does not read back, OSError if a step fails; the next repair finishes it."""
+        """Run an act. Raise Damaged if a new file does not read back, OSError if a step fails."""
         disk, path = self.disk, act.path
         match act.kind:
             case ActionKind.LEDGER:
@@ -287,7 +288,7 @@ class Repair:
             self._remove(found.twin)
         losses = History(self.root).losses(found.base, SEQUENCE_MAX)
         if not act.loses and all(loss.saved_file != kept for loss in losses):
-            with suppress(FileNotFoundError):  # no line names the old file
+            with suppress(FileNotFoundError):  # no ledger line names this file
                 self.disk.unlink(self.root.path / kept)
                 self.disk.sync_directory(self.root.quarantine)
 
@@ -295,7 +296,7 @@ class Repair:
         intact, history = Spans(span for each in facts.segments for span in each.spans), History(self.root)
 
         def is_broken(sequence: int) -> bool:
-            # A killed or earlier repair may have omitted its beginning.
+            # An earlier repair may have omitted the record's beginning.
             return sequence in act.broken or (sequence not in intact and history.is_given_up(sequence))
 
         own = Spans(found.spans)
@@ -348,16 +349,16 @@ class Repair:
             ledger.append(*entries)
 
     def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
-        """Yield a line for each span that no killed repair has recorded."""
+        """Yield a ledger line for each lost span that no killed repair has recorded."""
         history, left = History(self.root), act.lost_records
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
                 continue
-            broken = act.broken.get(first) if first == last else None  # other pieces stay
+            broken = act.broken.get(first) if first == last else None  # its other pieces stay
             reason = act.reason if broken is None else "a piece of it is lost"
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
             records = min(left, records_lost([(first, last)], act.facts, history))
-            left -= records  # by the ledger alone, each span counts all lost records
+            left -= records  # from the ledger alone, each span counts all lost records
             if records < last - first + 1:
                 entry["records"] = records
             if kept:
@@ -384,12 +385,12 @@ class Repair:
         return {"at": self.now()} | self.moment().as_entry()
 
     def _write_head(self, facts: LogSurvey) -> None:
-        """Write the head at the end of the log; its sequence never decreases."""
+        """Move the head to the end of the log. Its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
-            return  # its sequence is right, and no segment exists
+            return  # no segment exists, and the head's sequence is right
         newest, errors = segments[-1], list[str]()
-        if newest.kind is Kind.RAW:  # readers see its batches once the head is written
+        if newest.kind is Kind.RAW:  # sync it before the head lets readers see its batches
             descriptor = self.disk.open(newest.path)
             try:
                 self.disk.sync(descriptor)

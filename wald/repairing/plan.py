@@ -2,8 +2,8 @@
 
 Segments are handled oldest first: the one in which a broken record begins comes before one that lost a piece of it.
 
-Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts remaining
-records, in a line written before the segment shrinks, so only with proof that the segment shrank.
+Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts the others,
+in a line written before the segment shrinks, so it needs proof that the segment did shrink.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from wald.segments.sealed_file import SealedFile
 
 
 def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: History) -> int:
-    """Return an upper limit of the records in ``spans``, of segment ``found`` if it exists, before the damage."""
+    """Return an upper limit of the records lost in ``spans``. ``found`` is their segment, if it exists."""
     total = _length(spans)
     if found is not None and found.dropped is not None:
         dropped = Spans(found.dropped)
@@ -49,11 +49,11 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
             return total
         there = rescued.count - sum(first == last and first in rescued.broken for first, last in spans)
     lost = sum(entry.count for entry in left) - there
-    return min(total, lost) if lost >= 0 else total  # more than the ledger lists, so its count is wrong
+    return min(total, lost) if lost >= 0 else total  # more remain than the ledger lists, so its count is wrong
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
-    """Return None if a record of ``span`` is unknown; ``segment`` had them, if it exists."""
+    """Return the routes of the records in ``span``, or None if unknown. ``segment`` had them, if it exists."""
     found = None
     if segment is not None:
         with suppress(Damaged, BadSealed, OSError), SealedFile(segment.path) as sealed:
@@ -65,7 +65,8 @@ def _by_index(span: Span, index: SealedIndex) -> list[RouteEntry] | None:
     first, last = span
     entries: dict[str, RouteEntry] = {}
     table, routes = index.batch_table(), index.routes
-    begun = {number: entry.last for number, entry in enumerate(routes) if not entry.count}  # before the segment
+    # records that began before the segment
+    begun = {number: entry.last for number, entry in enumerate(routes) if not entry.count}
     for base, count, number in zip(table.bases, table.counts, table.routes, strict=True):
         begin, end = max(first, base), min(last, base + count - 1)
         if begin <= end:
@@ -80,7 +81,7 @@ def _by_index(span: Span, index: SealedIndex) -> list[RouteEntry] | None:
 
 
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
-    """Do the same from ledger lines, for whole lost segments."""
+    """Return the routes by the ledger, or None unless ``span`` has only whole segments."""
     entries: dict[str, RouteEntry] = {}
     at, end = span
     with suppress(Damaged):
@@ -98,7 +99,7 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
-    """Add losses. An entry without records is for pieces: it makes readers drop an unfinished record."""
+    """Add a loss. An entry without records makes readers drop an unfinished record."""
     known = entries.get(entry.route)
     if known is None or (entry.count and not known.count):
         entries[entry.route] = entry
@@ -107,17 +108,17 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
 
 
 class ActionKind(Enum):
-    """Repair step."""
+    """Kind of repair action."""
 
-    LEDGER = "ledger"  # rebuild it from its intact lines
+    LEDGER = "ledger"
     IDENTITY = "identity"
     REMOVE = "remove"  # a temporary file
     RENAME = "rename"  # to its own name, or a free one
-    PUT_BACK = "put back"  # the original from before an interrupted shrinking
+    PUT_BACK = "put back"  # restore the original of an interrupted shrinking
     SET_ASIDE = "set aside"  # move a file to ``quarantine/``
-    CLEAR = "clear away"  # the same for a second form, without a ledger line
-    REMAKE = "remake"  # rewrite from intact batches
-    GIVE_UP = "give up"  # record that records are in no segment
+    CLEAR = "clear away"  # the same for a damaged original, without a ledger line
+    REMAKE = "remake"
+    GIVE_UP = "give up"  # write a ledger line about records in no segment
     RECORD = "record"  # add the ledger line about a sealed segment
     HEAD = "head"
 
@@ -129,11 +130,11 @@ class Act:
     kind: ActionKind
     path: Path
     reason: str
-    lost: tuple[Span, ...] = ()  # sequences that are given up
-    lost_records: int = 0  # among them; shrinking may have dropped the others
-    loses: bool = False  # gives up data, which the operator must accept
+    lost: tuple[Span, ...] = ()
+    lost_records: int = 0  # records in ``lost`` that were not dropped by shrinking
+    loses: bool = False  # True if data is lost, which the operator must accept
     facts: SegmentFacts | None = None
-    broken: Mapping[int, str] = field(default_factory=dict)  # record → route of dropped records that lost a piece
+    broken: Mapping[int, str] = field(default_factory=dict)  # record → route; a piece is lost
     identity: Identity | None = None
     target: Path | None = None  # new name of a segment, free when the step runs
 
@@ -147,7 +148,7 @@ def _length(spans: Sequence[Span]) -> int:
 
 
 class Plan:
-    """Actions in order; ``before`` replaces ledgers and ``log.json``."""
+    """Actions of a repair, in order. Those in ``before`` replace ledgers and ``log.json``."""
 
     def __init__(self, facts: LogSurvey, before: Sequence[Act]) -> None:
         self.facts = facts
@@ -155,9 +156,9 @@ class Plan:
         self.renames: list[Act] = []
         set_aside = [act for segment in facts.segments if (act := self._placed(segment)) is not None]
         there = Spans(span for each in self.kept for span in each.repaired_spans)
-        # Record → route of those that lost a piece but not their beginning.
+        # Record → route, if it lost a piece but not its beginning.
         self.broken = {sequence: route for sequence, route in self._broken() if sequence in there}
-        self.lost = list(self._lost(there))  # unexplained, split at the bounds of the segments that had them
+        self.lost = list(self._lost(there))
 
         why = "a program was killed while it made this file"
         first = [Act(ActionKind.REMOVE, path, why) for path in facts.leftovers]
@@ -182,7 +183,7 @@ class Plan:
         ]
         self.acts = (*before, *first, *repairs, *records, *self._head(repairs))
         repaired = {act.path for act in (*first, *repairs)} | {facts.root.head, facts.root.segments}
-        self.left = [found for found in facts.findings if found.path not in repaired]  # no step repairs them
+        self.left = [found for found in facts.findings if found.path not in repaired]  # findings that no step repairs
 
     @property
     def loses(self) -> bool:
@@ -195,7 +196,7 @@ class Plan:
         return in_ledgers or bool(self.facts.findings)
 
     def _placed(self, found: SegmentFacts) -> Act | None:
-        """Return the step that sets a file aside, or add it to ``kept`` and its renaming."""
+        """Return the step that sets a file aside, or add the file to ``kept``."""
         due = max((last + 1 for each in self.kept for _, last in each.spans), default=1)
         path, why = found.segment.path, ""
         if found.foreign:
@@ -215,7 +216,7 @@ class Plan:
         return None
 
     def _best(self, found: SegmentFacts) -> SegmentFacts:
-        """Return the best file of a segment: intact, longest, correctly named."""
+        """Return the best file with the same segment: intact, longest, correctly named."""
         same = [each for each in self.facts.segments if each.base == found.base and not each.foreign]
         return max(
             same, key=lambda each: (each.rescued is None, each.rescued is None and each.spans, not each.misnamed)
@@ -228,6 +229,7 @@ class Plan:
             yield from ((sequence, route) for route, sequence in each.open_records.items())
 
     def _lost(self, there: Spans) -> Iterator[Span]:
+        """Yield lost spans that no ledger line explains, split at segment bounds."""
         holes = [*there.outside(1, self.facts.last), *((sequence, sequence) for sequence in self.broken)]
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
@@ -262,7 +264,7 @@ class Plan:
         return Act(ActionKind.REMAKE, path, reason, lost, records, loses, found, self.broken)
 
     def _end(self, found: SegmentFacts) -> int:
-        """Return the end; without a ledger line, a damaged segment ends at the next one."""
+        """Return a segment's end. Without a ledger line, a damaged segment ends at the next one."""
         if not found.problem:
             return max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
@@ -283,7 +285,8 @@ class Plan:
 def _in_order(renames: list[Act], used: set[Path]) -> Iterator[Act]:
     """Yield renames in an order in which each target is free.
 
-    In a ring, one segment first gets an unused name; if the repair is killed then, the next one finds it misnamed.
+    If segments have each other's names, one first gets an unused name. After a kill, the next repair finds that segment
+    misnamed.
     """
     pending = {act.path: act for act in renames}
     while pending:

@@ -1,7 +1,7 @@
 """Intact batches of a damaged segment, and the records they contain.
 
 A record survives only with all its pieces. Damaged bytes may have been a piece of any record open before them, so all
-those are broken. The batch in which a broken record begins is kept without it; readers skip its later pieces.
+are broken. The batch in which a broken record begins is kept without it; readers skip later pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wald.segments.shrinking import dropped_batch
 
 
 class IntactBatch(NamedTuple):
-    """A batch at a raw position; ``rebuilt``: why the index rebuilt one in place of dropped ones, or ""."""
+    """Intact batch. ``rebuilt`` is the damage to dropped batches that it replaces, or ""."""
 
     header: BatchHeader
     route: str
@@ -40,7 +40,7 @@ class IntactBatch(NamedTuple):
 class Rescued:
     """Intact contents of a damaged segment."""
 
-    spans: Spans = field(default_factory=Spans)  # sequences that begin in intact batches or were dropped
+    spans: Spans = field(default_factory=Spans)  # records that begin in intact batches or were dropped
     broken: dict[int, str] = field(default_factory=dict)  # record → route: lost a piece, wherever it begins
     open_records: dict[str, int] = field(default_factory=dict)  # route → unfinished record at the end
     reason: str = ""  # first damage
@@ -53,6 +53,7 @@ class Rescued:
         return not self.pieces and not any(self.spans)
 
     def add(self, header: BatchHeader, route: str) -> None:
+        """Add a batch. An open record that the batch does not continue is broken."""
         begun = self.open_records.pop(route, 0)
         if begun and header.continues_sequence != begun:
             self.broken[begun] = route
@@ -79,7 +80,7 @@ def rescue(
 ) -> Rescued:
     """Collect the intact contents of a damaged segment; raise Damaged if nothing is readable.
 
-    ``before`` has the records open at the end of the previous segment, used unless this one's own state is readable.
+    ``before`` has the records open at the end of the previous segment. A readable state in this segment replaces it.
     """
     found = Rescued(open_records=dict(before))
     for batch in intact_batches(segment, log_id, durable=durable, end=end, cut=cut):
@@ -104,10 +105,10 @@ def rescue(
 def intact_batches(
     segment: Segment, log_id: bytes, *, durable: int | None, end: int, cut: int
 ) -> Iterator[IntactBatch | str]:
-    """Yield batches in order, and a reason for each damaged range; raise Damaged without any batch.
+    """Yield the intact batches in order, and a reason for each damaged range. Raise Damaged if no batch is readable.
 
-    Batches beyond ``end``, the next segment's first sequence, are ignored; after ``durable``, the head's position, only
-    contiguous ones count. A raw segment was cut at ``cut``; 0 if unknown.
+    Batches beyond ``end``, the next segment's first sequence, count as damage. After ``durable``, the head's position,
+    only contiguous batches count. ``cut`` is where a raw segment was cut, or 0.
     """
     expected, position = segment.base_sequence, 0
     index = readable_index(segment)
@@ -135,7 +136,7 @@ def intact_batches(
 
 
 def without_broken(batch: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
-    """Cut off a broken record that begins here; None if nothing remains."""
+    """Cut off a broken record that begins in a batch. Return None if nothing remains."""
     header = batch.header
     if not header.count or not header.open_sequence or not broken(header.open_sequence):
         return batch
@@ -161,7 +162,7 @@ def readable_index(segment: Segment) -> SealedIndex | None:
 
 
 def state_of(control: IntactBatch) -> LogState | None:
-    """Return None for a state of a newer version."""
+    """Decode a state, or return None if a newer version wrote it."""
     with suppress(BadControl):
         return decode_state(control.payload)
     return None
@@ -170,7 +171,7 @@ def state_of(control: IntactBatch) -> LogState | None:
 def _stored(
     segment: Segment, log_id: bytes, durable: int | None, damage: Sequence[Span]
 ) -> Iterator[StoredBatch | DamagedBytes]:
-    """Yield ranges in ``damage`` (offset, length; from the index) as damaged, even if they look like batches."""
+    """Yield batches and damaged bytes. Ranges in ``damage`` are damaged even if they look like batches."""
     opened: RawSegment | SalvagedSegment
     if segment.kind.form is Kind.RAW:
         opened = RawSegment(segment, log_id)
@@ -188,7 +189,7 @@ def _stored(
         tail = opened.tail
         if tail is not None and tail.garbage_bytes:
             yield DamagedBytes(tail.offset, tail.garbage_bytes, tail.reason)
-        if durable is not None:  # batches after it are intact, or were never acknowledged
+        if durable is not None:  # batches after the head are intact, or were never acknowledged
             for item in opened.batches(durable, None):
                 if not isinstance(item, StoredBatch):
                     break
@@ -196,7 +197,7 @@ def _stored(
 
 
 def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
-    """Return (offset, length) → batch for frames without kept batches, which readers skip."""
+    """Return (offset, length) → replacement batch, for frames whose batches were all dropped: readers skip these."""
     found = {}
     for frame in index.frames[1:] if index.shrunk is not None else ():
         if not frame.routes and not index.is_damage(frame):

@@ -1,7 +1,7 @@
-"""New log written from batches with given sequences and append times, in order.
+"""Writer of a new log from batches with given sequences and append times, in order.
 
-The identity is renamed to its name last: the remains of a killed restore are not a log. Each hole in the sequences has
-a ledger line. A small one becomes a batch with the flag DROPPED, as if shrunk; before a large one the segment ends.
+The identity gets its name last, so the remains of a killed restore are not a log. Each hole in the sequences has a
+ledger line. A small hole becomes a DROPPED batch, as if shrunk; a large one ends the segment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wald.writing.sealing import pending, seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
-_DROPPED_MAX = 1 << 16  # records of a hole in a segment: a byte each before compression
+_DROPPED_MAX = 1 << 16  # records of a hole inside a segment: a byte each before compression
 _LINES_MAX = 1000  # ledger lines per sync
 _NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
@@ -54,9 +54,9 @@ class Batch:
 
 
 class NewLog:
-    """A log under construction; InvalidInput if the directory is not empty, Locked if another process uses it.
+    """Log under construction. Raise InvalidInput if the directory is not empty, Locked if another process uses it.
 
-    After an error it stays unfinished, and a new attempt is refused.
+    After an error, the log stays unfinished, and a new attempt is refused.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class NewLog:
         path: Path,
         disk: Disk,
         *,
-        describe: Callable[[int, int], Entry],  # more ledger fields for a hole: first, last
+        describe: Callable[[int, int], Entry],  # ledger fields for the hole from first to last
         now: Callable[[], int],  # in ns since 1970
-        moment: str,  # the same as ``now``, for the identity
+        moment: str,  # ``now`` as text, for the identity
         version: int,
         segment_max_bytes: int = SEGMENT_BYTES,
     ) -> None:
@@ -85,7 +85,7 @@ class NewLog:
         self._sealed: Compressed | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
-        if root.identity.exists():  # finished by another process in the meantime
+        if root.identity.exists():  # finished by another process since
             _require_empty(path, disk)
         disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
@@ -100,6 +100,7 @@ class NewLog:
         self._lock.release()
 
     def add(self, batch: Batch) -> None:
+        """Append a batch, and record a hole before it as lost."""
         writer = self._writer
         due = 1 if writer is None else writer.state.next_sequence
         assert batch.first >= due, "the sequences go up"
@@ -134,6 +135,7 @@ class NewLog:
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
+        """Seal the last segment, and make the directory a log."""
         assert self._writer is not None, "there is a record"
         writer, self._writer = self._writer, None
         epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns

@@ -1,7 +1,7 @@
-"""New segments written from the intact batches of a damaged one: one for each contiguous range of sequences.
+"""New segments from the intact batches of a damaged one, one for each contiguous range of sequences.
 
-If every batch is intact, the new segment has the old raw bytes and digest. Otherwise batches move, and each new segment
-starts with a control batch.
+If every batch is intact, raw bytes and digest stay the same. Otherwise batches move, and each new segment starts with a
+control batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wald.segments.sealed_file import compress_segment
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """New segment, synced, under a temporary name; ``index`` is None if raw."""
+    """New segment, synced under a temporary name. A raw one has no index."""
 
     base_sequence: int
     path: Path
@@ -41,19 +41,19 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Rewriter of one segment."""
+    """Writer of the new segments for a damaged one."""
 
     root: Root
     disk: Disk
     segment: Segment
     log_id: bytes
     batches: Callable[[], Iterator[IntactBatch | str]]  # see :func:`intact_batches`
-    is_broken: Callable[[int], bool]  # leave the record out
+    is_broken: Callable[[int], bool]  # True to leave a record out
     dropped: Mapping[str, int] | None  # as in ``still_open``
     complete: bool  # all batches are intact and stay
 
     def rewrite(self, before: LogState) -> list[NewSegment]:
-        """Return new segments, oldest first; Damaged if one does not read back. A failure removes all."""
+        """Write the new segments. Raise Damaged if one does not read back. A failure removes all."""
         made: list[NewSegment] = []
         try:
             if self.complete and (path := self._copied()) is not None:
@@ -83,7 +83,7 @@ class Rewriter:
                 return None
 
     def _copied(self) -> Path | None:
-        """Return None if the header, with the salt, is lost."""
+        """Copy all batches to their old positions. Return None if the header, with the salt, is lost."""
         header = self._own_header()
         if header is None:
             return None
@@ -96,6 +96,7 @@ class Rewriter:
             return output.finish()
 
     def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
+        """Write a new raw segment for each contiguous range; yield its path and base."""
         model, output = self._own_header(), None
         state = replace(before, open_records=self._without_broken(before.open_records))
         peers: dict[int, IntactBatch] = {}
@@ -135,6 +136,7 @@ class Rewriter:
         return {route: sequence for route, sequence in open_records.items() if not self.is_broken(sequence)}
 
     def _kept(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
+        """Return the part of a batch to write, or None if nothing is left."""
         kept = without_broken(batch, self.is_broken)
         if kept is None:
             return None
@@ -142,8 +144,8 @@ class Rewriter:
         header = header._replace(append_time_ns=max(header.append_time_ns, state.append_time_ns))
         if not header.count:
             if not header.is_dropped and header.continues_sequence not in state.open_records.values():
-                return None  # the beginning of its record is missing
-            # A segment of pieces alone could have the name of the next one.
+                return None  # the record's beginning is missing
+            # Otherwise a segment of pieces alone could get the next segment's name.
             header = header._replace(base_sequence=max(state.next_sequence, self.segment.base_sequence))
         return kept._replace(header=header)
 
@@ -152,7 +154,6 @@ class Rewriter:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
     def _finished(self, raw: Path, base: int) -> NewSegment:
-        """Return the new segment in the form of the old one: raw unchanged, or compressed."""
         if self.segment.kind.form is Kind.RAW:
             return NewSegment(base, raw, None)
         path = self._temporary(base, Kind.SEALED)
@@ -201,7 +202,7 @@ class _Output:
         self.position += self._disk.write(self._descriptor, buffers, self.position)
 
     def add_from(self, peers: dict[int, IntactBatch], batch: IntactBatch) -> None:
-        """Add a batch, after the introduction of its peer."""
+        """Add a batch, after the introduction of its peer if needed."""
         header, number = batch.header, batch.header.peer
         if number in peers and number not in self._numbers:
             self._numbers[number] = peer_number(self.position)

@@ -1,7 +1,7 @@
 """Survey of a damaged log: the facts for a repair plan. It changes nothing.
 
 If ``log.json`` is lost, damaged or from another log, the identity comes from files with the log id: segments, sparse
-indexes, and cursors of the log's owner (other users' are not trusted). If two disagree, repair is refused.
+indexes, and cursors of the log's owner (other users' are not trusted). If two of these disagree, repair is refused.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class _Witness(NamedTuple):
 
 
 def lost_identity(root: Root) -> tuple[Identity, str] | None:
-    """Return new contents of ``log.json`` and the reason; None if the current ones agree with the files.
+    """Return new contents for ``log.json`` and the reason, or None if the current ones agree with other files.
 
-    Damaged: files disagree, or none contains the log id.
+    Raise Damaged if the files disagree, or none has the log id.
     """
     require_no_links(root)
     own, wrong = None, "it is missing"
@@ -144,7 +144,7 @@ def _is_head_in(root: Root, found: list[_Witness]) -> bool:
 
 
 def _created(root: Root, found: list[_Witness]) -> str:
-    """Return the earliest time in segments and reports; "" if unknown."""
+    """Return the earliest time in segments and reports, or ""."""
     times = [each.created_ns for each in found if each.created_ns is not None]
     for path in root.recovery.glob("*.json"):
         with suppress(Damaged, OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -154,9 +154,9 @@ def _created(root: Root, found: list[_Witness]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """Facts about one file."""
+    """Facts about one segment file."""
 
-    segment: Segment  # identity from the contents; the path may have another name
+    segment: Segment  # by the contents; the path may have another name
     spans: tuple[Span, ...] = ()  # of intact records
     problem: str = ""
     rescued: Rescued | None = None
@@ -165,9 +165,9 @@ class SegmentFacts:
     twin_spans: tuple[Span, ...] | None = None  # if the twin is intact
     foreign: bool = False
     recorded: bool = True  # a ledger line lists its contents
-    durable: int | None = None  # position of the head, if in it
+    durable: int | None = None  # position of the head, if in this segment
     cut: int = 0  # position at which a raw segment was cut; 0 if unknown
-    dropped: tuple[Span, ...] | None = None  # by the index of a damaged segment; None if unreadable
+    dropped: tuple[Span, ...] | None = None  # dropped records by the index of a damaged segment, if readable
     stray: bool = False  # after the head and without intact batches, so it never contained a record
     open_records: Mapping[str, int] = field(default_factory=dict)  # route → record, if the next segment is missing
 
@@ -186,18 +186,18 @@ class SegmentFacts:
 
 
 class LogSurvey:
-    """Facts about a log; Damaged if its identity or the directory of its segments is lost."""
+    """Facts about a log. Raise Damaged if its identity or the directory of its segments is lost."""
 
     def __init__(self, root: Root) -> None:
-        self.root = root  # in a dry run with the ledgers that the repair would write
+        self.root = root  # in a dry run with repaired ledgers
         self.log_id = read_identity(root).log_id
         self._listing = list_segments(root)
         self.head = readable_head(root)
         self._verification = Verification(root)
         self.history = self._verification.history
         self._checked: dict[Path, Checked] = {}
-        self._hidden: list[Segment] = []  # originals of shrunk segments that are other segments
-        # Lost or damaged segment → original from before an interrupted shrinking.
+        self._hidden: list[Segment] = []  # originals of shrunk segments that contain another segment
+        # Segment → intact original of an interrupted shrinking.
         self.put_back: dict[Path, Path] = {}
         self.unneeded: list[Path] = []  # damaged originals
         found = self._verification.findings(self._check)
@@ -219,7 +219,7 @@ class LogSurvey:
         return found
 
     def _sort_originals(self) -> None:
-        """Sort originals of interrupted shrinkings; if both forms are intact, wald-reclaim decides by the cursors."""
+        """Decide which originals of interrupted shrinkings to use. If both forms are intact, wald-reclaim decides."""
         listed = {each.base_sequence: each for each in self._listing.segments}
         for name in sorted(os.listdir(self.root.segments)):
             path, shrunk = self.root.segments / name, self.root.segments / name.removesuffix(WHOLE_SUFFIX)
@@ -237,10 +237,10 @@ class LogSurvey:
         self._listing = Listing(tuple(listed[base] for base in sorted(listed)))
 
     def _unlisted(self, there: Listing) -> Iterator[Segment]:
-        """Yield segments that readers do not find under their present names.
+        """Yield segments that readers do not find, because of a wrong file name.
 
-        A sealed segment with another's name hides that one's raw form, and is hidden by leftovers of its interrupted
-        shrinking. A reclaimed name is wrong without a ledger line, or if the file is another segment.
+        A sealed segment under another's name hides that segment's raw form. The original of an interrupted shrinking
+        hides the shrunk form. A reclaimed name is wrong without a ledger line, or if the file is another segment.
         """
         yield from self._hidden
         for segment in there.segments:
@@ -320,7 +320,7 @@ class LogSurvey:
         return found
 
     def _end(self, number: int) -> int:
-        """Return the base of the next intact segment: after a killed repair, perhaps a part of this one."""
+        """Return the base of the next intact segment: after a killed repair, perhaps a part of this segment."""
         for following in self._listing.segments[number + 1 :]:
             checked = self._checked.get(following.path)
             if checked is not None and not checked.errors:
@@ -328,7 +328,7 @@ class LogSurvey:
         return 1 << 64
 
     def _before_a_hole(self, found: SegmentFacts, newer: list[SegmentFacts]) -> SegmentFacts:
-        """Add the records open at the end, if the next ones are missing."""
+        """Add the records open at the end of a segment, if the next sequences are missing."""
         bases = [each.base for each in newer if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
         following = bases[0] - 1 if bases else self.last
@@ -341,7 +341,7 @@ class LogSurvey:
 
 
 def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None:
-    """Return the last dropped sequence of each route, by the index or the ledger."""
+    """Return the last dropped sequence of each route, from the index or the ledger."""
     with suppress(OSError):
         index = readable_index(segment)
         if index is not None and index.shrunk is not None and index.shrunk.is_complete:
