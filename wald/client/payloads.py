@@ -187,7 +187,7 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
 
 
 _FIXED_BYTES = 256  # maximum overhead of a payload, including the gate's additions
-_RECORD_BYTES = 24  # overhead of a record: a time, three offsets, its bits
+_RECORD_BYTES = 24  # overhead of a record: a time, three offsets, validity bits
 
 Value = bytes | str
 """Text is stored as UTF-8."""

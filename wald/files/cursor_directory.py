@@ -129,7 +129,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if ``path`` belongs to the cursor's owner or, without a cursor, this user: others may plant files."""
+    """Return True if ``path`` belongs to the cursor's owner or, without a cursor, this user. Others may plant files."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)

@@ -97,7 +97,7 @@ class Disk:
             raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve zeros, or return False if unsupported: posix_fallocate(3) would write every block."""
+        """Reserve zeros. Return False if that is unsupported; posix_fallocate(3) would then write every block."""
         from ctypes import get_errno
 
         while _libc().fallocate(descriptor, 0, 0, length):

@@ -189,7 +189,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
 
 
 def _is_anywhere(name: str) -> bool:
-    """Accept temporary files anywhere, and misplaced cursors, without which groups would lose records."""
+    """Return True for names allowed anywhere: temporary files, and cursors, whose loss would cost groups records."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
 
 

@@ -514,7 +514,6 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines for :func:`newest_entries`. Ignore a damaged part."""
     data, _ = read_current(path)
     yield from reversed(data.split(b"\n"))
     with suppress(Damaged, OSError):

@@ -138,7 +138,7 @@ def _scan(root: Root) -> Listing:
 
 
 def _confirms(listing: Listing, before: Listing) -> bool:
-    """Return True if two readings agree, except for new and deleted segments, which may never stop."""
+    """Return True if two readings agree, except for new and deleted segments, which may differ each time."""
     now, then = listing.by_base(), before.by_base()
     newest = before.newest_base()
     return (

@@ -57,7 +57,7 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Return True for a FIFO or, as in systemd's units, a symbolic link to a FIFO."""
+    """Return True if the route has a FIFO or, as in systemd's units, a symbolic link to a FIFO."""
     try:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
     except NotADirectoryError:

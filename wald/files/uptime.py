@@ -64,7 +64,7 @@ class Elapsed:
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the time certain to have passed since the first moment."""
+        """Return the time certain to have passed between the first moment and ``moment``."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
