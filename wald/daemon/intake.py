@@ -100,7 +100,7 @@ class Intake:
 
     @property
     def unfinished_lines(self) -> dict[str, int]:
-        """Bytes of unfinished lines by route."""
+        """Bytes by route."""
         found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
         return {route: length for route, length in found if length}
 
@@ -399,7 +399,6 @@ class Fifos:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Messages by path."""
         unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
         return unread | {str(path): message for path, message in self._displaced.items()}
 

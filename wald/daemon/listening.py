@@ -134,7 +134,7 @@ class ConnectionLimits:
     _journal: FilteringBoundLogger
     _connections_max: int
     _per_user_max: int
-    count: Counter[int] = field(default_factory=Counter)  # by user id
+    count: Counter[int] = field(default_factory=Counter)
     _refused: int = 0
     _reported_at: float = float("-inf")
 

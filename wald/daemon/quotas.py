@@ -81,7 +81,7 @@ class Quotas:
         self._bases: set[int] = set()
         self._list_at = 0.0
         self._report_at: dict[str, float] = {}
-        self._searches: dict[str, SlowestCursor] = defaultdict(SlowestCursor)  # by route
+        self._searches: dict[str, SlowestCursor] = defaultdict(SlowestCursor)
         self._counting: _Count | None = None
         self.reload(config, before)
 
@@ -236,7 +236,7 @@ class _Count:
     before: int
     is_first: bool
     cancelled: threading.Event = field(default_factory=threading.Event)
-    unread: dict[str, _Unread] | None = None  # result by route
+    unread: dict[str, _Unread] | None = None
     seconds: float = 0.0
 
     def run(self) -> None:

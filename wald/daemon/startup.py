@@ -146,7 +146,7 @@ class Parts:
         self._closers.callback(directory.close)
         served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
         endpoint = Endpoint(config.metrics, served, setting="metrics =")
-        self._closers.callback(endpoint.close)
+        self._closers.callback(endpoint.close)  # after a failed start
         return stdin, endpoint
 
     def _lock_root(self, stdin: OpenPipe | None) -> None:

@@ -136,7 +136,7 @@ def require_own_files(root: Root) -> None:
         if re.match(rb"[0-9]{1,20}\n", start):
             other = "a cursor"
         if other and other != path.name:
-            from wald.segments.reader import identify
+            from wald.segments.reader import identify  # only a refused start needs it
 
             form, header = identify(path) or (Kind.RAW, None)
             target = None if header is None else root.segment(header.base_sequence, form)

@@ -108,7 +108,7 @@ def _publish(
         else:  # either may be right
             raise _damaged(target, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
     except Exception:
-        with suppress(OSError):
+        with suppress(OSError):  # it only uses space
             temporary.unlink(missing_ok=True)
         raise
     return compressed
