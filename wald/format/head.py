@@ -1,8 +1,7 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-The head is rewritten in place, so a reader that finds a wrong
-checksum reads again. A bare number is a valid cursor. A truncated cursor is therefore valid too, but never claims more
-than was processed.
+The head is rewritten in place, so a reader that finds a wrong checksum reads again. A bare number is a valid cursor. A
+truncated cursor is therefore valid too, but never claims more than was processed.
 """
 
 from __future__ import annotations
@@ -25,13 +24,21 @@ _LOG_ID_BYTES = 16
 
 
 class Head(NamedTuple):
-    """The durable end of the log."""
+    """The durable end of the log.
 
-    sequence: int  # last durable record; 0 in an empty log
-    segment: int  # base sequence of the segment that contains the end
-    position: int  # offset of the end in that segment
-    epoch: int  # number of the daemon's run
-    at_ns: int  # append time of the last commit
+    Attributes:
+        sequence: last durable record; 0 in an empty log.
+        segment: base sequence of the segment that contains the end.
+        position: offset of the end in that segment, in bytes.
+        epoch: number of the daemon's run.
+        at_ns: append time of the last commit, in ns since 1970.
+    """
+
+    sequence: int
+    segment: int
+    position: int
+    epoch: int
+    at_ns: int
 
 
 def encode_head(head: Head) -> bytes:

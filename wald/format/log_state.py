@@ -43,11 +43,17 @@ class BadControl(ValueError):
 
 
 class Peer(NamedTuple):
-    """A process that has sent batches. This is a tuple because every batch looks up its peer."""
+    """A process that has sent batches. This is a tuple because every batch looks up its peer.
+
+    Attributes:
+        user: user id.
+        pid: process id, as in the daemon's own /proc.
+        process: command name when the connection sent its first record; "" if unknown.
+    """
 
     user: int
-    pid: int  # as in the daemon's /proc
-    process: str  # command name when the connection sent its first record; "" if unknown
+    pid: int
+    process: str
 
 
 @lru_cache(maxsize=256)  # called for the length, then for the batch
