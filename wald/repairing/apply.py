@@ -88,8 +88,8 @@ def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Pa
         entries.append({key: entry[key] for key in entry if key != "prev"} | {"carried": number})
         if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
             deleted[entry["base"]] = entry["event"] == "reclaimed"
-    # The line that revoked a deletion may be damaged. Without a line "kept" about an existing segment, its deletion
-    # would be believed if it were lost later.
+    # A damaged line may have revoked a deletion. Without a line "kept", an existing segment would count as deleted if
+    # it were lost later.
     there = [each.base_sequence for each in list_segments(root).segments if deleted.get(each.base_sequence)]
     entries += [{"event": "kept", "base": base, "why": "it is there", "at": now_ns} for base in there]
     lines, prev = [], files[bad - 1][1].tip if bad else GENESIS

@@ -239,12 +239,14 @@ class Plan:
                     yield one, other - 1
 
     def _ends(self, first: int, last: int) -> Iterator[int]:
+        """Yield the ends of segments that the ledger lists."""
         with suppress(Damaged):  # given up as one range
             while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
                 first = int(sealed["last"]) + 1
                 yield first
 
     def _treated(self, found: SegmentFacts) -> Act | None:
+        """Return the step that repairs a segment, or None."""
         path, there = found.segment.path, Spans(found.repaired_spans)
         broken = min((sequence for sequence in self.broken if sequence in there), default=None)
         if not found.problem and broken is None:

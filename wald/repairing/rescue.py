@@ -197,7 +197,7 @@ def _stored(
 
 
 def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
-    """Return (offset, length) → replacement batch, for frames whose batches were all dropped: readers skip these."""
+    """Return (offset, length) → replacement batch, for frames whose batches were all dropped. Readers skip them."""
     found = {}
     for frame in index.frames[1:] if index.shrunk is not None else ():
         if not frame.routes and not index.is_damage(frame):

@@ -30,7 +30,7 @@ from wald.writing.sealing import pending, seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
-_DROPPED_MAX = 1 << 16  # records of a hole inside a segment: a byte each before compression
+_DROPPED_MAX = 1 << 16  # longest hole inside a segment; a byte per record before compression
 _LINES_MAX = 1000  # ledger lines per sync
 _NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
@@ -135,7 +135,6 @@ class NewLog:
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
-        """Seal the last segment, and make the directory a log."""
         assert self._writer is not None, "there is a record"
         writer, self._writer = self._writer, None
         epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns

@@ -41,8 +41,6 @@ from wald.writing.recovery import state_after
 
 
 class _Witness(NamedTuple):
-    """File with a log id."""
-
     path: Path
     log_id: bytes
     created_ns: int | None = None

@@ -84,7 +84,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, d
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
-    """Check that a ``shrunk`` line proves that the shrink was allowed. ``before`` is the previous line."""
+    """Check that a ``shrunk`` line proves that the shrink was allowed. ``before`` is the line about the old file."""
     errors: list[str] = []
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:

@@ -68,7 +68,7 @@ class History:
             yield self.with_routes(line.entry)
 
     def latest_deletions(self, bases: Collection[int]) -> Iterator[Entry]:
-        """Yield the deletions in effect of these segments, without routes from shared lines."""
+        """Yield the effective deletions of these segments, without routes from shared lines."""
         decided: set[int] = set()
         for line in self._reclaim.about_bases(bases):
             event = line.entry.get("event")
