@@ -202,7 +202,7 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a ``pyarrow.RecordBatch``, created without a loop over the records; needs ``wald[arrow]``."""
-        from wald.reading.arrow import record_batch  # importing pyarrow takes 100 ms
+        from wald.reading.arrow import record_batch  # takes 100 ms
 
         return record_batch([self])
 

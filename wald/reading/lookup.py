@@ -171,7 +171,7 @@ def _never_issued(sequence: int, last: int | None) -> Whereabouts:
 def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Return the fate of an issued record that no readable segment contains.
 
-    ``reason`` describes damage; ``dropped_from`` names the segment from which shrinking dropped it, or is "".
+    ``reason`` describes damage; ``dropped_from`` names the segment from which shrinking dropped the record, or is "".
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None

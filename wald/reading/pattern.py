@@ -74,7 +74,7 @@ class Matcher:
             yield from (record for record in batch.records() if self.matches(record.value))
 
     def _text(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Return ``data`` in the case of the literal, valid until the next call."""
+        """Return ``data``, in lower case if case is ignored. The result is valid until the next call."""
         if not self._folds or not self._literal:
             return data
         if len(self._folded) < len(data):

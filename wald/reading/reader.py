@@ -46,7 +46,7 @@ from wald.segments.seek import end_of
 from wald.segments.view import View, no_segment, read_view
 
 _POLL_FIRST_SECONDS = 0.001
-_POLL_LAST_SECONDS = 0.050  # 20 polls of about 10 µs a second: negligible
+_POLL_LAST_SECONDS = 0.050  # 20 polls a second take about 200 µs
 _WORTH_A_JUMP = 1000  # records; a jump costs as much as scanning this number of batches
 _DURABLE_NS = 2_000_000_000  # from append time to sync, which a sync interval may delay
 
@@ -152,7 +152,7 @@ class _Reading:
         cancel: threading.Event | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Generator[Batch]:
-        """Yield batches to the end of the view, which ``renewed`` updates first; ``follow`` continues."""
+        """Yield the batches of the view, and with ``follow`` of later views. ``renewed`` updates the view first."""
         with self._closing():
             if renewed:
                 self._renew()
@@ -461,7 +461,7 @@ class _Reading:
         self._on_missing(missing)
 
     def _floor(self, route: str) -> int:
-        """Return the first needed record by the current cursor: processed records may have been reclaimed."""
+        """Return the first record that the group needs. Read the cursor again: processed records may be reclaimed."""
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)

@@ -36,7 +36,7 @@ class DamagedRange(NamedTuple):
     message: str
     first: int
     last: int
-    whole_segment: bool = False  # an unreadable segment is reported even without lost records
+    whole_segment: bool = False  # an unreadable segment is always reported
 
 
 class MissingRange(NamedTuple):
@@ -80,7 +80,7 @@ ScanItem = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedR
 
 
 def read_arrivals(view: View) -> Generator[Arrivals]:
-    """Yield, at each step, the routes with records since the previous step; at first, any route.
+    """Yield, at each step, the routes with records since the previous step. At first, that is any route.
 
     The iterator ends if the log has become shorter, because an older copy was restored.
     """

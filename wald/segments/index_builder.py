@@ -230,7 +230,7 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index, or only the salt if the file is unusable; ``log_id`` None accepts any log."""
+    """Return the sparse index, or only the salt if the file is unusable. ``log_id`` None accepts any log."""
     with suppress(OSError, Damaged):
         data = read_regular(directory / segment_name(base_sequence, Kind.INDEX))
         index = decode_sparse_index(data, log_id=log_id, base_sequence=base_sequence)

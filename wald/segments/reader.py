@@ -314,7 +314,7 @@ class SealedSegment(OpenSegment):
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # importing takes 10 ms
+                from concurrent.futures import ThreadPoolExecutor  # takes 10 ms
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data

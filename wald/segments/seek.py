@@ -19,7 +19,7 @@ from wald.segments.view import View, read_view
 
 
 def end_sequence(root: Root, log_id: bytes) -> int:
-    head = readable_head(root)  # cheaper than a listing of all segments
+    head = readable_head(root)  # cheaper than a listing
     return head.sequence + 1 if head else end_of(read_view(root, log_id))
 
 

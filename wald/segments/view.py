@@ -100,7 +100,7 @@ class View:
     def renewed(self) -> View:
         """Return a current view; list the directory again only if it has changed."""
         head, listing = _checked_head(self.root, self.continuity), self.listing
-        # A network file system may return cached times, so also look for the segment of the head.
+        # A network file system may return cached times, so also check the head's segment.
         is_old = head is not None and head.segment > listing.newest_base()
         if is_old or listing.changed_ns is None or listing.changed_ns != last_changes(self.root):
             listing = self._list_again()
