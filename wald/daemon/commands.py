@@ -86,6 +86,7 @@ class Commands:
     _next_cut_at: float = 0.0  # for users other than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
+        """Run a command; return its reply."""
         try:
             match command.verb, command.arguments:
                 case "PING", ():

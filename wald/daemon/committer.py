@@ -142,6 +142,7 @@ class CommitRound:
         self.payload_bytes += draft.payload_bytes
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
+        """Add lines without a producer id, which may share a batch."""
         draft = self._merging.get((route.name, peer))
         length = len(payload)
         if draft is None:

@@ -180,6 +180,7 @@ class Connections:
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
+        """Replace the listening socket."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()
@@ -228,6 +229,7 @@ class Connections:
         self._poller.register(accepted, client.events)
 
     def _make_place(self, user_id: int, only_user: int | None, now: float) -> bool:
+        """Close a connection in favour of a new one; return False if none may be closed."""
         quiet_since = now - self._idle_timeout
         client = _replaceable(
             self._open.values(), self._limits.count, user_id, only_user=only_user, quiet_since=quiet_since

@@ -77,6 +77,7 @@ class Intake:
 
     @property
     def ready(self) -> bool:
+        """True if a round would collect from a pipe now."""
         return bool(self._closing) or any(pipe.ready and not self._must_wait(pipe) for pipe in self._awake)
 
     @property

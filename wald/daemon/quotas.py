@@ -135,6 +135,7 @@ class Quotas:
         self._base = base
 
     def update(self, now: float, head_sequence: int) -> None:
+        """Apply a finished count, and check the suspects against the cursors."""
         if now >= self._rewinds_at and self._counting is None and self._unread:
             self._check_rewinds(now, head_sequence)
         if self.due is None or now < self._check_at:

@@ -5,8 +5,8 @@
     writer.cut(now_ns=…)                 complete the segment, open the next
 
 After an OSError, the descriptor is never written or synced again: :meth:`Writer.replace` truncates the file to its
-durable length and opens the next segment. A segment is named by its first sequence, so it can be cut only after it has
-assigned a sequence.
+durable length and opens the next segment. A batch never spans segments. A segment is named by its first sequence, so it
+can be cut only after it has assigned a sequence.
 """
 
 from __future__ import annotations
@@ -296,6 +296,7 @@ class Writer:
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def overshoots(self, total_bytes: int) -> bool:
+        """Return True if the segment must be cut before that many bytes."""
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
