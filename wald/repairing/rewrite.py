@@ -184,8 +184,6 @@ def _control(state: LogState, epoch: int) -> IntactBatch:
 
 
 class _Output:
-    """Raw segment under a temporary name."""
-
     def __init__(self, disk: Disk, path: Path, header: SegmentHeader) -> None:
         self.base_sequence = header.base_sequence
         self.path = path

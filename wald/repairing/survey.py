@@ -164,7 +164,7 @@ class SegmentFacts:
     foreign: bool = False
     recorded: bool = True  # a ledger line lists its contents
     durable: int | None = None  # position of the head, if in this segment
-    cut: int = 0  # position at which a raw segment was cut; 0 if unknown
+    cut: int = 0  # end of a cut raw segment; 0 if unknown
     dropped: tuple[Span, ...] | None = None  # dropped records by the index of a damaged segment, if readable
     stray: bool = False  # after the head and without intact batches, so it never contained a record
     open_records: Mapping[str, int] = field(default_factory=dict)  # route → record, if the next segment is missing

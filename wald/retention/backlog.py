@@ -233,7 +233,7 @@ class Backlog:
 
 def _stored_bytes(segment: Segment) -> int:
     status = segment.path.stat()
-    # a raw segment is preallocated beyond its data
+    # preallocated beyond its data
     return status.st_blocks * 512 if segment.kind.form is Kind.RAW else status.st_size
 
 

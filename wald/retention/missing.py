@@ -35,6 +35,8 @@ class Missing:
     """Requested records that no longer exist.
 
     Attributes:
+        root: root directory of the log.
+        first, last: range of their sequences.
         records: an upper limit unless ``exact``.
         route: the route that was read; None for all.
         routes: known routes of the records.
