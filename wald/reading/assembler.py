@@ -133,6 +133,7 @@ class Batch:
     """Consecutive records of one route in stored form; only :meth:`records` loops over them.
 
     Attributes:
+        route: name of the route.
         first_sequence, last_sequence: the range of the selected records.
         payload: the stored bytes, not copied, in the encoding that the header names. A payload of columns may contain
             other records; :meth:`raw` returns only the selected records, in one form for both encodings.

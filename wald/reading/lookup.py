@@ -33,6 +33,7 @@ class Whereabouts:
             the log.
         bundle_entry: the ledger's line about the bundle.
         reclaimed: the ledger's line about the deletion, with time, rule and cursors.
+        message: the answer as a sentence.
     """
 
     sequence: int

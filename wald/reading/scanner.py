@@ -86,7 +86,7 @@ def read_arrivals(view: View) -> Generator[Arrivals]:
     """
     last = end_of(view) - 1
     with closing(Scanner(view, sequence=last + 1, routes=None)) as scanner:
-        for _ in scanner.advance(view):  # enter the active segment at the end
+        for _ in scanner.advance(view):  # enter the active segment
             pass
         yield Arrivals(None, last)
         while True:

@@ -7,7 +7,7 @@ raw_scan       scan of a raw segment, and resynchronisation
 reader         batches in order
 salvage        sealed segments with a damaged index
 sealed_file    sealed segments, frame by frame
-seek           end of the log, and points in time
+seek           end of the log, points in time
 shrinking      rewriting without unneeded records
 view           snapshot of a log
 """

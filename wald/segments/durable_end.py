@@ -52,7 +52,7 @@ def read_head(root: Root) -> Head | None:
 
 
 def readable_head(root: Root) -> Head | None:
-    """Return the durable head; None even if the head is damaged, because segments show nearly as much."""
+    """Return the durable head; None even if damaged: the segments show nearly as much."""
     try:
         return read_head(root)
     except Damaged:

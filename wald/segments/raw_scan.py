@@ -137,7 +137,7 @@ class RawFile:
         """Yield batches and damage, then the end."""
         offset = start
         next_sequence = 0
-        damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
+        damage: tuple[int, Parsed] | None = None  # damage whose end is unknown
         while True:
             found, route = self._parse(offset)
             header = found.header
