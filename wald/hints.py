@@ -184,7 +184,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # routes and cursor owners
     "no-such-route": "{wald} routes lists them; {wald} route add {route} creates it",
     "fifo-is-link": "chmod {mode:04o} {target}",
-    "cursor-left-by-other-user": "run it as {user} who created it; ls -l {path}",
+    "cursor-left-by-other-user": "run this command as {user} who created the file; ls -l {path}",
     "file-of-other-user": "rm {path}, which another user has left; ls -l {path}",
     "cursor-owner-needed": "run it as user {user}; or, as {user}, allow your group to keep cursors here: "
     "{wald} route add {route} --consumers GROUP",
@@ -194,7 +194,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "restore the file from an archive or a backup",
     "raw-segment-damaged": "wald inspect --content {path} shows its contents",
-    "segment-truncated": "restore it from a backup, or {wald} repair gives up the lost records",
+    "segment-truncated": "restore it from a backup; otherwise, {wald} repair gives up the lost records",
     "segment-misnamed": "move it to where it belongs, or out of {directory} if it is a copy",
     "segment-of-other-log": "move it out of {directory}",
     "segment-gone": "ls -l {directory}",
@@ -238,7 +238,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "records-lost-behind-cursor": "{wald} verify lists all damage; "
     "{wald} cursor set {route} {last} --group {group} continues after it",
     "records-missing": _records_missing,
-    "on-missing-unknown": "on_missing is one of error, skip",
+    "on-missing-unknown": 'on_missing must be "error" or "skip"',
     # cursors and retention
     "illegal-name": "use a letter or digit, then up to {more} of letters, digits, '.', '_' and '-'",
     "no-cursor": "{wald} cursor list {route}",
@@ -262,7 +262,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "directory-to-dump": "ls {path}; wald inspect --content {path}/FILE",
     "not-a-file-of-a-log": "--content shows segments, their indexes, head, transfers, log.json, cursors, ledgers "
     "and recovery reports",
-    "identity-uncertain": "move the files of the other log elsewhere; then {wald} repair",
+    "identity-uncertain": "move the other log's files elsewhere; then run {wald} repair",
     "copy-differs": "report this as a bug; nothing was changed",
     "directory-for-restore-needed": "--into takes a new or an empty directory",
     "restore-unfinished": "rm -r {path}; then run the same command again",

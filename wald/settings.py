@@ -138,7 +138,9 @@ class RouteConfig(RouteLimits):
     writers: frozenset[int] = _optional(
         USERS, [], "users allowed to write over the socket; empty: all users", unset=frozenset()
     )
-    consumers: str | None = _optional(OS_GROUP, "", "OS group whose members may leave cursors; unset: unchanged")
+    consumers: str | None = _optional(
+        OS_GROUP, "", "OS group whose members may keep cursors in this route; unset: unchanged"
+    )
 
 
 @dataclass(frozen=True, slots=True)

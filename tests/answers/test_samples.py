@@ -196,7 +196,7 @@ def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
 
     built.root.head.write_bytes(b"nonsense" * 20)
     watch.take()
-    assert (watch.samples, watch.trouble) == ((), f"{built.root.head}: offset 0: not a head line")
+    assert (watch.samples, watch.trouble) == ((), f"{built.root.head}: offset 0: not a valid head")
 
     built.root.head.write_bytes(reported)
     watch.take()

@@ -189,7 +189,7 @@ def test_json_that_is_no_string_is_stored_as_it_stands_in_its_line(daemon: Daemo
         (b'{"time": "noon"}', "time 'noon' is not like"),
         (b'{"time": 1.5}', "time 1.5 is not a 64-bit integer of ns"),
         (b'{"time": 9223372036854775808}', "is not a 64-bit integer of ns"),
-        (b'{"headers": {"a": 1}}', "headers is not an object of strings"),
+        (b'{"headers": {"a": 1}}', "headers is not a JSON object with string values"),
         (b'{"value": "\\ud800"}', "surrogate"),
         (b'{"value": {"a": [NaN]}}', "not JSON (it has NaN)"),
         (b'{"value": -Infinity}', "not JSON (it has -Infinity)"),

@@ -174,9 +174,9 @@ def test_a_damaged_head_and_a_root_that_vanishes_are_a_line_on_the_screen(many: 
     with Terminal("--root", many, "--interval", "100ms", columns=200) as terminal:
         eventually(lambda: terminal.shows("^head +4 "))
         head.write_bytes(b"nonsense" * 20)
-        eventually(lambda: terminal.shows("head: offset 0: not a head line"))
+        eventually(lambda: terminal.shows("head: offset 0: not a valid head"))
         head.write_bytes(reported)
-        eventually(lambda: terminal.shows("^head +4 ") and not terminal.shows("not a head line"))
+        eventually(lambda: terminal.shows("^head +4 ") and not terminal.shows("not a valid head"))
         many.rename(many.with_name("elsewhere"))
         eventually(lambda: terminal.shows("the log is gone"))
         many.with_name("elsewhere").rename(many)
@@ -224,7 +224,7 @@ def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
     reported = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
     (many / "head").write_bytes(head)
 
-    assert reported[0] == f"{many / 'head'}: offset 0: not a head line"
+    assert reported[0] == f"{many / 'head'}: offset 0: not a valid head"
     assert reported[1] == "head      -"
     assert any(line.startswith("route-0500 ") for line in reported)
 

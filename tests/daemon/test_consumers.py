@@ -211,7 +211,7 @@ def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
         path.write_text("0\n")
         os.chown(path, 65534, 65534)
         _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
-    assert hint == f"run it as the user who created it; ls -l {path}"
+    assert hint == f"run this command as the user who created the file; ls -l {path}"
 
 
 def test_a_reader_is_refused_with_the_command_that_helps() -> None:

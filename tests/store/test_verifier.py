@@ -170,7 +170,7 @@ def test_a_head_that_is_none_or_empty_or_missing_is_found(built: Built, content:
     if content is not None:
         built.root.head.write_bytes(content)
     (error,) = [error for error in errors(built) if error.startswith("head")]
-    assert "the next start of the daemon" in error or "not a head line" in error
+    assert "the next start of the daemon" in error or "not a valid head" in error
 
 
 def test_a_log_without_segments_needs_no_head(tmp_path: Path) -> None:
@@ -383,4 +383,4 @@ def test_sealed_segments_that_are_gone_with_the_head_are_told_by_the_ledger(buil
     built.seal()
     for path in [*built.root.segments.iterdir(), built.root.head]:
         path.unlink()
-    assert any("were sealed and are in no segment" in words for words in errors(built))
+    assert any("were sealed, but are in no segment" in words for words in errors(built))

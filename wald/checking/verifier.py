@@ -269,12 +269,12 @@ class Verification:
         with _IGNORE_DAMAGE:
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):
-            yield self._missing(self._root.segments, begin, end, "were sealed and are in no segment")
+            yield self._missing(self._root.segments, begin, end, "were sealed, but are in no segment")
         if head is None:
             return
         lost = self._lost(last + 1, head.sequence)
         for begin, end in lost:
-            yield self._missing(self._root.head, begin, end, "are durable according to the head and in no segment")
+            yield self._missing(self._root.head, begin, end, "are durable according to the head, but are in no segment")
         yield from self._on_record(last + 1, head.sequence)
         if not lost:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
@@ -296,7 +296,12 @@ class Verification:
 
     def _cursors(self) -> Iterator[Finding]:
         if not self._root.routes.is_dir():
-            yield Finding(Level.INFO, self._root.routes, 0, "missing with all cursors; every record counts as unread")
+            yield Finding(
+                Level.INFO,
+                self._root.routes,
+                0,
+                "the directory and all its cursors are missing; every record counts as unread",
+            )
         log_id = self._log_id or b""
         for route in self._root.route_names():
             cursors = read_cursors(self._root, route, log_id=log_id, head_sequence=self._last())

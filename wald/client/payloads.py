@@ -171,7 +171,7 @@ def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes
     if given is not None and (
         not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
     ):
-        raise ValueError("headers is not an object of strings")
+        raise ValueError("headers is not a JSON object with string values")
     encoded = None if given is None else encoded_headers(given)
     if own_due_ns is None and due_ns is not None:
         own_due_ns = max(due_ns, not_before(encoded))

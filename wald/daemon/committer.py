@@ -537,7 +537,7 @@ class Committer:
         if error.errno == errno.ESTALE:
             failure = kind(
                 f"{self._root.segments}: the directory was unmounted or replaced; acknowledged records are still in "
-                "the original directory; the daemon accepts no more",
+                "the original directory; the daemon accepts no further records",
                 case="segments-unmounted",
                 segments=self._root.segments,
             )

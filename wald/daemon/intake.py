@@ -113,7 +113,7 @@ class Intake:
     def open(
         self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
-        """Open all pipes. Return messages, and drafts that end ``open_records`` whose rest is lost."""
+        """Open all pipes. Return messages, and a draft to end each of ``open_records`` that no pipe continues."""
         self._stdin_route = stdin.route if stdin else ""
         opened, messages = self.fifos.open_all(stdin)
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)

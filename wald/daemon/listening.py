@@ -147,8 +147,8 @@ class ConnectionLimits:
             if self.count[user_id] >= self._per_user_max:
                 return ConnectionRefusal(f"user {user_id} has {self._per_user_max} connections already", user_id)
             most -= self._connections_max // _OWNERS_SHARE
-        if self.count.total() >= most:
-            return ConnectionRefusal(f"{self._connections_max} connections are open already")
+        if (total := self.count.total()) >= most:
+            return ConnectionRefusal(f"{total} connections are open already")
         return None
 
     def leaves_enough(self, descriptor: int) -> bool:

@@ -130,10 +130,12 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
-    """Decode lines, twice as fast as :func:`decode_entry` if all are intact."""
+    """Decode lines. If all are intact, this is twice as fast as :func:`decode_entry` for each."""
     with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return _decode_intact(lines, listed=listed)
-    decoded: list[Entry | BadLine] = []  # a line is damaged, or a name in a removed list has brackets
+    decoded: list[
+        Entry | BadLine
+    ] = []  # slow path: a line is damaged, or a name inside a stripped list contains a bracket
     for line in lines:
         try:
             decoded.append(decode_entry(line))

@@ -195,7 +195,7 @@ def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_f
     skipped = history.skipped(sequence)
     if skipped is not None:
         span = f"{skipped['base']} to {skipped['last']}"
-        message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
+        message = f"the daemon skipped {span}, and no record of this log has such a number: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
     if lost:
         return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {lost[0].reason}", segment=segment)

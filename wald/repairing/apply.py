@@ -319,7 +319,7 @@ class Repair:
     def _put_in_place(self, old: Segment, made: list[NewSegment]) -> None:
         for each in reversed(made):
             self.disk.rename(each.path, self.root.segment(each.base_sequence, old.kind.form))
-            # After the rename: the old segment may have lost its header, and the index has the salt.
+            # Only after the rename: if the old segment lost its header, only the index still has its salt.
             remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.sync_directory(self.root.segments)
         if not any(each.base_sequence == old.base_sequence for each in made):

@@ -195,7 +195,7 @@ def _require_empty(path: Path, disk: Disk) -> None:
         require_free(Root(path), disk)
         raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", case="restore-unfinished", path=path)
     if names:
-        what = "a log already" if Root(path).identity.name in names else "not empty"
+        what = "already a log" if Root(path).identity.name in names else "not empty"
         raise InvalidInput(
             f"{path}: {what}; records can only be restored into a new log",
             case="directory-for-restore-needed",

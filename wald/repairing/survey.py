@@ -318,7 +318,7 @@ class LogSurvey:
         return found
 
     def _end(self, number: int) -> int:
-        """Return the base of the next intact segment: after a killed repair, perhaps a part of this segment."""
+        """Return the base of the next intact segment. After a killed repair, it may be a piece of this one."""
         for following in self._listing.segments[number + 1 :]:
             checked = self._checked.get(following.path)
             if checked is not None and not checked.errors:

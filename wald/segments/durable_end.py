@@ -48,7 +48,7 @@ def read_head(root: Root) -> Head | None:
                 time.sleep(_PAUSE_SECONDS)
     finally:
         os.close(descriptor)
-    raise Damaged(f"{root.head}: offset 0: not a head line", case="head-damaged", root=root.path)
+    raise Damaged(f"{root.head}: offset 0: not a valid head", case="head-damaged", root=root.path)
 
 
 def readable_head(root: Root) -> Head | None:

@@ -98,7 +98,7 @@ class SegmentIndexBuilder:
             self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
     def end_frame(self, offset: int = 0, compressed_bytes: int = 0, raw_offset: int = 0, raw_bytes: int = 0) -> Frame:
-        """Add a frame of the batches added since the previous frame."""
+        """Append a frame that covers the batches added since the previous frame, and return it."""
         table, start, dropped_ns = self.table, self._frame_start, self._dropped_ns
         self._frame_start, self._dropped_ns = len(table), array("q")
         begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
@@ -132,7 +132,7 @@ class SegmentIndexBuilder:
     def index(
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
-        """Return the index. Without any :meth:`end_frame`, one frame contains all batches."""
+        """Return the index. If :meth:`end_frame` was never called, one frame contains all batches."""
         stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
         frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)

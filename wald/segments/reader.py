@@ -277,7 +277,8 @@ class SealedSegment(OpenSegment):
         """Return the item that replaces a frame; None if the frame must be decompressed."""
         if self.index.is_damage(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
-        if self.index.shrunk is not None:  # only its batches show the dropped records between them
+        # Only the decompressed batches of a shrunk segment reveal the records dropped between them.
+        if self.index.shrunk is not None:
             needed = bool(frame.routes) or frame.raw_offset == 0
         else:
             needed = wanted is None or not wanted.isdisjoint(frame.routes)

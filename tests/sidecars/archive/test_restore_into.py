@@ -167,7 +167,7 @@ def test_only_a_new_or_an_empty_directory_is_taken(mixed: Built, dest: Path, new
     output_of("restore", dest, "--into", new)
     assert refusal_of("restore", dest, "--into", new)[:2] == (
         2,
-        f"{new}: a log already; records can only be restored into a new log",
+        f"{new}: already a log; records can only be restored into a new log",
     )
     (new.parent / "other").mkdir()
     (new.parent / "other/file").touch()
