@@ -47,6 +47,12 @@ class Log:
         NotPermitted: this user may not read the log.
         UnsupportedFormat: a newer wald wrote the log.
         Damaged: the log's identity cannot be read.
+
+    Example::
+
+        log = wald.open("/var/spool/wald")
+        for record in log.records("orders", start=1000, stop=1999):
+            print(record.sequence, record.key, record.value)
     """
 
     def __init__(self, root: str | PathLike[str]) -> None:
@@ -114,7 +120,13 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Record]:
-        """Iterate over records; for arguments and errors see :meth:`batches`."""
+        """Iterate over records; for arguments and errors see :meth:`batches`.
+
+        Example::
+
+            for record in log.records("orders", start=datetime(2026, 11, 21, tzinfo=UTC), follow=True):
+                print(record.sequence, record.value)
+        """
         batches = self.batches(
             route,
             start,
@@ -232,7 +244,13 @@ class Log:
         return where(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
-        """Return the source of a batch of :meth:`batches`; for the socket, also the user and the process."""
+        """Return the source of a batch of :meth:`batches`; for the socket, also the user and the process.
+
+        Example::
+
+            for batch in log.batches("orders"):
+                print(batch.first_sequence, log.sender(batch))
+        """
         from wald.reading.assembler import Senders
 
         with closing(Senders(self.view)) as senders:

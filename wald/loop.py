@@ -46,6 +46,12 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
 
     Yields:
         the event. The end of the block restores the previous handlers.
+
+    Example::
+
+        with stop_on_signals() as stop, wald.Consumer(root, "orders", follow=True, cancel=stop) as consumer:
+            for record in consumer:
+                handle(record)
     """
     stop = _Stop()
 

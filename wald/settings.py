@@ -1,14 +1,7 @@
 """Settings of the daemon and of wald-reclaim: their types, defaults, bounds and help, and the TOML file.
 
 The variable ``WALD_<NAME>`` overrides the file, which overrides the default. A size is in bytes or like "64MiB", a
-duration in seconds or like "10s", "5m", "1h". Each route may have a table:
-
-    [routes.access]
-    fifo = true             # create routes/access/in
-    mode = "0620"           # of the FIFO
-    writers = ["www-data"]  # users allowed to write over the socket
-    consumers = "billing"   # OS group whose members may leave cursors
-    max_age = "7d"          # and other limits
+duration in seconds or like "10s", "5m", "1h".
 """
 
 from __future__ import annotations

@@ -51,6 +51,13 @@ class Producer:
         NotFound: ``at`` is a directory without a log.
         Unavailable: no daemon was reachable within ``connect_for`` seconds.
         NotPermitted: this user may not connect.
+
+    Example::
+
+        with wald.Producer("/var/spool/wald") as producer:
+            producer.send("orders", ["4 apples", "1 pear"], keys=["ann", "bob"])
+            for first, last in producer.flush():
+                print("durable:", first, last)
     """
 
     def __init__(

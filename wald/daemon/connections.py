@@ -180,7 +180,6 @@ class Connections:
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
-        """Replace the listening socket."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()

@@ -257,7 +257,7 @@ class MainLoop:
         return max(0.0, min(at for at in times if at is not None) - now)
 
     def _tend(self, now: float) -> None:
-        """Do what is due besides requests and lines: cut, reload, sweep, check paths."""
+        """Cut, reload, sweep and check paths when due."""
         self._committer.tend(now)
         if self._signals.cut:
             self._signals.cut = False

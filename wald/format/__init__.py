@@ -1,7 +1,7 @@
 """Pure functions that encode and decode every format of wald.
 
 batch         the unit of the log
-checksum      CRC-32C (Castagnoli, RFC 3720 appendix B.4)
+checksum      CRC-32C
 head          head line and cursor files
 ledger_lines  ledgers and their sealed parts
 log_state     control batches: log states and peers

@@ -5,8 +5,8 @@
     writer.cut(now_ns=…)                 complete the segment, open the next
 
 After an OSError, the descriptor is never written or synced again: :meth:`Writer.replace` truncates the file to its
-durable length and opens the next segment. A batch never spans segments. A segment is named by its first sequence, so it
-can be cut only after it has assigned a sequence.
+durable length and opens the next segment. A segment is named by its first sequence, so it can be cut only after it has
+assigned a sequence.
 """
 
 from __future__ import annotations
