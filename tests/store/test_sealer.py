@@ -268,7 +268,7 @@ def test_two_whole_forms_that_differ_are_both_kept(root: Root) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (b"", Damaged, "too short"),
+        (b"", Damaged, "too few"),
         (b"x" * 500, Damaged, "magic"),
         (segment([LINE], base=9)[0], Damaged, "segment 9"),
         (segment_header(version=3) + batch(), UnsupportedFormat, "version 3"),
