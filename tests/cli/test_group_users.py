@@ -73,5 +73,5 @@ def test_what_another_consumer_has_planted_is_not_carried_out(root: Path) -> Non
         os.chown(planted, BOB.user_id, CONSUMERS)
         planted.chmod(0o666)
         code, _, errors = tried(ALICE, "release", "a", "mine", "worker-1", root=root)
-        assert (code, f"run it as user {BOB.user_id}" in errors) == (11, True), errors
+        assert (code, f"run this command as user {BOB.user_id}" in errors) == (11, True), errors
         assert owner.ask("release", "worker-1") == 3
