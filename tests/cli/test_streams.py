@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, errors, values
-from running import TIMEOUT_SECONDS, Client, Daemon, command, eventually, output_of, refused, sidecar, wald
+from every_program import answer
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, refused, sidecar, wald
 
 ALL_CLOSED = "<&- >&- 2>&-"
 BROKEN = "broken"
@@ -151,9 +152,9 @@ def test_a_daemon_and_a_gate_run_without_streams(root: Path, streams: str) -> No
         output_of("append", "a", "--root", root, stdin=b"two\n")
         gate = started(sidecar("gate", "--root", root, "--listen", "", "--uds", gate_socket), streams)
         try:
-            eventually(lambda: gate.poll() is not None or gate_socket.exists())
-            with Client(gate_socket) as client:
-                assert client.ask(b"GET /healthz HTTP/1.0\r\n\r\n").startswith("HTTP/1.1 200 ")
+            request = b"GET /healthz HTTP/1.0\r\n\r\n"
+            eventually(lambda: gate.poll() is not None or answer(gate_socket, request))
+            assert answer(gate_socket, request).startswith(b"HTTP/1.1 200 ")
         finally:
             gate.terminate()
             assert gate.wait(TIMEOUT_SECONDS) == 0

@@ -205,6 +205,7 @@ def test_a_killed_keeper_is_no_try_at_the_next_start_either(built: Built, jobs: 
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
     await_line(first, ": waits for the command whose keeper was killed")
+    eventually(lambda: len(jobs.processed) == 19)  # a record that is just about to be tried would be a failed try
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     jobs.let_go(2)
