@@ -98,6 +98,17 @@ def test_the_core_raises_errors_with_facts_and_leaves_the_hints_to_their_module(
     ] == []
 
 
+def test_no_module_of_the_core_words_a_command() -> None:
+    assert [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in CORE
+        if path.name != "hints.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "wald.hints"
+        if {"command_line", "quote", "room_commands"} & {each.name for each in node.names}
+    ] == []
+
+
 def test_a_path_in_a_hint_is_quoted() -> None:
     assert hint_for("log-gone", root=Path("/srv/my log")).startswith("findmnt -T '/srv/my log'; ls -la '/srv/my log'; ")
     assert hint_for("file-of-other-user", path=Path("/a b")) == "rm '/a b', which another user has left; ls -l '/a b'"

@@ -93,7 +93,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.log", "wald.client", "wald.work"),
-    "wald.loop": (),
+    "wald.loop": ("wald.hints",),
     "wald.format": PURE,
     "wald.files": FILES_ROOM,
     "wald.segments": SEGMENTS_ROOM,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,6 @@ def command_line(root: str | os.PathLike[str] | None, arguments: str = "", *, pr
 
 def quote(path: str | os.PathLike[str]) -> str:
     """Quote a path or text for the shell."""
-    import shlex
-
     return shlex.quote(os.fspath(path))
 
 
@@ -156,6 +155,12 @@ def _room_and(root: Path | None, socket: Path, command: str) -> str:
     return free if root is None else f"{free}; {command_line(root, command)}"
 
 
+def _daemon_in_the_way(lock: Path, holders: list[int]) -> str:
+    processes = " ".join(map(str, holders))
+    stopping = f"kill {processes}" if processes else f"end the process that fuser -v {quote(lock)} shows"
+    return f"stop the daemon: systemctl stop wald.socket wald, if systemd runs it; otherwise {stopping}"
+
+
 _IDENTITY_UNREADABLE = "stop the daemon and wald-reclaim; then {wald} repair restores it from the segments"
 _NOTHING_LOST = "nothing was acknowledged after that, and no acknowledged record is lost"
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim"}
@@ -180,6 +185,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "segments-directory-gone": "ls -l {root}; restore it from a backup",
     "clock-step-damaged": "restore {path} from a backup",
     "ledger-damaged": "restore it from a backup; or, without a daemon, {wald} repair restarts it with its intact lines",
+    "too-many-cursor-files": "to see who owns them: ls -l {directory}",
     "ledger-locked": "fuser -v {path} names it; if that is a service: systemctl stop {owner}",
     # routes and cursor owners
     "no-such-route": "{wald} routes lists them; {wald} route add {route} creates it",
@@ -201,6 +207,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "segment-file-missing": "ls -l {directory}; restore the file from an archive or a backup",
     "no-segment": "findmnt -T {path} shows whether it is mounted; mount it or restore it from a backup; "
     "otherwise, {wald} repair --accept-loss gives up these records",
+    "segments-directory-empty": "to see whether it is mounted: findmnt -T {segments}",
     "no-segment-at-start": "findmnt -T {path} shows whether it is mounted; mount it or restore it from a backup, "
     "and restart the daemon; otherwise, {wald} repair --accept-loss gives up these records",
     "head-damaged": "{wald} repair rebuilds it from the segments, as does the next start of the daemon",
@@ -211,6 +218,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "older-copy": lambda instead: instead or "restart this program: it then reads its positions from disk",
     # daemon start and lock
     "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",
+    "daemon-in-the-way": _daemon_in_the_way,
     "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
     "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and restart the daemon",
     "lock-file-replaced": f"{_NOTHING_LOST}; if you restored the log from a backup, restart the daemon",
@@ -241,6 +249,12 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "on-missing-unknown": 'on_missing must be "error" or "skip"',
     # cursors and retention
     "illegal-name": "use a letter or digit, then up to {more} of letters, digits, '.', '_' and '-'",
+    "group-is-new": "to remove the group: {wald} cursor remove {route} --group {group}",
+    "work-group-is-new": "to remove the group: {wald} group remove {route} {group}",
+    "cursor-not-permitted": "chmod a+r {path}",
+    "cursor-misnamed": "rename or remove the file: ls -l {path}",
+    "records-released": "to restore them: {wald_reclaim}",
+    "records-deleted": "to see why: {wald} where {record}",
     "no-cursor": "{wald} cursor list {route}",
     "cursor-of-other-user": "use another group; {wald} cursor remove {route} --group {group} removes this one; "
     "root may move it with cursor set",
@@ -322,6 +336,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "head-cannot-be-written": lambda root, head, error: (
         f"ls -l {quote(head)}; {room_commands(root, error=error)}; then restart the daemon"
     ),
+    "inotify-unavailable": "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536",
     "segments-unmounted": "findmnt -T {segments}; mount it again or move it back, and restart the daemon",
     "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
@@ -331,7 +346,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "stdin-beside-fifo": "--stdin with another route, or write to the FIFO: producer > {fifo}",
     "stdin-feeds-route": "use another route",
     "stdin-is-no-pipe": "producer | {wald} run --stdin {route}",
-    "fifo-of-two-routes": "{wald} route add {route} --fifo",
+    "fifo-of-two-routes": "rm {path}; {wald} route add {route} --fifo",
+    "not-a-fifo": "{wald} route add {route} --fifo",
+    "fifo-displaced": "{wald} append {route} {path} && rm {path}",
     "fifo-replaced": "end the producers of a FIFO before it is replaced",
     "too-many-fifos": "use the socket",
     "cannot-listen": "WALD_SOCKET=PATH sets another path, of at most {limit} bytes; ls -ld {directory} {path}",

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from wald.hints import hint_for
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TICK_MS = 500
 
@@ -119,7 +121,7 @@ def wakes(
         except (OSError, RuntimeError) as error:  # a directory is missing, or the kernel has no watches left
             if not (without_events or isinstance(error, FileNotFoundError)):
                 without_events = True
-                more = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
-                report(f"inotify unavailable ({error}); polling every {period_seconds:g} s; {more}")
+                hint = hint_for("inotify-unavailable")
+                report(f"inotify is unavailable ({error}); polling every {period_seconds:g} s; {hint}")
             if not stop.wait(period_seconds):
                 yield

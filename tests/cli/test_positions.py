@@ -145,7 +145,7 @@ def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
     assert first.stderr.decode() == (
         "wald: group typo is new on route a, which already has processed: "
         "from now on the records that it has not read are retained\n"
-        f"  hint: {taken_away} removes it\n"
+        f"  hint: to remove the group: {taken_away}\n"
     )
     assert wald("cursor", "set", "a", 1, "--group", "typo", "--root", root).stderr == b""
     assert b"group other is new" in wald("read", "a", "--group", "other", "--commit", "--root", root).stderr

@@ -211,8 +211,8 @@ def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
         code, message, hint = refusal_of("repair", *options, "--root", root)
         assert code == Locked.exit_code
         assert "another daemon writes to this root" in message
-        stopping, _, killing = hint.partition(", if it is the service; else ")
-        assert stopping == "stop it: systemctl stop wald.socket wald"
+        stopping, _, killing = hint.partition(", if systemd runs it; otherwise ")
+        assert stopping == "stop the daemon: systemctl stop wald.socket wald"
         assert killing == f"kill {daemon.process.pid}"
 
 

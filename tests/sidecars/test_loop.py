@@ -76,7 +76,7 @@ for _ in range(4):
     done = run([strace(), "-f", "-qq", "-o", os.devnull, *injected, sys.executable, "-c", script])
     assert (done.returncode, done.stderr) == (0, b"")
     (line,) = done.stdout.decode().splitlines()
-    assert line.startswith("inotify unavailable (")
+    assert line.startswith("inotify is unavailable (")
     assert "polling every 0.01 s" in line
 
 

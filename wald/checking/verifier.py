@@ -27,6 +27,7 @@ from wald.format.head import Head
 from wald.format.log_state import LogState
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, parse_segment_name
 from wald.format.spans import Spans
+from wald.hints import hint_for
 from wald.retention.cursors import CursorState, read_cursors
 from wald.retention.handovers import handover_pins
 from wald.retention.history import History, Loss
@@ -264,8 +265,8 @@ class Verification:
         listing, segments = self._view.listing, self._root.segments
         if head is not None and head.sequence and not listing.segments and not listing.released:
             for _ in self._lost(head.sequence, head.sequence):
-                message = f"no segment; findmnt -T {segments} shows whether it is mounted"
-                yield Finding(Level.ERROR, segments, 0, message)
+                hint = hint_for("segments-directory-empty", segments=segments)
+                yield Finding(Level.ERROR, segments, 0, f"no segment; {hint}")
         with _IGNORE_DAMAGE:
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):

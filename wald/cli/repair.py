@@ -14,6 +14,7 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
+from wald.files import locks
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
@@ -113,12 +114,12 @@ def _locked(root: Root) -> Iterator[Lock]:
 @contextmanager
 def _hinting(root: Root) -> Iterator[None]:
     """Where a daemon must not run, the hint is how to stop it."""
-    from wald.writing.daemon_lock import how_to_stop
-
     try:
         yield
     except Locked as error:
-        raise Locked(error.message, hint=how_to_stop(root)) from None
+        raise Locked(
+            error.message, case="daemon-in-the-way", lock=root.lock, holders=locks.holders(root.lock)
+        ) from None
 
 
 def _carry_out(plan: Plan, facts: LogSurvey, repair: Repair, *, accept_loss: bool) -> None:

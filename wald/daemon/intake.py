@@ -30,7 +30,7 @@ from wald.daemon.pipes import (
 from wald.errors import InvalidInput, WaldError
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.routes import describe_displaced, describe_shared, displaced_files, has_fifo, make_fifo
+from wald.files.routes import describe_displaced, displaced_files, has_fifo, make_fifo
 from wald.systemd import Systemd
 from wald.writing.writer import Draft, Route
 
@@ -416,7 +416,7 @@ class Fifos:
         try:
             yield
         except WaldError as error:
-            self.unread[route] = error.message
+            self.unread[route] = "; ".join(filter(None, (error.message, error.hint)))
         except OSError as error:
             self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
@@ -453,10 +453,11 @@ class Fifos:
         other = others.get(file, route)
         if other != route:
             raise InvalidInput(
-                describe_shared(self._root, path, self._root.fifo(other)),
+                f"{path}: the same FIFO as {self._root.fifo(other)}",
                 case="fifo-of-two-routes",
                 root=self._root.path,
                 route=route,
+                path=path,
             )
         inherited = self._systemd.take(file)
         if inherited is not None:

@@ -25,6 +25,7 @@ from wald.format.names import (
     parse_segment_name,
     segment_name,
 )
+from wald.hints import hint_for
 
 TEMPORARY = ".tmp"
 SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
@@ -150,9 +151,8 @@ def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[
     with os.scandir(directory) as entries:
         for count, entry in enumerate(entries, start=1):
             if count > GROUP_FILES_MAX:
-                raise OSError(
-                    errno.E2BIG, f"more than {GROUP_FILES_MAX} files; ls -l shows their owners", str(directory)
-                )
+                hint = hint_for("too-many-cursor-files", directory=directory)
+                raise OSError(errno.E2BIG, f"more than {GROUP_FILES_MAX} files; {hint}", str(directory))
             if entry.name.endswith(suffix):
                 yield entry
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from wald.files.cursor_directory import permit_cursor_owners
 from wald.files.disk import Disk
 from wald.files.layout import Root, require_no_link
 from wald.format.names import FOUND_PREFIX
-from wald.hints import command_line
+from wald.hints import hint_for
 
 FIFO_MODE = 0o620  # the daemon's group may write
 OWNERS_FIFO_MODE = 0o600  # for a route with writers: a FIFO cannot authenticate them
@@ -104,23 +103,18 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
             continue
         if not has_fifo(root, route):
             if os.path.lexists(path):
-                adding = command_line(root.path, f"route add {route} --fifo")
-                yield path, f"{path}: not a FIFO; data written to it is not read: {adding}"
+                hint = hint_for("not-a-fifo", root=root.path, route=route)
+                yield path, f"{path}: not a FIFO, so data written to it is not read; {hint}"
             continue
         status = os.stat(path)
         first = seen.setdefault((status.st_dev, status.st_ino), path)
         if first != path:
-            yield path, describe_shared(root, path, first)
+            hint = hint_for("fifo-of-two-routes", root=root.path, route=route, path=path)
+            yield path, f"{path}: the same FIFO as {first}; {hint}"
 
 
 def describe_displaced(root: Root, path: Path, route: str) -> str:
-    name = shlex.quote(str(path))
     return (
         f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "
-        f"{command_line(root.path, f'append {route} {name}')} && rm {name}"
+        f"{hint_for('fifo-displaced', root=root.path, route=route, path=path)}"
     )
-
-
-def describe_shared(root: Root, path: Path, other: Path) -> str:
-    adding = command_line(root.path, f"route add {path.parent.name} --fifo")
-    return f"{path}: the same FIFO as {other}; rm {path}, and {adding} creates one of its own"

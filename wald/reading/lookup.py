@@ -13,6 +13,7 @@ from wald.format.ledger_lines import Entry
 from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.times import utc_or_unknown
 from wald.format.work import Start, is_done
+from wald.hints import hint_for
 from wald.retention.cursors import Cursor, CursorState, read_cursors
 from wald.retention.history import History, ShrunkRecord, bundle_member, candidate_routes
 from wald.segments.durable_end import lost_head
@@ -205,8 +206,8 @@ def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_f
         return Whereabouts(sequence, State.LOST, message, segment=name)
     message = "it was issued, no segment holds it, and no ledger explains why"
     if not view.segments and not view.listing.released:
-        segments = view.root.segments
-        message = f"it was issued, and no segment is there: findmnt -T {segments} shows whether it is mounted"
+        hint = hint_for("segments-directory-empty", segments=view.root.segments)
+        message = f"it was issued, but there are no segments; {hint}"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
 

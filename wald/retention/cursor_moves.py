@@ -22,7 +22,7 @@ from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import WORK_SUFFIX, Kind
 from wald.format.sealed_index import RouteEntry
 from wald.format.spans import Spans
-from wald.hints import command_line
+from wald.hints import hint_for
 from wald.retention.blockers import segment_index
 from wald.retention.cursors import Cursor, CursorState, cursor_is_directory, read_cursor, read_cursor_file
 from wald.retention.history import History, route_entries
@@ -173,11 +173,11 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     except Damaged as error:
         parts.append(error.message)
     if found := list(released):
-        reclaim = command_line(root.path, program="wald-reclaim")
-        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are released; {reclaim} restores them")
+        hint = hint_for("records-released", root=root.path)
+        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are released; {hint}")
     if found := list(deleted):
-        explain = command_line(root.path, f"where {found[-1][1]}")
-        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are deleted; {explain} says why")
+        hint = hint_for("records-deleted", root=root.path, record=found[-1][1])
+        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are deleted; {hint}")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 

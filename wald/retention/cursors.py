@@ -19,7 +19,7 @@ from wald.files.layout import Root, scan_cursor_directory
 from wald.files.safe_open import open_regular
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
-from wald.hints import command_line, user_name
+from wald.hints import hint_for, user_name
 
 _SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
 
@@ -146,7 +146,8 @@ def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_seque
         return cursor(CursorState.UNREADABLE, message="not a regular file")
     except PermissionError:
         user_id = _owner_id(path)
-        return cursor(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
+        message = f"permission denied; {hint_for('cursor-not-permitted', path=path)}"
+        return cursor(CursorState.UNREADABLE, message=message)
     except BadCursor as error:
         return cursor(CursorState.UNREADABLE, message=f"offset 0: {error}")
     if names > 1:
@@ -175,7 +176,7 @@ def read_with_status(path: Path, length: int) -> tuple[bytes, os.stat_result]:
 
 
 def _strange(route: str, path: Path) -> Cursor:
-    message = f"{path}: no group can have this name; rename the file, or remove it"
+    message = f"{path}: no group can have this name; {hint_for('cursor-misnamed', path=path)}"
     return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
 
 
@@ -206,10 +207,10 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
     known = f", which already has {', '.join(others)}" if others else ""
-    remove = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
+    hint = hint_for("work-group-is-new" if with_workers else "group-is-new", root=root.path, route=route, group=group)
     return (
         f"group {group} is new on route {route}{known}: from now on the records that it has not read are retained\n"
-        f"  hint: {command_line(root.path, remove)} removes it"
+        f"  hint: {hint}"
     )
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -165,12 +164,6 @@ def signature(root: Root) -> dict[str, object]:
 def is_hidden(root: Root) -> bool:
     """Return True if this user may not read the lock file."""
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
-
-
-def how_to_stop(root: Root) -> str:
-    processes = " ".join(map(str, locks.holders(root.lock)))
-    other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
-    return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"
 
 
 def require_free(root: Root, disk: Disk) -> None:

@@ -86,7 +86,7 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
             break
         cursor = found[0]
         Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
-        if "restores them" in cursor.message or not cursor.message:
+        if "to restore them" in cursor.message or not cursor.message:
             records = [record.sequence for record in built.log.records("a", "cursor", group=cursor.group)]
             assert records == [3, 5, 7], (number, cursor.message)
             assert set(bases(built.root)) >= {3, 5, 7}
@@ -94,7 +94,7 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
         ledger(built.root.path)
     assert number > 12
     assert any(not message for message in reported)
-    assert any("restores them" in message for message in reported)
+    assert any("to restore them" in message for message in reported)
     assert any("are deleted" in message for message in reported)
 
 
@@ -136,7 +136,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
                 pausing(patched, schedule, name)
             pausing(patched, schedule, "wald_reclaim.plan.read_cursor_snapshot")
             message = meet(root, schedule, now_ns=built.now_ns).message
-        if "restores them" in message:
+        if "to restore them" in message:
             Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
             assert bases(root) == [1]
         if "are deleted" not in message:
@@ -144,7 +144,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
             assert [record.sequence for record in Log(root.path).records("a", "cursor")] == [1], (order, message)
         reported.append(message)
     assert any(not message for message in reported)
-    assert any("restores them" in message for message in reported)
+    assert any("to restore them" in message for message in reported)
     assert any("are deleted" in message for message in reported)
 
 
