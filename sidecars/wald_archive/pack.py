@@ -21,7 +21,7 @@ from wald.format.ledger_lines import Entry
 from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
 from wald.retention.cursor_moves import move_cursor, start_position
 from wald.retention.cursors import CursorState
@@ -203,7 +203,7 @@ class Packer:
 
     def _passing(self, request: Request, start: Start) -> str:
         """Return the command that skips what is missing from ``start`` on, and no record that has not ended."""
-        steps = read_onward(
+        steps = read_without_waiting(
             self.log.view(), route=request.route, start=start, stop=None, on_damage=_ignore, on_missing="skip"
         )
         with closing(steps):

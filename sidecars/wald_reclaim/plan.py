@@ -20,7 +20,7 @@ from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot
-from wald.segments.reader import Misplaced, require_named
+from wald.segments.reader import Misplaced, require_matching_name
 from wald.segments.view import read_view
 from wald_reclaim.ages import Ages
 from wald_reclaim.contents import Contents, Unreadable
@@ -262,7 +262,7 @@ class Planner:
         base = segment.base_sequence
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
         try:
-            require_named(segment, self.log_id)
+            require_matching_name(segment, self.log_id)
         except Misplaced as error:  # the ledger's line is about another file
             return Decision(segment, Verdict.UNREADABLE, stored_bytes, message=str(error), stays=True)
         verdict = recorded.verdict if recorded is not None else Verdict.READ
@@ -287,7 +287,7 @@ class Planner:
         """Return True if the name of the sealed form exists and is that form of the segment."""
         sealed = Segment(base, Kind.SEALED, self._root.segment(base, Kind.SEALED))
         try:
-            require_named(sealed, self.log_id)
+            require_matching_name(sealed, self.log_id)
         except (FileNotFoundError, Misplaced):
             return False
         return True

@@ -32,7 +32,7 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.retention.blockers import CursorSnapshot, read_cursor_snapshot, sealed_index
 from wald.retention.history import History
-from wald.segments.reader import require_named
+from wald.segments.reader import require_matching_name
 from wald.segments.sealed_file import SealedFile
 from wald.segments.shrinking import Shrinkage, check_shrunk, compare_shrunk, shrink_segment
 from wald_reclaim.entries import shrunk_entry
@@ -102,7 +102,7 @@ class Shrinker:
             elif found is not None and found.kind is Kind.SEALED:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segment(found.base_sequence, Kind.SEALED))
                 try:
-                    require_named(segment._replace(path=self.root.segments / name), self.log_id)
+                    require_matching_name(segment._replace(path=self.root.segments / name), self.log_id)
                     if self._history.reclaimed(segment.base_sequence) is not None:
                         self.disk.unlink(self.root.segments / name)  # the segment was reclaimed in the meantime
                     else:
@@ -206,7 +206,7 @@ class Shrinker:
             Damaged: it lacks a batch, and the old form must not replace it either.
         """
         with suppress(FileNotFoundError):
-            require_named(segment, self.log_id)
+            require_matching_name(segment, self.log_id)
         with SealedFile(segment.path.with_name(segment.path.name + WHOLE_SUFFIX)) as source:
             claims = self._claims()
             floors = Floors({entry.route: claims.floor(entry.route) for entry in source.index.routes})

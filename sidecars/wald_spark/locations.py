@@ -28,7 +28,7 @@ from wald.files.listing import Segment, list_segments
 from wald.format.batch import StoredBatch
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
-from wald.segments.durable_end import EVERYTHING
+from wald.segments.durable_end import UNBOUNDED
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile
 from wald.segments.reader import SealedSegment, SegmentItem
 from wald.segments.sealed_file import SealedFile
@@ -80,7 +80,7 @@ class LogLocation:
         Raises:
             Damaged: the directory is gone.
         """
-        return read_view(self.root, self.log_id, bound=EVERYTHING if isinstance(self.root, Shipped) else None)
+        return read_view(self.root, self.log_id, bound=UNBOUNDED if isinstance(self.root, Shipped) else None)
 
 
 @dataclass(frozen=True, slots=True)

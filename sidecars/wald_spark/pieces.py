@@ -14,7 +14,7 @@ from zlib import crc32
 from wald.errors import Damaged, NotFound
 from wald.hints import command_line
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_span
+from wald.reading.reader import read_selection
 from wald.reading.selection import Selection
 from wald.retention.history import History
 from wald.retention.missing import Missing
@@ -78,7 +78,7 @@ class LogPiece:
 
             continuity = Continuity(self.location.root, self.location.log_id, self.seen) if self.seen else None
             try:
-                yield from read_span(
+                yield from read_selection(
                     read_view(self.location.root, self.location.log_id, bound=self.bound, continuity=continuity),
                     Selection(self.routes, self.first, last=self.last),
                     on_missing="skip" if self.gaps else pass_over if self.tolerance.loss else "error",
@@ -132,7 +132,7 @@ def pieces_of(
     location, bound = LogLocation(view.root, view.log_id), view.bound
     name = f"{location.log}-planning-{wanted.first:020d}{_suffix(wanted.routes)}"
     with closing(DamageReport(tolerance, name)) as damage:
-        if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
+        if bound.head_lost and active and bound.sequence is not None and wanted.last > bound.sequence:
             damage.add(lost_head(location.root, bound))
         planning = _Planning(History(location.root), damage, tolerance.loss, gaps)
         blocks = list(planning.blocks(view, wanted, active=active))
@@ -175,7 +175,7 @@ class _Planning:
             NotFound: RECLAIM has removed wanted records, and that is not passed over.
         """
         if errors := self._errors(view, missing):
-            complete = view.completed(missing.first, missing.next - 1)
+            complete = view.including_restored(missing.first, missing.next - 1)
             if complete is not view:
                 return complete
             errors = self._errors(view, missing)  # RECLAIM may have deleted them since the view was made

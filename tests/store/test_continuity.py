@@ -165,7 +165,7 @@ def test_a_start_is_told_from_another_one_of_the_same_epoch(root: Path, copy: Pa
     restore(copy, root)
     built = Built(root, epoch=2, now_ns=LATER_NS + 77)
     write(built, "other 2", "other 3")
-    with pytest.raises(Replaced, match="epoch 2 began at another start"):
+    with pytest.raises(Replaced, match="epoch 2 belongs to another start of the daemon"):
         log.view()
 
 

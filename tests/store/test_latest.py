@@ -49,8 +49,8 @@ def test_the_last_records_are_found_from_behind(
         if record.sequence <= upto and (matcher is None or matcher.matches(record.value))
     ]
     for count in (0, 1, 2, 3, 20, 1000, 10**6):
-        found = matcher.records if matcher else None
-        start = start_of_latest(built.view, route, count, last=upto, found=found)
+        found = matcher.matching_records if matcher else None
+        start = start_of_latest(built.view, route, count, last=upto, find_records=found)
         assert [sequence for sequence in every if sequence >= start] == (every[-count:] if count else []), count
 
 

@@ -86,7 +86,7 @@ def test_a_lost_segment_behind_reclaimed_ones_is_damage_and_the_rest_is_not(buil
 def test_without_any_segment_reading_fails_even_if_damage_is_passed_over(built: Built) -> None:
     for segment in list_segments(built.root).segments:
         segment.path.unlink()
-    with pytest.raises(Damaged, match="no segment, but records up to 8 were acknowledged"):
+    with pytest.raises(Damaged, match="there is no segment, but records up to 8 were acknowledged"):
         read(built)
 
 

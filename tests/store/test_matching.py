@@ -49,14 +49,14 @@ def test_it_finds_what_a_look_at_every_record_finds(
     matcher = Matcher(pattern, ignore_case=ignore_case, invert=invert)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(patterns, "_LINES_SEARCHED", lines_searched)
-        found = list(matcher.records(batch(values, terminated=terminated)))
+        found = list(matcher.matching_records(batch(values, terminated=terminated)))
 
     assert [(record.sequence, record.value) for record in found] == expected
     assert [record.terminated for record in found] == [terminated or n < 6 + len(values) for n, _ in expected]
 
 
 def test_a_fixed_string_is_found_as_it_is() -> None:
-    found = Matcher(b"a.[", fixed=True).records(batch([b"ab[", b"xa.[x", b"A.["]))
+    found = Matcher(b"a.[", fixed=True).matching_records(batch([b"ab[", b"xa.[x", b"A.["]))
 
     assert [record.value for record in found] == [b"xa.[x"]
 
@@ -66,8 +66,8 @@ def test_values_of_columns_are_searched_and_may_hold_newlines(tmp_path: Path) ->
     log.columns("a", [b"one\ntwo", b"three", b""], keys=[b"two", None, None])
     (found,) = log.log.batches("a")
 
-    assert [record.sequence for record in Matcher(b"^two|\ntwo").records(found)] == [1]
-    assert [record.value for record in Matcher(b"^$").records(found)] == [b""]
+    assert [record.sequence for record in Matcher(b"^two|\ntwo").matching_records(found)] == [1]
+    assert [record.value for record in Matcher(b"^$").matching_records(found)] == [b""]
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:

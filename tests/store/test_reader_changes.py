@@ -19,7 +19,7 @@ from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.records import Record
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.retention.missing import Missing
 
 
@@ -216,7 +216,7 @@ def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut
         daemon.ask("ROUTE ADD a")
         daemon.ask("PUB a 2\n1\n")
         daemon.ask("CUT")
-        onward = read_onward(wald.open(daemon.root).view(), route=None, start="earliest", stop=None, group="g")
+        onward = read_without_waiting(wald.open(daemon.root).view(), route=None, start="earliest", stop=None, group="g")
 
         def read_on() -> bytes:
             batches = takewhile(lambda found: not isinstance(found, int), onward)
@@ -255,7 +255,7 @@ class TestASegmentThatARepairHasMadeAgain:
     def test_no_record_is_delivered_twice(self, built: Built, *, cut: bool) -> None:
         for number in range(1, 9):
             built.lines("a", [b"r%d" % number])
-        follower = read_onward(built.view, route="a", start=1, stop=None)
+        follower = read_without_waiting(built.view, route="a", start=1, stop=None)
         assert [sequence for sequence, _ in steps(follower)] == list(range(1, 9))
         built.lines("a", [b"r9"])
         if cut:
@@ -275,7 +275,7 @@ class TestASegmentThatARepairHasMadeAgain:
         built.lines("b", [b"r4"])
         built.lines("b", [b"r5"])
         built.piece("a", b"middle ", begins=False, ends=False)
-        follower = read_onward(built.view, route=None, start=1, stop=None)
+        follower = read_without_waiting(built.view, route=None, start=1, stop=None)
         assert [value for _, value in steps(follower)] == [b"r1", b"r2", b"r4", b"r5"]
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         built = repaired(built, 1, Kind.RAW, b"r2")
@@ -288,7 +288,7 @@ class TestASegmentThatARepairHasMadeAgain:
         built.piece("a", b"begins ", begins=True, ends=False)
         for number in range(3, 6):
             built.lines("b", [b"r%d" % number])
-        follower = read_onward(built.view, route=None, start=1, stop=None, on_missing=lost.append)
+        follower = read_without_waiting(built.view, route=None, start=1, stop=None, on_missing=lost.append)
         assert [value for _, value in steps(follower)] == [b"r1", b"r3", b"r4", b"r5"]
         built = repaired(built, 1, Kind.RAW, b"r4")
         built.lines("b", [b"after"])
@@ -304,7 +304,7 @@ class TestASegmentThatARepairHasMadeAgain:
         whole = built.path(1, Kind.RAW).read_bytes()
         built = repaired(built, 1, Kind.RAW, b"r3")
         built.path(1, Kind.RAW).write_bytes(whole)
-        follower = read_onward(built.view, route="a", start=1, stop=None)
+        follower = read_without_waiting(built.view, route="a", start=1, stop=None)
         assert [sequence for sequence, _ in steps(follower)] == list(range(1, 10))
 
 
@@ -314,7 +314,7 @@ def test_an_open_segment_whose_sealed_form_cannot_be_read_is_reported_as_damage(
 ) -> None:
     damage: list[Damaged] = []
     built.lines("a", [b"1"])
-    follower = read_onward(built.view, route="a", start=1, stop=None, on_damage=damage.append)
+    follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_damage=damage.append)
     assert steps(follower) == [(1, b"1")]
     built.lines("a", [b"2"])
     built.cut()

@@ -252,7 +252,7 @@ def test_what_else_is_in_quarantine_does_not_stand_for_the_only_segment(tmp_path
     path = tmp_path / "log"
     alone(path)
     newest(path).rename(path / "quarantine" / f"{newest(path).name}.{suffix}")
-    with pytest.raises(Damaged, match="no segment, but records"):
+    with pytest.raises(Damaged, match="there is no segment, but records"):
         start_again(path, epoch=3)
 
 

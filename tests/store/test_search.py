@@ -59,12 +59,13 @@ def searched(
 
     def show(batch: Batch) -> Match:
         lines = [
-            b"%d %b %b%b" % (sequence, batch.route.encode(), value, END) for sequence, value in matcher.found(batch)
+            b"%d %b %b%b" % (sequence, batch.route.encode(), value, END)
+            for sequence, value in matcher.find_matches(batch)
         ]
         return Match(len(lines), b"".join(lines))
 
     selection = select(log.view, route, start, stop, "processed")
-    return list(search(log.view, selection, show, absent=matcher.absent, jobs=jobs))
+    return list(search(log.view, selection, show, cannot_match=matcher.cannot_match, jobs=jobs))
 
 
 def lines_of(events: list[Event], route: str | None = None) -> list[bytes]:
@@ -135,8 +136,8 @@ def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) ->
         return Match(0, b"")
 
     selection = select(built.view, None, "earliest", None, "processed")
-    with pytest.raises(OSError, match="a process of the search was killed"):
-        list(search(built.view, selection, show, absent=lambda _: False, jobs=2))
+    with pytest.raises(OSError, match="a search process was killed"):
+        list(search(built.view, selection, show, cannot_match=lambda _: False, jobs=2))
 
 
 def test_what_shrinking_has_dropped_is_reported_whatever_is_looked_for(built: Built) -> None:
@@ -165,4 +166,4 @@ def test_a_record_that_has_lost_a_piece_is_reported_whatever_is_looked_for(built
     ]
 
     assert reported[0] == reported[1] == reported[2]
-    assert "has lost a piece" in reported[0][0]
+    assert "a piece of record" in reported[0][0]

@@ -115,7 +115,7 @@ def test_a_record_that_a_shrink_kept_is_lost_with_its_segment(built: Built) -> N
 
     gone = built.log.where(39)
     assert (gone.state, gone.reclaimed) == (State.LOST, None)
-    assert gone.message == f"lost, after shrinking had kept it: {gone.segment} is not there, and no ledger explains why"
+    assert gone.message == f"lost after shrinking had kept it: {gone.segment} is missing, and no ledger explains why"
     assert built.log.where(10).state is built.log.where(9).state is State.RECLAIMED
 
 
@@ -126,7 +126,7 @@ def test_a_record_between_dropped_ones_is_lost_with_its_segment(built: Built) ->
     assert built.log.where(2).state is built.log.where(10).state is State.RECLAIMED
     for sequence in (9, 23):
         found = built.log.where(sequence)
-        assert (found.state, found.message.partition(":")[0]) == (State.LOST, "lost, after shrinking had kept it")
+        assert (found.state, found.message.partition(":")[0]) == (State.LOST, "lost after shrinking had kept it")
     repair(built.root.path)
     assert built.log.where(23).state is State.LOST
     assert "given up by a repair" in built.log.where(23).message
@@ -137,7 +137,7 @@ def test_without_the_ledger_a_shrunk_segment_says_what_was_dropped(built: Built)
     (built.root.ledger / "reclaim.jsonl").unlink()
 
     assert built.log.where(4).state is State.RECLAIMED
-    assert "shrinking dropped it from" in built.log.where(4).message
+    assert "by shrinking, and no ledger says when" in built.log.where(4).message
 
 
 def test_a_kept_batch_keeps_its_place(built: Built) -> None:

@@ -17,7 +17,7 @@ from wald.files.routes import add_route
 from wald.format.names import Kind
 from wald.format.records import Record
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward, read_span
+from wald.reading.reader import read_selection, read_without_waiting
 from wald.reading.selection import Selection, Start
 from wald.retention.missing import Missing
 from wald_reclaim import entries
@@ -97,7 +97,7 @@ class TestAReclaimedSegmentWithoutAPiece:
 
     def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
-        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
         assert steps(follower) == []
         built.cut()
         built.lines("b", [b"x"] * 3)
@@ -109,7 +109,7 @@ class TestAReclaimedSegmentWithoutAPiece:
         assert steps(follower) == WHOLE
 
     def test_it_is_whole_for_a_span_that_ends_in_front_of_the_gap(self, gap: Built) -> None:
-        spans = read_span(gap.view, Selection(frozenset("a"), 1, last=1))
+        spans = read_selection(gap.view, Selection(frozenset("a"), 1, last=1))
         assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
 
     def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
@@ -146,7 +146,7 @@ class TestAReclaimedSegmentWithAPiece:
         with pytest.raises(NotFound, match="record 1: 1 record of route a is missing"):
             list(built.log.records("a", start=1, stop=1))
         with pytest.raises(NotFound, match="record 1"):
-            list(read_span(built.view, Selection(frozenset("a"), 1, last=1)))
+            list(read_selection(built.view, Selection(frozenset("a"), 1, last=1)))
 
     def test_it_is_whole_again_once_the_deletion_is_taken_back(self, built: Built) -> None:
         with_a_piece(built)
@@ -304,7 +304,7 @@ class TestAFollowerThatIsPaused:
         built.piece("a", b"begins ", begins=True, ends=False)
         built.cut()
         built.piece("a", b"seen ", begins=False, ends=False)
-        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
         assert steps(follower) == []
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
@@ -322,7 +322,7 @@ class TestAFollowerThatIsPaused:
         built = Built(tmp_path / "root")
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
-        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
         assert steps(follower) == [(1, b"first")]
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
@@ -337,7 +337,7 @@ class TestAFollowerThatIsPaused:
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
         built = restart(built)
-        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
         assert steps(follower) == [(1, b"first")]
         add_route(built.root, built.disk, "n" * 100)
         built = restart(built)
@@ -380,7 +380,9 @@ class TestAFollowerThatIsPaused:
         built, damage = Built(tmp_path / "root"), list[Damaged]()
         built.lines("a", [b"read"])
         built.lines("b", [b"x" * 1000] * 3)
-        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append)
+        follower = read_without_waiting(
+            built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append
+        )
         assert steps(follower) == [(1, b"read")]
         built.lines("b", [b"y" * 1000] * 3)
         built.lines("a", [b"unread", b"too"])
@@ -404,7 +406,7 @@ def paused_in_a_copy(
     built.lines("b", [b"of another route"])
     if seen:
         built.piece("a", seen, begins=False, ends=False)
-    follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
+    follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
     assert steps(follower) == [(1, b"first")]
     return removed_and_named_again(built), follower
 
@@ -450,7 +452,7 @@ class TestAFollowerAcrossARepair:
         built = Built(tmp_path / "root")
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
-        follower = read_onward(built.view, route="a", start=1, stop=None, on_missing=lost.append)
+        follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_missing=lost.append)
         assert steps(follower) == [(1, b"first")]
         built.cut()
         built.lines("b", [b"of another route"])
@@ -476,7 +478,7 @@ class TestAFollowerAcrossARepair:
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
         built.cut()
-        follower = read_onward(built.view, route="a", start=1, stop=None, on_missing=lost.append)
+        follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_missing=lost.append)
         assert steps(follower) == [(1, b"first")]
         built.lines("b", [b"of another route"])
         built.piece("a", b"middle ends\n", begins=False, ends=True)

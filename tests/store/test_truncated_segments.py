@@ -17,7 +17,7 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald.writing.sealing import seal
 
@@ -133,7 +133,7 @@ class TestReaders:
 
 
 def follower(built: Built, damage: list[Damaged]) -> object:
-    return read_onward(built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append)
+    return read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append)
 
 
 def step(follower: object) -> list[tuple[int, bytes]]:

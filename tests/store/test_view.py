@@ -99,7 +99,7 @@ def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> Non
     """As on a file system whose directories are damaged."""
     view = built.view
 
-    with pytest.raises(Damaged, match="its directory lists it, but the file does not exist"):
+    with pytest.raises(Damaged, match="the directory lists the segment, but the file does not exist"):
         view.without(SegmentGone("gone", hint=""), view.segments[0])
 
 
@@ -157,10 +157,10 @@ def test_a_view_is_completed_with_segments_whose_deletion_was_undone(built: Buil
     whole = built.view.including_released()
     short = replace(whole, listing=replace(whole.listing, segments=whole.segments[1:]))
     public = replace(short, with_released=False)
-    assert short.completed(1, 1).segments == whole.segments
-    assert short.completed(2, 9) is short
-    assert public.completed(1, 1) is public
+    assert short.including_restored(1, 1).segments == whole.segments
+    assert short.including_restored(2, 9) is short
+    assert public.including_restored(1, 1) is public
 
     path = built.root.segment(1, Kind.RELEASED)
     path.rename(built.root.segment(1, Kind.SEALED))
-    assert [segment.base_sequence for segment in public.completed(1, 1).segments] == [1, 2, 3]
+    assert [segment.base_sequence for segment in public.including_restored(1, 1).segments] == [1, 2, 3]

@@ -29,7 +29,7 @@ from wald.files.listing import list_segments
 from wald.format.names import Kind
 from wald.format.records import Record
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.reading.search import Match, search
 from wald.reading.selection import select
 from wald.segments.view import State
@@ -309,7 +309,7 @@ class WholeLog:
         if not self._due(route, group):
             return []
         selection = select(view, route, self.cursors[route, group] + 1, None, group)
-        for event in search(view, selection, show, absent=lambda _: False, jobs=1):
+        for event in search(view, selection, show, cannot_match=lambda _: False, jobs=1):
             assert isinstance(event, Match), event
         return found[:limit]
 
@@ -344,7 +344,7 @@ class WholeLog:
         """Let a follower continue after a pause, or begin one."""
         if len(self.followers) < 3 or self.rng.random() < 0.2:
             route = self.rng.choice(ROUTES)
-            steps = read_onward(self.built.view, route=route, start="earliest", stop=None, group="f")
+            steps = read_without_waiting(self.built.view, route=route, start="earliest", stop=None, group="f")
             self.followers.append(Follower(route, steps))
         self._step(self.rng.choice(self.followers))
 

@@ -32,7 +32,7 @@ from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBa
 from wald.segments.reader import SkippedBatches
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import SealedFile
-from wald.segments.view import truncated
+from wald.segments.view import truncated_segment
 
 
 class Level(Enum):
@@ -241,7 +241,7 @@ class _Check:
             self.error(end.offset, message)
         elif end.offset < self._target.end:
             self._lose_open_records()
-            error = truncated(self._path, end.offset, self._target.end)
+            error = truncated_segment(self._path, end.offset, self._target.end)
             found = Finding.of(Level.ERROR, self._path, error.message)
             self.error(found.offset, f"{found.message}; {error.hint}")
 

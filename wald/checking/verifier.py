@@ -31,8 +31,8 @@ from wald.hints import hint_for
 from wald.retention.cursors import CursorState, read_cursors
 from wald.retention.handovers import handover_pins
 from wald.retention.history import History, Loss
-from wald.segments.durable_end import EVERYTHING, read_head
-from wald.segments.reader import Misplaced, require_named
+from wald.segments.durable_end import UNBOUNDED, read_head
+from wald.segments.reader import Misplaced, require_matching_name
 from wald.segments.view import SegmentGone, View, read_view, recorded_end
 
 _IGNORE_DAMAGE = contextlib.suppress(Damaged)  # of a ledger, which the check of ledgers reports
@@ -52,7 +52,7 @@ class Verification:
         self.history = History(root)
         self._log_id: bytes | None = None
         self._head: Head | None = None
-        self._view = View(root, b"", EVERYTHING, Listing(()))
+        self._view = View(root, b"", UNBOUNDED, Listing(()))
         self._state = NOTHING
         self._last_base = 0  # of the last segment checked
         first_findings = self._first = list[Finding]()
@@ -68,7 +68,7 @@ class Verification:
             first_findings.append(Finding.of(Level.ERROR, root.head, error.message))
         first_findings += self._strangers()
         try:
-            self._view = read_view(root, self._log_id or b"", bound=EVERYTHING)
+            self._view = read_view(root, self._log_id or b"", bound=UNBOUNDED)
         except Damaged as error:
             first_findings.append(Finding.of(Level.ERROR, root.segments, error.message))
         if self._head is None and not head_is_damaged:
@@ -122,7 +122,7 @@ class Verification:
     def misplaced(self, segment: Segment) -> Misplaced | None:
         try:
             if self._log_id is not None:
-                require_named(segment, self._log_id)
+                require_matching_name(segment, self._log_id)
         except Misplaced as error:
             return error
         except OSError:  # removed in the meantime or unreadable, and no reader needs it
@@ -139,7 +139,7 @@ class Verification:
             due = self._due(segment.base_sequence)
             # The listing may be hours old, and a deletion may have been undone since.
             lost = self._lost(due, segment.base_sequence - 1)
-            completed = self._view.completed(due, segment.base_sequence - 1) if lost else self._view
+            completed = self._view.including_restored(due, segment.base_sequence - 1) if lost else self._view
             if completed is not self._view:
                 self._view = completed
                 waiting = deque(s for s in self._view.segments if s.base_sequence >= due)

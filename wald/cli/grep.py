@@ -94,7 +94,8 @@ def grep(
 
     command = f"grep{options}", f" {operands}"
     records, code = 0, 0
-    for event in search(view, selection, show, absent=matcher.absent, jobs=jobs or len(os.sched_getaffinity(0))):
+    jobs = jobs or len(os.sched_getaffinity(0))
+    for event in search(view, selection, show, cannot_match=matcher.cannot_match, jobs=jobs):
         match event:
             case Match():
                 records += event.records
@@ -144,7 +145,7 @@ def _report(missing: Missing, error: NotFound) -> None:
 def _counter(matcher: Matcher) -> Callable[[Batch], Match]:
     from wald.reading.search import Match
 
-    return lambda batch: Match(len(matcher.found(batch)), b"")
+    return lambda batch: Match(len(matcher.find_matches(batch)), b"")
 
 
 def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Match]:
@@ -153,7 +154,7 @@ def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Match]:
 
     def show(batch: Batch) -> Match:
         time = f"{utc(batch.append_time_ns, 9)} " if times else ""
-        found = matcher.found(batch)
+        found = matcher.find_matches(batch)
         line = b"%%d %b%%b\n" % f"{batch.route} {time}".encode()
         return Match(len(found), line * len(found) % tuple(chain.from_iterable(found)))  # all at once: a step for each
 
@@ -164,7 +165,7 @@ def _objects(matcher: Matcher) -> Callable[[Batch], Match]:
     from wald.reading.search import Match
 
     def show(batch: Batch) -> Match:
-        lines = [_object(record) for record in matcher.records(batch)]
+        lines = [_object(record) for record in matcher.matching_records(batch)]
         return Match(len(lines), "".join(lines).encode())
 
     return show

@@ -41,7 +41,7 @@ class Output:
         if self._matcher is None and self._left is None:
             self._write_all(batch)
             return batch.last_sequence
-        found = self._matcher.records(batch) if self._matcher else batch.records()
+        found = self._matcher.matching_records(batch) if self._matcher else batch.records()
         records = list(islice(found, self._left))
         self._write_records(batch, records)
         if self._left is not None:

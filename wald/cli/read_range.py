@@ -18,9 +18,9 @@ from wald.hints import command_line
 if TYPE_CHECKING:
     from wald.log import Log
     from wald.reading.pattern import Matcher
-    from wald.reading.selection import Named, Start, Stop
+    from wald.reading.selection import NamedStart, Start, Stop
 
-_NAMED: dict[str, Named] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
+_NAMED: dict[str, NamedStart] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
     first = begins if isinstance(begins, int) else 1
     if first > last:
         return None
-    latest = start_of_latest(view, route, count, last=last, found=matcher.records if matcher else None)
+    latest = start_of_latest(view, route, count, last=last, find_records=matcher.matching_records if matcher else None)
     return asked if first >= latest and first > 1 else replace(asked, start=latest)
 
 
@@ -167,6 +167,6 @@ def _of_latest_counted(log: Log, asked: Range, route: str | None, count: int, ma
     """Find the last ``count`` records across clock steps, by reading all wanted records."""
     latest: deque[int] = deque(maxlen=count)
     for batch in log.batches(route, asked.start, asked.stop, on_damage=lambda _: None, on_missing="skip"):
-        records = matcher.records(batch) if matcher else batch.records()
+        records = matcher.matching_records(batch) if matcher else batch.records()
         latest.extend(record.sequence for record in records)
     return replace(asked, start=latest[0]) if latest else None

@@ -6,7 +6,7 @@
     event_time   timestamp[ns, UTC], nullable
     segment      int64, on request: base sequence of the segment in which the record begins
 
-Arrow splits lines, because its split releases the interpreter's lock and is twice as fast as numpy.
+Arrow splits the lines, because its split releases the interpreter's lock and is twice as fast as numpy.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
     """Yield ``batches`` as Arrow, merging consecutive small batches of lines."""
-    waiting: list[Stored] = []
-    waiting_bytes = 0
+    pending: list[Stored] = []
+    pending_bytes = 0
     for batch in batches:
-        if waiting and (batch.is_columns or waiting_bytes + len(batch.payload) > BATCH_BYTES):
-            yield record_batch(waiting, columns)
-            waiting, waiting_bytes = [], 0
+        if pending and (batch.is_columns or pending_bytes + len(batch.payload) > BATCH_BYTES):
+            yield record_batch(pending, columns)
+            pending, pending_bytes = [], 0
         if batch.is_columns:
             yield record_batch([batch], columns)
         else:
-            waiting.append(batch)
-            waiting_bytes += len(batch.payload)
-    if waiting:
-        yield record_batch(waiting, columns)
+            pending.append(batch)
+            pending_bytes += len(batch.payload)
+    if pending:
+        yield record_batch(pending, columns)
 
 
 def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
     """Convert one batch, or several batches of lines, to one Arrow batch."""
-    made = _Columns(batches)
-    return pa.RecordBatch.from_arrays([getattr(made, name)() for name in columns], schema=schema_of(columns))
+    arrays = _Columns(batches)
+    return pa.RecordBatch.from_arrays([getattr(arrays, name)() for name in columns], schema=schema_of(columns))
 
 
 class _Columns:
@@ -111,18 +111,18 @@ class _Columns:
         return pa.DictionaryArray.from_arrays(np.repeat(ids, self._counts), pa.array(list(names), pa.string()))
 
     def append_time(self) -> pa.Array:
-        return self._repeated([batch.append_time_ns for batch in self._batches]).view(_TIME)
+        return self._repeat_per_record([batch.append_time_ns for batch in self._batches]).view(_TIME)
 
     def segment(self) -> pa.Array:
-        return self._repeated([batch.segment for batch in self._batches])
+        return self._repeat_per_record([batch.segment for batch in self._batches])
 
-    def _repeated(self, numbers: list[int]) -> pa.Array:
+    def _repeat_per_record(self, numbers: list[int]) -> pa.Array:
         return pa.array(np.repeat(np.array(numbers, dtype=np.int64), self._counts))
 
     def event_time(self) -> pa.Array:
         if self._stored is None or self._stored.times is None:
             return _nulls(self._count, _TIME)
-        return self._selected(_TIME, [None, self._stored.times])
+        return self._slice_stored(_TIME, [None, self._stored.times])
 
     def key(self) -> pa.Array:
         return self._binary(None if self._stored is None else self._stored.keys)
@@ -143,9 +143,9 @@ class _Columns:
     def _binary(self, column: Binary | None) -> pa.Array:
         if column is None:
             return _nulls(self._count, pa.binary())
-        return self._selected(pa.binary(), [column.validity, column.offsets, column.data])
+        return self._slice_stored(pa.binary(), [column.validity, column.offsets, column.data])
 
-    def _selected(self, kind: Any, stored: list[memoryview | None]) -> pa.Array:
+    def _slice_stored(self, kind: Any, stored: list[memoryview | None]) -> pa.Array:
         """Return the selected part of a stored column, without copying."""
         assert self._stored is not None
         buffers = [None if buffer is None else pa.py_buffer(buffer) for buffer in stored]
@@ -159,5 +159,5 @@ def _nulls(count: int, kind: Any) -> pa.Array:  # pyarrow has no stubs
 
 @cache
 def _nulls_of_power(exponent: int, kind: Any) -> pa.Array:
-    """Return cached nulls: making nulls takes as long as making the sequences."""
+    """Return cached nulls: creating them takes as long as creating the sequences."""
     return pa.nulls(1 << exponent, kind)

@@ -56,13 +56,13 @@ class Sender:
 
 
 class Senders:
-    """Lookup of senders. The last segment stays open until :meth:`close`."""
+    """Lookup of batch senders. The last segment stays open until :meth:`close`."""
 
     def __init__(self, view: Callable[[], View]) -> None:
         self._view = view
         self._base = -1
         self._segment: OpenSegment | None = None
-        self._known: dict[int, Sender] = {}  # by peer number
+        self._senders: dict[int, Sender] = {}  # by peer number
 
     def close(self) -> None:
         if self._segment is not None:
@@ -72,10 +72,10 @@ class Senders:
     def of(self, segment: int, header: BatchHeader) -> Sender:
         if segment != self._base:
             self.close()
-            self._base, self._known = segment, {number: Sender(via) for number, via in _VIA.items()}
-        sender = self._known.get(header.peer)
+            self._base, self._senders = segment, {number: Sender(via) for number, via in _VIA.items()}
+        sender = self._senders.get(header.peer)
         if sender is None:
-            sender = self._known[header.peer] = Sender("socket", self._peer(header.peer))
+            sender = self._senders[header.peer] = Sender("socket", self._peer(header.peer))
         return sender if not header.producer_id else Sender(sender.via, sender.peer, header.producer_id)
 
     def _peer(self, number: int) -> Peer | None:
@@ -109,23 +109,23 @@ class Rows:
     terminated: bool = True
 
     def records(self, first: int, last: int) -> Iterator[Record]:
-        here = self._place(first, last)
-        numbers = range(self.first + here.start, self.first + here.stop)
-        end = 0 if self.terminated else self.first + self.count - 1
-        ended = (number != end for number in numbers) if end in numbers else repeat(True)
+        rows = self._slice(first, last)
+        numbers = range(self.first + rows.start, self.first + rows.stop)
+        unterminated = 0 if self.terminated else self.first + self.count - 1
+        terminated = (number != unterminated for number in numbers) if unterminated in numbers else repeat(True)
         optional = (self.keys, self.times, self.headers)
-        keys, times, headers = (repeat(None) if column is None else column[here] for column in optional)
-        made_of = (repeat(self.route), numbers, self.values[here], repeat(self.append_time_ns), keys, times, headers)
-        return map(_RECORD, zip(*made_of, ended, strict=False))
+        keys, times, headers = (repeat(None) if column is None else column[rows] for column in optional)
+        required = (repeat(self.route), numbers, self.values[rows], repeat(self.append_time_ns))
+        return map(_RECORD, zip(*required, keys, times, headers, terminated, strict=False))
 
     def values_of(self, first: int, last: int) -> Sequence[bytes]:
-        return self.values[self._place(first, last)]
+        return self.values[self._slice(first, last)]
 
-    def _place(self, first: int, last: int) -> slice:
+    def _slice(self, first: int, last: int) -> slice:
         return slice(max(0, first - self.first), max(0, min(last + 1 - self.first, self.count)))
 
 
-_WINDOW_BYTES = 64 << 10  # searched for newlines at a time: slicing takes linear time
+_WINDOW_BYTES = 64 << 10  # searched at a time, because slicing takes linear time
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _offset_after_lines(payload: memoryview, count: int) -> int:
     offset = 0
     while True:
         window = bytes(payload[offset : offset + _WINDOW_BYTES])
-        assert window or not count, "fewer lines than in the header"
+        assert window or not count, "the payload has fewer lines than its header claims"
         newlines = window.count(b"\n")
         if newlines >= count:
             return offset + len(window) - len(window.split(b"\n", count)[-1])
@@ -258,23 +258,24 @@ class Assembler:
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
         """Drop and return open records that may lack a piece among the missing ``routes``; None drops all."""
-        lasts = None if routes is None else {each.route: each.last for each in merge_routes((), routes)}
+        limits = None if routes is None else {each.route: each.last for each in merge_routes((), routes)}
         records = self.open_records.values()
-        dropped = [each for each in records if lasts is None or each.sequence <= lasts.get(each.route, 0)]
+        dropped = [each for each in records if limits is None or each.sequence <= limits.get(each.route, 0)]
         for record in dropped:
             del self.open_records[record.route]
         return dropped
 
     def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> list[Batch | DamagedRange]:
         """Add a stored batch; return the records within ``first`` to ``last`` that it completes."""
-        done: list[Batch | DamagedRange] = []
+        completed: list[Batch | DamagedRange] = []
         header, route = stored.header, stored.route
         start = stored.at + header.payload_offset
         end = start + header.payload_bytes
         record = self.open_records.get(route)
         if record is not None and record.sequence != header.continues_sequence:
             del self.open_records[route]
-            done.append(DamagedRange(f"record {record.sequence} has lost a piece", record.sequence, record.sequence))
+            message = f"a piece of record {record.sequence} is missing"
+            completed.append(DamagedRange(message, record.sequence, record.sequence))
             record = None
         if header.flags & _CONTINUES:
             newline = stored.data.find(b"\n", start, end)
@@ -282,18 +283,18 @@ class Assembler:
             if record is not None:  # otherwise its beginning was not read or not selected
                 record.pieces.append(stored.data[begin:start])
                 if newline >= 0 or not header.open_sequence:
-                    done.append(record.complete(terminated=newline >= 0))
+                    completed.append(record.complete(terminated=newline >= 0))
                     del self.open_records[route]
-        count, number, base = header.count, header.open_sequence, header.base_sequence
-        if number and count:
+        count, open_sequence, base = header.count, header.open_sequence, header.base_sequence
+        if open_sequence and count:
             begin = max(stored.data.rfind(b"\n", start, end) + 1, start)
-            if first <= number <= last:
+            if first <= open_sequence <= last:
                 pieces = [stored.data[begin:end]]
-                self.open_records[route] = OpenRecord(route, number, pieces, header, segment, stored.position)
+                self.open_records[route] = OpenRecord(route, open_sequence, pieces, header, segment, stored.position)
             count, end = count - 1, begin
         if count:
-            payload, ended = memoryview(stored.data)[start:end], not header.flags & _UNTERMINATED
-            batch = Batch(route, base, base + count - 1, payload, ended, header, segment, stored.position)
+            payload, terminated = memoryview(stored.data)[start:end], not header.flags & _UNTERMINATED
+            batch = Batch(route, base, base + count - 1, payload, terminated, header, segment, stored.position)
             if (selected := batch.between(first, last)) is not None:
-                done.append(selected)
-        return done
+                completed.append(selected)
+        return completed

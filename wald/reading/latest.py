@@ -1,7 +1,7 @@
 """Backward search for the start of the last N records of a route.
 
-The index of a sealed segment lists the batches of each route. In a raw segment, or if records must match, a window at
-the end is read; while it has too few records, a window eight times as large.
+The index of a sealed segment lists the batches of each route. In a raw segment, or if records must match, the search
+reads a window at the end, and enlarges it eightfold until it has enough records.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from wald.format.batch import StoredBatch
 from wald.format.records import Record
 from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_span
+from wald.reading.reader import read_selection
 from wald.reading.selection import Selection
-from wald.segments.reader import OpenSegment, SealedSegment
+from wald.segments.reader import OpenSegment, Routes, SealedSegment
 from wald.segments.seek import end_of
 from wald.segments.view import View
 
 Run = tuple[int, int]  # first sequence and number of consecutive records
-Found = Callable[[Batch], Iterable[Record]]  # returns the matching records of a batch
+FindRecords = Callable[[Batch], Iterable[Record]]  # returns the matching records of a batch
 
 _WINDOW = 1024  # records, initially
 _WIDER = 8
 
 
 def start_of_latest(
-    view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
+    view: View, route: str | None, count: int, *, last: int, first: int = 1, find_records: FindRecords | None = None
 ) -> int:
     """Return the first of the last ``count`` records up to ``last``; if there are fewer, the oldest or ``first``.
 
@@ -46,8 +46,8 @@ def start_of_latest(
         if top < first:
             break
         with suppress(Damaged, BadSealed):
-            for base, held in _runs(view, segment, routes, top, count, found):
-                records = max(0, min(held, top + 1 - base))
+            for base, run_records in _runs(view, segment, routes, top, count, find_records):
+                records = max(0, min(run_records, top + 1 - base))
                 if records >= count:
                     return base + records - count
                 count -= records
@@ -56,21 +56,21 @@ def start_of_latest(
 
 
 def _runs(
-    view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
+    view: View, segment: Segment, routes: Routes, top: int, count: int, find_records: FindRecords | None
 ) -> Iterator[Run]:
     """Yield runs up to ``top``, newest first. A raw segment yields at least ``count`` records if it has them."""
     base, limit = segment.base_sequence, view.limit(segment)
-    if found is not None:
-        yield from _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
+    if find_records is not None:
+        yield from _widen_window(lambda first: _matching_runs(view, routes, first, top, find_records), base, top, count)
         return
     with closing(view.open(segment)) as opened:
         if isinstance(opened, SealedSegment):
-            yield from _indexed(opened.index, routes)
+            yield from _indexed_runs(opened.index, routes)
         else:
-            yield from _widening(lambda first: _stored(opened, limit, routes, first, top), base, top, count)
+            yield from _widen_window(lambda first: _stored_runs(opened, limit, routes, first, top), base, top, count)
 
 
-def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
+def _widen_window(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
     """Return the runs of the first window with ``count`` records, or of the whole segment."""
     window = max(_WINDOW, count)
     while True:
@@ -81,33 +81,33 @@ def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count:
         window *= _WIDER
 
 
-def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]:
-    wanted = {i for i, entry in enumerate(index.routes) if routes is None or entry.route in routes}
-    if not wanted:
+def _indexed_runs(index: SealedIndex, routes: Routes) -> Iterator[Run]:
+    route_ids = {i for i, entry in enumerate(index.routes) if routes is None or entry.route in routes}
+    if not route_ids:
         return
     table = index.batch_table()
     for frame in reversed(index.frames):
-        if wanted.isdisjoint(frame.routes) or index.is_damage(frame):
+        if route_ids.isdisjoint(frame.routes) or index.is_damage(frame):
             continue
         begin = bisect_left(table.positions, frame.raw_offset)
         end = bisect_left(table.positions, frame.raw_offset + frame.raw_bytes)
         for i in reversed(range(begin, end)):
-            if table.counts[i] and table.routes[i] in wanted:
+            if table.counts[i] and table.routes[i] in route_ids:
                 yield table.bases[i], table.counts[i]
 
 
-def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | None, first: int, top: int) -> list[Run]:
+def _stored_runs(opened: OpenSegment, limit: int | None, routes: Routes, first: int, top: int) -> list[Run]:
     return [
-        (met.header.base_sequence, min(met.header.count, top + 1 - met.header.base_sequence))
-        for met in opened.batches(opened.position_of_sequence(first, limit), limit, routes)
-        if isinstance(met, StoredBatch)
-        and met.header.count
-        and met.header.base_sequence <= top
-        and (routes is None or met.route in routes)
+        (item.header.base_sequence, min(item.header.count, top + 1 - item.header.base_sequence))
+        for item in opened.batches(opened.position_of_sequence(first, limit), limit, routes)
+        if isinstance(item, StoredBatch)
+        and item.header.count
+        and item.header.base_sequence <= top
+        and (routes is None or item.route in routes)
     ]
 
 
-def _matching(view: View, routes: frozenset[str] | None, first: int, top: int, found: Found) -> list[Run]:
-    span = Selection(routes, first, last=top)
-    batches = read_span(view, span, on_missing="skip", on_damage=lambda _: None)
-    return [(record.sequence, 1) for batch in batches for record in found(batch)]
+def _matching_runs(view: View, routes: Routes, first: int, top: int, find_records: FindRecords) -> list[Run]:
+    selection = Selection(routes, first, last=top)
+    batches = read_selection(view, selection, on_missing="skip", on_damage=lambda _: None)
+    return [(record.sequence, 1) for batch in batches for record in find_records(batch)]

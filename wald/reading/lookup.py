@@ -56,33 +56,34 @@ def where(view: View, sequence: int) -> Whereabouts:
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     history = History(view.root)
-    found = _locate(view, sequence, history)
-    if found.state is State.NEVER_ISSUED:
-        return found
+    answer = _locate(view, sequence, history)
+    if answer.state is State.NEVER_ISSUED:
+        return answer
     try:
         bundled, deletions = history.archived(sequence), _deletions(history, sequence)
     except Damaged as error:  # the location is known without the ledger
-        return replace(found, message=f"{found.message}; {error.message}")
-    if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
+        return replace(answer, message=f"{answer.message}; {error.message}")
+    if answer.state is State.LOST or (answer.durable and answer.state is not State.RELEASED):
         deletions = []  # not deleted, or not yet
     if bundled is not None:
-        found = replace(found, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
-    return replace(found, reclaimed=deletions[0] if deletions else None)
+        answer = replace(answer, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
+    return replace(answer, reclaimed=deletions[0] if deletions else None)
 
 
 def _locate(view: View, sequence: int, history: History) -> Whereabouts:
+    """Find the record in the segments, or its fate in the ledgers."""
     bound = view.bound
     segments = [*view.listing.released, *view.segments]
     newest = view.listing.newest_base()
-    if bound.lost and sequence > (bound.sequence or 0):
+    if bound.head_lost and sequence > (bound.sequence or 0):
         return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
         return _never_issued(sequence, bound.sequence)
-    holding = [segment for segment in segments if segment.base_sequence <= sequence]
+    candidates = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
     # Newest segment first; its released form last.
-    holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
-    for segment in reversed(holding):
+    candidates.sort(key=lambda segment: (segment.base_sequence, not segment.kind.reclaimed))
+    for segment in reversed(candidates):
         try:
             opened = view.open(segment)
         except Misplaced as error:  # the previous segment may contain it
@@ -94,28 +95,28 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
             reason = error.message
             break
         with closing(opened):
-            found = _in_segment(view, sequence, segment, opened)
-        if isinstance(found, Whereabouts):
-            return found
-        if isinstance(found, DroppedBatches):
+            result = _find_in(view, sequence, segment, opened)
+        if isinstance(result, Whereabouts):
+            return result
+        if isinstance(result, DroppedBatches):
             dropped_from = segment.path.name
         else:
-            reason = found or reason
+            reason = result or reason
         break
-    if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
+    if bound.sequence is None and (not candidates or candidates[-1].base_sequence == newest):
         return _never_issued(sequence, None)
     return _fate(view, sequence, reason, history, dropped_from=dropped_from)
 
 
-def _in_segment(view: View, sequence: int, segment: Segment, opened: OpenSegment) -> Whereabouts | DroppedBatches | str:
+def _find_in(view: View, sequence: int, segment: Segment, opened: OpenSegment) -> Whereabouts | DroppedBatches | str:
     """Return the record's location, the dropped batches that contained it, the damage found, or ""."""
     limit = view.limit(segment)
-    gap: DamagedBytes | None = None
+    damage: DamagedBytes | None = None
     for item in opened.batches(opened.position_of_sequence(sequence, limit), limit):
         if isinstance(item, DamagedBytes):
-            gap = item
+            damage = item
         elif isinstance(item, StoredBatch) and item.header.count and item.header.base_sequence <= sequence:
-            gap = None
+            damage = None
             if sequence < item.header.end_sequence:
                 return _location(view, sequence, segment, item)
         elif isinstance(item, DroppedBatches) and item.first_sequence <= sequence < item.next_sequence:
@@ -123,8 +124,8 @@ def _in_segment(view: View, sequence: int, segment: Segment, opened: OpenSegment
         elif isinstance(item, StoredBatch) and item.header.base_sequence > sequence:
             break
     tail = opened.tail
-    if gap is not None:
-        return f"{segment.path}: offset {opened.file_offset(gap.offset)}: damaged ({gap.reason})"
+    if damage is not None:
+        return f"{segment.path}: offset {opened.file_offset(damage.offset)}: damaged ({damage.reason})"
     if tail is not None and tail.garbage_bytes:
         return f"{segment.path}: offset {tail.offset}: damaged ({tail.reason})"
     return ""
@@ -134,7 +135,7 @@ def _location(view: View, sequence: int, segment: Segment, item: StoredBatch) ->
     state = view.state(segment)
     place = f"in {segment.path.name} at {item.position}, route {item.route}"
     if state is State.RELEASED:
-        place = f"reclaimed; still {place}"
+        place = f"reclaimed, but still {place}"
     head_sequence = view.bound.sequence if view.bound.sequence is not None else item.header.end_sequence - 1
     processed = {}
     if (view.root.routes / item.route).is_dir():
@@ -166,48 +167,48 @@ def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
 
 
 def _never_issued(sequence: int, last: int | None) -> Whereabouts:
-    known = f"the last durable record is {last}" if last is not None else "no head says that it was"
-    return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
+    reason = f"the last durable record is {last}" if last is not None else "there is no head and no such record"
+    return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {reason}")
 
 
-def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
+def _fate(view: View, sequence: int, damage: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Return the fate of an issued record that no readable segment contains.
 
-    ``reason`` describes damage; ``dropped_from`` names the segment from which shrinking dropped the record, or is "".
+    ``damage``, and ``dropped_from``, the shrunk segment that contained the record, may be "".
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
     archived, deletions = history.archived(sequence), _deletions(history, sequence)
     shrunk = history.shrunk_record(sequence)
-    if reason:
-        return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
+    if damage:
+        return Whereabouts(sequence, State.QUARANTINED, damage, segment=segment)
     if archived is not None:
         message = f"in bundle {_bundle(archived)}, member {bundle_member(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
     dropped = dropped_from or (shrunk is not None and shrunk.dropped)
     if deletions and (dropped or history.reclaimed(sequence) is not None):
         return Whereabouts(sequence, State.RECLAIMED, _describe_deletions(deletions, sequence), segment=segment)
-    lost = history.losses(sequence, sequence)
-    if lost and lost[0].unrestored:
-        return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
+    losses = history.losses(sequence, sequence)
+    if losses and losses[0].unrestored:
+        return Whereabouts(sequence, State.NOT_RESTORED, losses[0].reason)
     if dropped_from:
-        message = f"shrinking dropped it from {dropped_from}, and no ledger says when"
+        message = f"dropped from {dropped_from} by shrinking, and no ledger says when"
         return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
     skipped = history.skipped(sequence)
     if skipped is not None:
-        span = f"{skipped['base']} to {skipped['last']}"
-        message = f"the daemon skipped {span}, and no record of this log has such a number: {skipped.get('why')}"
+        sequences = f"{skipped['base']} to {skipped['last']}"
+        message = f"the daemon skipped {sequences}, so no such record exists in this log: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
-    if lost:
-        return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {lost[0].reason}", segment=segment)
+    if losses:
+        return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {losses[0].reason}", segment=segment)
     if shrunk is not None:
         name = segment_name(shrunk.entry["base"], Kind.SEALED)
-        message = f"{_describe_loss(shrunk)}: {name} is not there, and no ledger explains why"
+        message = f"{_describe_loss(shrunk)}: {name} is missing, and no ledger explains why"
         return Whereabouts(sequence, State.LOST, message, segment=name)
-    message = "it was issued, no segment holds it, and no ledger explains why"
+    message = "the record was issued, but no segment contains it, and no ledger explains why"
     if not view.segments and not view.listing.released:
         hint = hint_for("segments-directory-empty", segments=view.root.segments)
-        message = f"it was issued, but there are no segments; {hint}"
+        message = f"the record was issued, but there are no segments; {hint}"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
 
@@ -218,13 +219,13 @@ def _bundle(entry: Entry) -> str:
 def _describe_loss(shrunk: ShrunkRecord | None) -> str:
     if shrunk is None:
         return "lost"
-    return "lost, after shrinking had kept it" if shrunk.dropped is False else "lost, or dropped by shrinking before"
+    return "lost after shrinking had kept it" if shrunk.dropped is False else "lost, or already dropped by shrinking"
 
 
 def _deletions(history: History, sequence: int) -> list[Entry]:
-    """Return the ledger lines about the deletion of an absent record, by reclaim or by shrinking.
+    """Return the ledger lines about the deletion of a record, by reclaim or by shrinking.
 
-    Several lines may include the record, because older versions recorded one range per route.
+    Several lines may include the record, because some give only one range per route.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
@@ -245,8 +246,8 @@ def _deleted_routes(entry: Entry, sequence: int) -> list[Entry]:
 def _describe_deletions(deletions: list[Entry], sequence: int) -> str:
     message = f"reclaimed {_describe_deletion(deletions[0], sequence)}"
     for entry in deletions[1:]:
-        routes = " or ".join(str(held.get("route")) for held in _deleted_routes(entry, sequence))
-        message += f"; or, if it was of route {routes}, {_describe_deletion(entry, sequence)}"
+        routes = " or ".join(str(route.get("route")) for route in _deleted_routes(entry, sequence))
+        message += f"; or, if it belonged to route {routes}, {_describe_deletion(entry, sequence)}"
     return message
 
 
@@ -254,13 +255,13 @@ def _describe_deletion(entry: Entry, sequence: int) -> str:
     routes = _deleted_routes(entry, sequence)
     rules = repr(str(entry.get("rule", "unknown")))
     if entry.get("rule") == "each_route" and routes:
-        rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in routes)
+        rules = " or ".join(f"{str(route.get('rule'))!r} of route {route.get('route')}" for route in routes)
     message = f"at {utc_or_unknown(entry.get('at'))} by the rule {rules}"
     cursors = [
-        (f"{held.get('route')}/{group}", at)
-        for held in routes
-        if isinstance(held.get("cursors"), dict)
-        for group, at in held["cursors"].items()
+        (f"{route.get('route')}/{group}", at)
+        for route in routes
+        if isinstance(route.get("cursors"), dict)
+        for group, at in route["cursors"].items()
     ]
     if unread := [name for name, at in cursors if isinstance(at, int) and at < sequence]:
         message += f", though {', '.join(unread)} {'had not' if len(routes) == 1 else 'may not have'} read it"

@@ -1,6 +1,6 @@
 """Reader of batches and records, optionally following the log.
 
-Reclaimed records are an error after a start at a sequence, a time or a cursor. A start at "earliest", or of a group
+Reclaimed records are an error if reading starts at a sequence, a time or a cursor. A start at "earliest", or of a group
 without a cursor, skips them. Records missing without a ledger line are damage.
 
 A follower polls the head: file events arrive before the data is durable, and never if another machine writes.
@@ -47,7 +47,7 @@ from wald.segments.view import View, no_segment, read_view
 
 _POLL_FIRST_SECONDS = 0.001
 _POLL_LAST_SECONDS = 0.050  # 20 polls a second take about 200 µs
-_WORTH_A_JUMP = 1000  # records; a jump costs as much as scanning this number of batches
+_JUMP_MIN_RECORDS = 1000  # a jump costs as much as scanning this number of batches
 _DURABLE_NS = 2_000_000_000  # from append time to sync, which a sync interval may delay
 
 
@@ -68,29 +68,29 @@ def read_batches(
     """See :meth:`wald.log.Log.batches`."""
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
-        raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
+        raise InvalidInput(f"the limit of {limit} records is negative", case="limit-below-zero")
     reading = _Reading(view, selection, on_damage, on_missing)
-    found = reading.batches(renewed=True, follow=follow, cancel=cancel, on_wait=on_wait)
-    return found if limit is None else _limited(found, limit)
+    batches = reading.batches(renewed=True, follow=follow, cancel=cancel, on_wait=on_wait)
+    return batches if limit is None else _first_records(batches, limit)
 
 
-def read_span(
+def read_selection(
     view: View,
     selection: Selection,
     *,
     on_damage: Callable[[Damaged], None] | None = None,
     on_missing: OnMissing = "error",
-    absent: Callable[[bytes], bool] | None = None,
+    cannot_match: Callable[[bytes], bool] | None = None,
 ) -> Iterator[Batch]:
     """Read the selected records up to the end of ``view``.
 
-    Verified bytes of a sealed segment for which ``absent`` returns True contain no wanted record. Their batches are not
-    parsed, unless a record continues into or out of them.
+    ``cannot_match`` returns True for bytes of a sealed segment without a selected record. Their batches are not parsed,
+    unless a record continues into or out of them.
     """
-    return _Reading(view, selection, on_damage, on_missing, absent).batches()
+    return _Reading(view, selection, on_damage, on_missing, cannot_match).batches()
 
 
-def read_onward(
+def read_without_waiting(
     view: View,
     *,
     route: str | None,
@@ -104,45 +104,43 @@ def read_onward(
 ) -> Generator[Batch | int | None]:
     """Yield batches like :func:`read_batches`; at the end of the log, yield a sequence instead of waiting.
 
-    All wanted records up to that sequence have been yielded. A record without a durable last piece comes later. None is
-    a step without a batch.
+    By then, all selected records up to that sequence have been yielded. A record without a durable last piece follows
+    later. None is a step without a batch.
 
-    After each sequence, ``resume_at`` returns the next record that may be wanted, or 0 for any.
+    After each sequence, ``resume_at`` returns the next record that the caller may need, or 0 for any.
     """
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
         selection = replace(selection, from_ns=max(selection.from_ns, since_ns))
-    return _Reading(view, selection, on_damage, on_missing).onward(resume_at)
+    return _Reading(view, selection, on_damage, on_missing).without_waiting(resume_at)
 
 
 class _Reading:
-    """State of one read."""
-
     def __init__(
         self,
         view: View,
         selection: Selection,
         on_damage: Callable[[Damaged], None] | None,
         on_missing: OnMissing,
-        absent: Callable[[bytes], bool] | None = None,
+        cannot_match: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._root = view.root
         self._scanner: Scanner | None = None
         # A reader with an explicit start may need released segments.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
-        self._begin = min([selection.first, *selection.floors.values()])
-        self._begun: dict[str, int] = {}  # by route: open record to read again
-        self._restart: tuple[int, tuple[int, ...]] | None = None
+        self._first = min([selection.first, *selection.floors.values()])
+        self._open_sequences: dict[str, int] = {}  # by route: open record to read again
+        self._last_restart: tuple[int, tuple[int, ...]] | None = None
         self._on_damage = on_damage
         self._on_missing = missing_handler(on_missing)
-        self._absent = absent
+        self._cannot_match = cannot_match
         self._history = History(view.root)
-        self._mark = self._history.version()
+        self._first_version = self._history.version()
         self._assembler = Assembler()
-        self._complete = False
-        self._stepped: tuple[View, int] | None = None  # last clock step, in a view
-        self._dropped_of = 0  # segment whose dropped batches were reported last
+        self._is_complete = False
+        self._last_step: tuple[View, int] | None = None  # last clock step, in a view
+        self._dropped_segment = 0  # segment whose dropped batches were reported last
 
     def batches(
         self,
@@ -157,32 +155,32 @@ class _Reading:
             if renewed:
                 self._renew()
             while True:
-                for found in self._to_end():
-                    if found is not None:
-                        yield found
-                if self._complete:
+                for batch in self._read_to_end():
+                    if batch is not None:
+                        yield batch
+                if self._is_complete:
                     return
                 if not follow:
                     self._require_head()
                     return
                 if not self._await_change(cancel or threading.Event(), on_wait):
                     return
-                follow = not self._is_over()  # before renewing, so that the view is complete
+                follow = not self._has_expired()  # before renewing, so that the view is complete
                 self._view = self._view.renewed()
 
-    def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
-        """See :func:`read_onward`."""
+    def without_waiting(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
+        """See :func:`read_without_waiting`."""
         with self._closing():
-            while not self._complete:
+            while not self._is_complete:
                 self._renew()
-                yield from self._to_end()
+                yield from self._read_to_end()
                 self._require_head()
                 last = end_of(self._view) - 1
                 yield min([last, *(each.sequence - 1 for each in self._assembler.open_records.values())])
-                begin = resume_at()
-                if begin - last > _WORTH_A_JUMP and not self._assembler.open_records:
+                first = resume_at()
+                if first - last > _JUMP_MIN_RECORDS and not self._assembler.open_records:
                     self._close()
-                    self._begin, self._begun = begin, {}
+                    self._first, self._open_sequences = first, {}
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
@@ -204,75 +202,75 @@ class _Reading:
         if has_moved(self._view):
             self._view = self._view.renewed()
 
-    def _to_end(self) -> Generator[Batch | None]:
+    def _read_to_end(self) -> Generator[Batch | None]:
         """Yield batches to the end of the view or selection; None is a step without a batch."""
         selection, assembler = self._selection, self._assembler
-        while not self._complete:
-            if self._scanner is None or not self._scanner.begun:
+        while not self._is_complete:
+            if self._scanner is None or not self._scanner.has_started:
                 self._close()
-                begin = min([self._begin, *self._begun.values()])
-                passable = None if self._absent is None else self._is_passable
-                self._scanner = Scanner(self._view, sequence=begin, routes=selection.routes, passable=passable)
+                first = min([self._first, *self._open_sequences.values()])
+                can_skip = None if self._cannot_match is None else self._can_skip
+                self._scanner = Scanner(self._view, sequence=first, routes=selection.routes, can_skip=can_skip)
             scanner = self._scanner
             for item in scanner.advance(self._view):
                 if assembler.open_records:
                     self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
                 if isinstance(item, StoredBatch):
                     last, header = selection.last, item.header
-                    if header.append_time_ns >= selection.until_ns and not self._steps_behind(scanner.segment):
+                    if header.append_time_ns >= selection.until_ns and not self._has_step_after(scanner.segment):
                         last = min(last, header.base_sequence - 1)
                     if selection.routes is None or item.route in selection.routes:
-                        first = max(selection.floor(item.route), self._begun.get(item.route, self._begin))
-                        for done in assembler.add(item, scanner.segment, first, last):
-                            if isinstance(done, DamagedRange):
-                                self._report_lost(f"{self._root.segments}: {done.message}", done.last)
-                            elif selection.from_ns <= done.append_time_ns < selection.until_ns:
-                                yield done
-                    self._complete = header.end_sequence > last and not assembler.open_records
+                        first = max(selection.floor(item.route), self._open_sequences.get(item.route, self._first))
+                        for result in assembler.add(item, scanner.segment, first, last):
+                            if isinstance(result, DamagedRange):
+                                self._report_damage(f"{self._root.segments}: {result.message}", result.last)
+                            elif selection.from_ns <= result.append_time_ns < selection.until_ns:
+                                yield result
+                    self._is_complete = header.end_sequence > last and not assembler.open_records
                 elif isinstance(item, SkippedBatches):
-                    self._complete = item.next_sequence > selection.last and not assembler.open_records
+                    self._is_complete = item.next_sequence > selection.last and not assembler.open_records
                 elif isinstance(item, DamagedRange):
-                    self._report_damaged(item)
+                    self._report_damaged_range(item)
                 elif isinstance(item, DroppedRange):
-                    self._report_dropped(item)
-                    self._complete = item.last >= selection.last and not assembler.open_records
+                    self._report_dropped_range(item)
+                    self._is_complete = item.last >= selection.last and not assembler.open_records
                 elif isinstance(item, DeletedSegment):
-                    self._report_deleted(item)
+                    self._report_deleted_segment(item)
                 elif isinstance(item, RebuiltSegment):
-                    self._begin_again(item.sequence)
+                    self._restart_at(item.sequence)
                     break  # continue in a new view
-                elif self._report_missing(item, scanner):
+                elif self._report_missing_range(item, scanner):
                     break
-                if self._complete:
+                if self._is_complete:
                     return
                 yield None
             else:
                 self._report_given_up()
                 return
 
-    def _is_passable(self, data: bytes, at: int) -> bool:
-        absent = self._absent is not None and self._absent(data)
-        return absent and not self._assembler.open_records and not holds_pieces(data, at)
+    def _can_skip(self, data: bytes, at: int) -> bool:
+        cannot_match = self._cannot_match is not None and self._cannot_match(data)
+        return cannot_match and not self._assembler.open_records and not holds_pieces(data, at)
 
     def _require_head(self) -> None:
         bound = self._view.bound
-        if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
-            self._report(lost_head(self._root, bound))
+        if bound.head_lost and not self._is_complete and self._selection.last > (bound.sequence or 0):
+            self._report_error(lost_head(self._root, bound))
 
-    def _begin_again(self, due: int) -> None:
-        restart = due, self._history.version()
-        again = restart == self._restart  # overlapping segments led here twice
-        self._begun = {} if again else {each.route: each.sequence for each in self._assembler.drop()}
-        self._begin, self._restart = due, restart
+    def _restart_at(self, sequence: int) -> None:
+        restart = sequence, self._history.version()
+        repeats = restart == self._last_restart  # overlapping segments led here twice
+        self._open_sequences = {} if repeats else {each.route: each.sequence for each in self._assembler.drop()}
+        self._first, self._last_restart = sequence, restart
         self._close()
         self._view = self._view.renewed()
 
     def _report_given_up(self, route: str | None = None) -> None:
         """Report open records that a repair gave up, because later pieces may be gone."""
-        begun = [each for each in self._assembler.open_records.values() if route in (None, each.route)]
-        if not begun or self._history.version() == self._mark:
+        open_records = [each for each in self._assembler.open_records.values() if route in (None, each.route)]
+        if not open_records or self._history.version() == self._first_version:
             return
-        for each in begun:
+        for each in open_records:
             try:
                 if not self._history.is_given_up(each.sequence):
                     continue
@@ -281,19 +279,19 @@ class _Reading:
                 continue
             torn = self._assembler.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
             reason = losses[0].reason if losses else ""
-            self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
+            self._report_missing_records(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
 
-    def _steps_behind(self, segment: int) -> bool:
-        """Return True if append times restart after a segment, so that later records may be older."""
-        if self._stepped is None or self._stepped[0] is not self._view:
+    def _has_step_after(self, segment: int) -> bool:
+        """Return True if append times restart after a segment, so later records may be older."""
+        if self._last_step is None or self._last_step[0] is not self._view:
             last = max((step.base for step in read_steps(self._root)), default=0)
-            self._stepped = self._view, last
-        return self._stepped[1] > segment
+            self._last_step = self._view, last
+        return self._last_step[1] > segment
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Wait for a change or the time limit; return False if ``cancel`` is set."""
         delay = _POLL_FIRST_SECONDS
-        while not has_moved(self._view) and not self._is_over():
+        while not has_moved(self._view) and not self._has_expired():
             if on_wait is not None:
                 on_wait()
             if cancel.wait(delay):
@@ -301,84 +299,83 @@ class _Reading:
             delay = min(2 * delay, _POLL_LAST_SECONDS)
         return not cancel.is_set()
 
-    def _is_over(self) -> bool:
-        """Return True once no wanted record can arrive."""
+    def _has_expired(self) -> bool:
+        """Return True once no selected record can arrive."""
         return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
-    def _report_damaged(self, damaged: DamagedRange) -> None:
-        begun = [each.sequence for each in self._assembler.drop()]
+    def _report_damaged_range(self, damaged: DamagedRange) -> None:
+        sequences = [each.sequence for each in self._assembler.drop()]
         first, last = damaged.first, damaged.last
-        spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
+        spans = [", ".join(f"record {sequence}" for sequence in sequences)] if sequences else []
         if first <= min(last, self._selection.last):
             spans.append(span_text(first, last))
         if spans:
-            self._report_lost(f"{damaged.message}; {' and '.join(spans)} cannot be read", max(last, *begun, 0))
+            self._report_damage(f"{damaged.message}; {' and '.join(spans)} cannot be read", max(last, *sequences, 0))
         elif damaged.whole_segment and first <= self._selection.last:
-            self._report_lost(damaged.message, 0)
+            self._report_damage(damaged.message, 0)
 
-    def _report_missing(self, missing: MissingRange, scanner: Scanner) -> bool:
+    def _report_missing_range(self, gap: MissingRange, scanner: Scanner) -> bool:
         """Report records that are in no segment; return True to retry in a new view.
 
-        RECLAIM may have renamed their segments before the listing, and undone the deletion since.
+        Reclaim may have renamed their segments before the listing, and undone the deletion since.
         """
-        first, last = missing.first, missing.last
+        first, last = gap.first, gap.last
         if not self._assembler.open_records:
             last = min(last, self._selection.last)  # open records may have pieces after it
-        unmounted = None
+        no_segments = None
         try:
-            lost = list(self._history.unexplained(first, last))
-            if lost:
+            unexplained = list(self._history.unexplained(first, last))
+            if unexplained:
                 listed = read_view(self._root, self._view.log_id, continuity=self._view.continuity)
                 view = replace(listed.including_released(), bound=self._view.bound)
-                if view.listing.between(scanner.segment + 1, min(missing.last, view.bound.segment)):
+                if view.listing.between(scanner.segment + 1, min(gap.last, view.bound.segment)):
                     self._view = view
                     return True
                 if not view.segments and view.head is not None:
-                    unmounted = no_segment(self._root, view.head.sequence)
-                    raise unmounted
-                lost = list(self._history.unexplained(first, last))  # they may just have been deleted
+                    no_segments = no_segment(self._root, view.head.sequence)
+                    raise no_segments
+                unexplained = list(self._history.unexplained(first, last))  # they may just have been deleted
             explained = Spans()
             reclaimed: list[ReclaimedSegment] = []
             for segment in self._history.reclaimed_segments(first, last):
                 explained.add(segment.first, segment.last)
                 torn = self._assembler.drop(segment.routes)
                 reclaimed += [_without_pieces(segment, torn), *map(_as_reclaimed, torn)]
-            gone = [(reclaimed, "")]
+            reports = [(reclaimed, "")]
             for loss in self._history.losses(first, last):
                 explained.add(loss.extent.first, loss.extent.last)
                 # A repair removes the beginning of every record that lacks a piece.
                 torn = self._assembler.drop(loss.extent.routes or ())
-                gone.append(([loss.begun_extent, *map(_as_reclaimed, torn)], loss.reason))
+                reports.append(([loss.begun_extent, *map(_as_reclaimed, torn)], loss.reason))
         except Damaged as error:  # of the ledger
-            if error is unmounted:  # not a loss that a consumer may skip
+            if error is no_segments:  # not a loss that a consumer may skip
                 raise
             self._assembler.drop()
-            self._report(error)
+            self._report_error(error)
             return False
         torn = [] if explained.covers(first, last) else self._assembler.drop()
-        self._report_unexplained(first, last, lost, torn)
-        for segments, reason in gone:
-            self._report_gone(segments, first, last, reason)
+        self._report_unexplained(first, last, unexplained, torn)
+        for segments, reason in reports:
+            self._report_missing_records(segments, first, last, reason)
         return False
 
-    def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
-        """Report a gap without explanation, and the records ``torn`` by it."""
+    def _report_unexplained(self, first: int, last: int, gaps: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
+        """Report unexplained ``gaps`` from ``first`` to ``last``, and the open records ``torn`` there."""
         sequences = [each.sequence for each in torn]
-        named = ", ".join(f"record {sequence}" for sequence in sequences)
-        for begin, end in lost:
+        torn_names = ", ".join(f"record {sequence}" for sequence in sequences)
+        for begin, end in gaps:
             if torn or begin <= self._selection.last:
-                also = f"; {named} cannot be read" if torn else ""
+                suffix = f"; {torn_names} cannot be read" if torn else ""
                 missing = f"{span_text(begin, end)} {'is' if begin == end else 'are'} missing"
-                message = f"{self._root.segments}: {missing}, and no ledger explains why{also}"
-                self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
-        if torn and not lost:
-            message = (
-                f"{self._root.segments}: {named} cannot be read: {span_text(first, last)} may have held pieces of it"
-            )
-            self._report_lost(message, max(sequences))
+                message = f"{self._root.segments}: {missing}, and no ledger explains why{suffix}"
+                self._report_damage(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
+        if torn and not gaps:
+            reason = f"{span_text(first, last)} may have contained missing pieces"
+            message = f"{self._root.segments}: {torn_names} cannot be read: {reason}"
+            self._report_damage(message, max(sequences))
 
-    def _report_dropped(self, dropped: DroppedRange) -> None:
-        """Report dropped records: their range if all routes are wanted, or the wanted routes of the segment."""
+    def _report_dropped_range(self, dropped: DroppedRange) -> None:
+        """Report dropped records: their range if all routes are selected, or the selected routes of the segment."""
         selection = self._selection
         first, last = dropped.first, min(dropped.last, selection.last)
         routes = dropped.routes
@@ -388,57 +385,57 @@ class _Reading:
                 routes = self._history.dropped(dropped.segment)
         except Damaged as error:
             self._assembler.drop()
-            self._report(error)
+            self._report_error(error)
             return
         for loss in losses:  # these records were never in this log
-            self._report_gone([loss.begun_extent], first, last, loss.reason)
+            self._report_missing_records([loss.begun_extent], first, last, loss.reason)
         if losses:
             return
         torn = self._assembler.drop(routes)
         if torn and routes is None:
             self._report_unexplained(first, dropped.last, [], torn)
         elif torn:
-            self._report_gone([_as_reclaimed(each) for each in torn], first, last, "")
+            self._report_missing_records([_as_reclaimed(each) for each in torn], first, last, "")
         everything = selection.routes is None and not selection.floors
-        if first > last or (dropped.segment == self._dropped_of and not everything):
+        if first > last or (dropped.segment == self._dropped_segment and not everything):
             return
         if everything:
-            held = [RouteEntry("", last - first + 1, first, last)]
+            entries = [RouteEntry("", last - first + 1, first, last)]
         else:
-            self._dropped_of, last = dropped.segment, selection.last
-            held = [each for each in routes or () if selection.routes is None or each.route in selection.routes]
-        if not held:
+            self._dropped_segment, last = dropped.segment, selection.last
+            entries = [each for each in routes or () if selection.routes is None or each.route in selection.routes]
+        if not entries:
             return
-        begin, end = min(entry.first for entry in held), max(entry.last for entry in held)
+        begin, end = min(entry.first for entry in entries), max(entry.last for entry in entries)
         latest_ns = dropped.latest_ns if everything else None
-        gone = _without_pieces(ReclaimedSegment(begin, end, tuple(held), latest_ns=latest_ns), torn)
-        self._report_gone([gone], first, last, "")
+        reclaimed = _without_pieces(ReclaimedSegment(begin, end, tuple(entries), latest_ns=latest_ns), torn)
+        self._report_missing_records([reclaimed], first, last, "")
 
-    def _report_deleted(self, deleted: DeletedSegment) -> None:
+    def _report_deleted_segment(self, deleted: DeletedSegment) -> None:
         """Report open records that lost pieces in a segment deleted before it was read completely."""
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)
             if not self._assembler.open_records or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
-            gone = next(self._history.reclaimed_segments(base, base), None)
+            reclaimed = next(self._history.reclaimed_segments(base, base), None)
         except Damaged as error:
             self._assembler.drop()
-            self._report(error)
+            self._report_error(error)
             return
-        torn = self._assembler.drop(None if gone is None else gone.routes)
-        if gone is None:
+        torn = self._assembler.drop(None if reclaimed is None else reclaimed.routes)
+        if reclaimed is None:
             self._report_unexplained(base, base, [], torn)
         elif torn:
             sequences = [each.sequence for each in torn]
-            self._report_gone(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
+            self._report_missing_records(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
 
-    def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
-        """Report the wanted records of ``gone``; ``lost`` is the reason, or "" if reclaimed."""
+    def _report_missing_records(self, segments: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
+        """Report the selected records in ``segments`` as reclaimed, or as lost for the reason ``lost``."""
         selection = self._selection
-        found = count_missing(
+        counted = count_missing(
             self._root.path,
-            gone,
+            segments,
             selection.routes,
             first,
             last,
@@ -446,31 +443,31 @@ class _Reading:
             from_ns=selection.from_ns,
             until_ns=selection.until_ns,
         )
-        if found is None:
+        if counted is None:
             return
-        ours = (found.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
+        cursor_routes = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.new_routes)
         missing = replace(
-            found,
-            routes=frozenset(ours) or found.routes,
-            asked=bool(ours) or not (selection.earliest or selection.floors),
-            group=selection.group if ours else None,
-            archive=self._history.archive_location(found.route, first, last),
+            counted,
+            routes=frozenset(cursor_routes) or counted.routes,
+            asked=bool(cursor_routes) or not (selection.earliest or selection.floors),
+            group=selection.group if cursor_routes else None,
+            archive=self._history.archive_location(counted.route, first, last),
             lost=lost,
         )
         self._view.require_continuity()
         self._on_missing(missing)
 
     def _floor(self, route: str) -> int:
-        """Return the first record that the group needs. Read the cursor again: processed records may be reclaimed."""
+        """Return the first record that the group needs, by its current cursor: reclaimed records may be processed."""
         selection = self._selection
-        if route not in selection.floors or route in selection.fresh:
+        if route not in selection.floors or route in selection.new_routes:
             return selection.floor(route)
         view = self._view.renewed()
         head_sequence = SEQUENCE_MAX if view.bound.sequence is None else view.bound.sequence
         cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 
-    def _report_lost(self, message: str, last: int) -> None:
+    def _report_damage(self, message: str, last: int) -> None:
         """Report damage; ``last`` is the last lost record, or 0."""
         selection = self._selection
         behind_cursor = last and selection.floors and selection.routes is not None  # reading began at the cursor
@@ -483,33 +480,33 @@ class _Reading:
             group=selection.group,
         )
         damaged.last = last
-        self._report(damaged)
+        self._report_error(damaged)
 
-    def _report(self, error: Damaged) -> None:
+    def _report_error(self, error: Damaged) -> None:
         self._view.require_continuity()  # the damage may be in another log, or an older copy
         if self._on_damage is None:
             raise error
         self._on_damage(error)
 
 
-def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
-    left = limit
+def _first_records(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
+    remaining = limit
     with closing(batches):
-        while left > 0 and (batch := next(batches, None)):
-            trimmed = batch.between(batch.first_sequence, batch.first_sequence + left - 1)
+        while remaining > 0 and (batch := next(batches, None)):
+            trimmed = batch.between(batch.first_sequence, batch.first_sequence + remaining - 1)
             assert trimmed is not None
-            left -= trimmed.count
+            remaining -= trimmed.count
             yield trimmed
 
 
 def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> ReclaimedSegment:
     """Remove the routes of which ``segment`` had only pieces of ``torn`` records."""
-    pieces = {each.route for each in torn}
-    if not pieces or segment.routes is None:
+    names = {each.route for each in torn}
+    if not names or segment.routes is None:
         return segment
-    return segment._replace(routes=tuple(h for h in segment.routes if h.count or h.route not in pieces))
+    return segment._replace(routes=tuple(each for each in segment.routes if each.count or each.route not in names))
 
 
-def _as_reclaimed(begun: OpenRecord) -> ReclaimedSegment:
-    sequence, time_ns = begun.sequence, begun.header.append_time_ns
-    return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
+def _as_reclaimed(record: OpenRecord) -> ReclaimedSegment:
+    sequence, time_ns = record.sequence, record.header.append_time_ns
+    return ReclaimedSegment(sequence, sequence, (RouteEntry(record.route, 1, sequence, sequence),), time_ns, time_ns)

@@ -19,8 +19,8 @@ from wald.segments.durable_end import lost_head
 from wald.segments.seek import end_of, sequence_since, sequence_until
 from wald.segments.view import View
 
-Named = Literal["earliest", "end", "cursor"]
-Start = Named | int | datetime
+NamedStart = Literal["earliest", "end", "cursor"]
+Start = NamedStart | int | datetime
 """Start of reading: the oldest record, after the head, after a group's processed records, a sequence, or a time."""
 
 Stop = int | datetime
@@ -34,11 +34,11 @@ class Selection:
     routes: frozenset[str] | None
     first: int  # lowest sequence of routes without a floor
     floors: dict[str, int] = field(default_factory=dict)  # route → sequence after the cursor of ``group``
-    last: int = SEQUENCE_MAX  # a time limit may be earlier
+    last: int = SEQUENCE_MAX  # ``until_ns`` may end earlier
     from_ns: int = -(1 << 63)  # append times: from ≤ t < until
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
-    fresh: frozenset[str] = frozenset()  # routes without a cursor, which begin at 1
+    new_routes: frozenset[str] = frozenset()  # without a cursor, and therefore read from 1
     group: str = DEFAULT_GROUP
 
     def floor(self, route: str) -> int:
@@ -49,8 +49,8 @@ def select(view: View, route: str | None, start: Start, stop: Stop | None, group
     if route is not None:
         view.root.require_route(route)
     routes = None if route is None else frozenset([route])
-    last = _positive(stop) if isinstance(stop, int) else SEQUENCE_MAX
-    selection = replace(_begin(view, routes, start, group), last=last)
+    last = _require_positive(stop) if isinstance(stop, int) else SEQUENCE_MAX
+    selection = replace(_select_start(view, routes, start, group), last=last)
     if isinstance(stop, datetime):
         selection = replace(selection, until_ns=nanoseconds(stop))
     _check_order(view, start, stop)
@@ -79,7 +79,7 @@ def _check_order(view: View, start: Start, stop: Stop | None) -> None:
                     )
 
 
-def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
+def _select_start(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
         return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)
@@ -92,30 +92,30 @@ def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) 
     if not isinstance(start, int):
         raise InvalidInput(f"invalid start: {start!r}", case="start-unknown")
     end = end_of(view)
-    if _positive(start) > end:
-        if view.bound.lost:
+    if _require_positive(start) > end:
+        if view.bound.head_lost:
             raise lost_head(view.root, view.bound)
         path = view.root.path
-        what = " ".join(["", *(routes or ())])
+        arguments = " ".join(["", *(routes or ())])
         raise NotFound(
             f"{path}: record {start} was never issued; the last one is {end - 1}",
             case="record-not-issued",
             root=path,
-            routes=what,
+            routes=arguments,
         )
     return Selection(routes, start)
 
 
 def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Selection:
     root, end = view.root, end_of(view)
-    floors, fresh = {}, set()
+    floors, new_routes = {}, set()
     for name in sorted(routes) if routes is not None else root.route_names():
         cursor = read_cursor(root, name, group, log_id=view.log_id, head_sequence=end - 1)
         if cursor.state is CursorState.VALID:
             floors[name] = cursor.sequence + 1
         elif cursor.state is CursorState.ABSENT:
             floors[name] = 1
-            fresh.add(name)
+            new_routes.add(name)
         else:
             raise Damaged(
                 f"{cursor.message}; cannot tell which records have been processed",
@@ -124,10 +124,10 @@ def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Sel
                 route=name,
                 group=group,
             )
-    return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
+    return Selection(routes, min(floors.values(), default=end), floors, new_routes=frozenset(new_routes), group=group)
 
 
-def _positive(sequence: int) -> int:
+def _require_positive(sequence: int) -> int:
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     return sequence

@@ -179,7 +179,7 @@ def _stored(
     else:  # by frames, even with a readable index: a damaged frame yields its first batches
         error = Damaged(f"{segment.path}: offset 0: none of its frames can be read")
         opened = SalvagedSegment(segment, log_id, error)
-        stored = opened.stored(FIRST_BATCH, durable)
+        stored = opened.stored_items(FIRST_BATCH, durable)
     with closing(opened):
         for found in stored:
             if isinstance(found, StoredBatch) and any(at <= found.position < at + length for at, length in damage):

@@ -196,7 +196,7 @@ def last_sequences(view: View) -> dict[str, int | None]:
     names = view.root.route_names()
     unknown: dict[str, int | None] = dict.fromkeys(names)
     bound = view.bound
-    if bound.lost:
+    if bound.head_lost:
         return unknown
     readable = [s for s in view.segments if s.base_sequence <= bound.segment and view.limit(s) != 0]
     found: dict[str, int | None] = dict.fromkeys(names, 0)

@@ -1,7 +1,7 @@
 """Detection of a replaced or rolled-back log at a path.
 
-If another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
-look right. So each start of the daemon writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
+If another log, or an older copy, is moved to the path, positions in memory are invalid, even if id, epoch and head look
+right. So each start of the daemon writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from wald.format.head import Head
 from wald.format.names import Kind, segment_name
 from wald.segments.durable_end import readable_head
 
-_REPORTS = 64  # more reports than the daemon keeps
-_Mark = tuple[int, int, int] | None  # device, inode, mtime
+_REPORTS = 64  # more than the daemon keeps
+_FileStamp = tuple[int, int, int] | None  # device, inode, mtime
 
 
 class Seen(NamedTuple):
@@ -41,7 +41,7 @@ def seen_at(root: Root, head: Head) -> Seen:
 
 
 class Continuity:
-    """Thread-safe check that a path still has the log seen by this process, or in ``seen``."""
+    """Thread-safe check that a path still has the log that this process, or ``seen``, has seen."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -49,7 +49,7 @@ class Continuity:
         self._hint = hint
         self._lock = threading.Lock()
         self.seen = seen
-        self._marks: tuple[_Mark, _Mark] = (None, None)
+        self._stamps: tuple[_FileStamp, _FileStamp] = (None, None)
         self._replaced: Replaced | None = None
 
     def require(self) -> None:
@@ -57,7 +57,7 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Remember ``head`` if it continues the log; if not, raise Gone or Replaced. Later calls raise Replaced too."""
+        """Accept ``head`` if it continues the log; otherwise raise Gone or Replaced. Later calls repeat Replaced."""
         with self._lock:
             if self._replaced is None:
                 try:
@@ -66,32 +66,32 @@ class Continuity:
                     raise
                 except Replaced as error:
                     self._replaced = error
-            if self._replaced is not None:  # a new exception, because each raise adds frames
+            if self._replaced is not None:  # a new exception, because each raise adds traceback entries
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
         seen = self.seen
-        marks = self._current_marks(seen.epoch if seen else 0)
-        advanced = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
-        if advanced and marks == self._marks and marks[0] is not None:
+        stamps = self._current_stamps(seen.epoch if seen else 0)
+        is_later = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
+        if is_later and stamps == self._stamps and stamps[0] is not None:
             if head is not None and seen is not None:
                 self.seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
             return
         self._require_same_log()
-        if head is not None and not advanced:
+        if head is not None and not is_later:
             head = readable_head(self._root)  # another thread may have seen a newer head
         if head is not None:
-            if seen is not None and (reason := self._rollback(seen, head)):
-                known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
+            if seen is not None and (reason := self._rollback_reason(seen, head)):
+                last_seen = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
                 raise RolledBack(
-                    f"{self._root.path}: an older copy of the log was restored here: {known}, and {reason}",
+                    f"{self._root.path}: an older copy of the log was restored here: {last_seen}, and {reason}",
                     case="older-copy",
                     instead=self._hint,
                 )
             self.seen = seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
-                marks = self._current_marks(head.epoch)  # a report is complete before its epoch has a head
-        self._marks = marks
+                stamps = self._current_stamps(head.epoch)  # a report is complete before its epoch has a head
+        self._stamps = stamps
 
     def _require_same_log(self) -> None:
         path = self._root.path
@@ -108,26 +108,26 @@ class Continuity:
                 case="other-log",
             )
 
-    def _rollback(self, seen: Seen, head: Head) -> str:
-        """Return why ``head`` is of an older copy, or ""."""
+    def _rollback_reason(self, seen: Seen, head: Head) -> str:
+        """Return the evidence that the log is an older copy, or ""."""
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             return f"the log ends at record {head.sequence} of epoch {head.epoch}"
         if not seen.epoch:
             return ""
         life = _life(read_object(self._root.report(seen.epoch)))
         if life and seen.life and life != seen.life:
-            return f"epoch {seen.epoch} began at another start"
+            return f"epoch {seen.epoch} belongs to another start of the daemon"
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
             report = read_object(self._root.report(epoch))
             if report is not None and _begins_before(report, seen, self._root):
                 return f"epoch {epoch} began with record {report.get('next_sequence')}"
         return ""
 
-    def _current_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
-        return _mark(self._root.identity), _mark(self._root.report(epoch))
+    def _current_stamps(self, epoch: int) -> tuple[_FileStamp, _FileStamp]:
+        return _stamp(self._root.identity), _stamp(self._root.report(epoch))
 
 
-def _mark(path: Path) -> _Mark:
+def _stamp(path: Path) -> _FileStamp:
     try:
         status = os.stat(path)
     except OSError:
@@ -140,15 +140,14 @@ def _life(report: Mapping[str, Any] | None) -> str:
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
-    """Return True if the start in ``report`` found fewer records, or pieces of records, than ``seen``."""
-    begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
-    if isinstance(begins, int) and begins <= seen.sequence:
+    """Return True if the reported start found fewer records, or pieces of records, than ``seen``."""
+    first_sequence, scanned_bytes = report.get("next_sequence"), report.get("scanned_bytes")
+    if isinstance(first_sequence, int) and first_sequence <= seen.sequence:
         return True
-    is_same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
-    is_lost = report.get("errors") or report.get("given_up")  # damage, not an older copy
-    if not is_same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
-        return False
-    return not _is_repaired(root, seen)
+    is_same_segment = report.get("segment") == segment_name(seen.segment, Kind.RAW)
+    is_damaged = report.get("errors") or report.get("given_up")  # damage, not an older copy
+    is_shorter = isinstance(scanned_bytes, int) and scanned_bytes < seen.position
+    return is_shorter and is_same_segment and not is_damaged and not _is_repaired(root, seen)
 
 
 def _is_repaired(root: Root, seen: Seen) -> bool:

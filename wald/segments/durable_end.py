@@ -11,8 +11,8 @@ from wald.files.layout import Root
 from wald.files.safe_open import open_regular
 from wald.format.head import HEAD_BYTES, Head, decode_head
 
-_FAST_READS = 100  # the daemon rewrites the line within nanoseconds, …
-_SLOW_READS, _PAUSE_SECONDS = 250, 0.001  # … unless the kernel interrupts the daemon
+_FAST_READS = 100  # the daemon rewrites the line within nanoseconds
+_SLOW_READS, _PAUSE_SECONDS = 250, 0.001  # if the kernel interrupts the daemon in between
 _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 
 
@@ -22,14 +22,14 @@ class Bound(NamedTuple):
     segment: int
     position: int
     sequence: int | None  # last readable record; None if only reading can tell
-    lost: bool = False  # the head is unreadable; later records may be durable
+    head_lost: bool = False  # the head is unreadable; later records may be durable
 
     def limit(self, base_sequence: int) -> int | None:
         """Return where reading a segment must stop; None for the end of the file."""
         return self.position if base_sequence == self.segment else None
 
 
-EVERYTHING = Bound(1 << 63, 1 << 63, None)  # if all segments are complete
+UNBOUNDED = Bound(1 << 63, 1 << 63, None)  # if all segments are complete
 
 
 def read_head(root: Root) -> Head | None:
@@ -52,7 +52,7 @@ def read_head(root: Root) -> Head | None:
 
 
 def readable_head(root: Root) -> Head | None:
-    """Return the durable head; None even if damaged: the segments show nearly as much."""
+    """Return the durable head; None if missing or damaged, because the segments show nearly as much."""
     try:
         return read_head(root)
     except Damaged:
@@ -60,7 +60,7 @@ def readable_head(root: Root) -> Head | None:
 
 
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
-    """Return how far an append time is ahead of the clock; 0.0 up to a normal correction."""
+    """Return the seconds between the clock and a later append time; 0.0 within a normal correction."""
     ahead_ns = append_time_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0
 

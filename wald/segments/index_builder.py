@@ -44,7 +44,7 @@ _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 
 @dataclass(slots=True)
-class _Tally:
+class _RouteTally:
     id: int
     first: int
     last: int
@@ -53,7 +53,7 @@ class _Tally:
 
 
 class SegmentIndexBuilder:
-    """Builder of an index from batches."""
+    """Builder of a segment's index from its batches."""
 
     def __init__(self, base_sequence: int) -> None:
         self.next_sequence = base_sequence
@@ -65,24 +65,24 @@ class SegmentIndexBuilder:
         self._frame_start = 0  # first row of the frame
         self._first_dropped = base_sequence
         self._dropped_ns = array("q")
-        self._tallies: dict[bytes, _Tally] = {}
+        self._tallies: dict[bytes, _RouteTally] = {}
 
     def add_window(self, window: bytes, origin: int, salt: int) -> int:
         """Add the whole batches at the start of ``window``, faster than a scan; return where they end."""
         begin = end = 0 if origin else FIRST_BATCH
         for at, next_at, fields in whole_batches(window, begin, position=origin, salt=salt):
-            _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
+            _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, route_bytes, peer = fields
             if base < self.next_sequence:
                 break
             self.last_position, end = origin + at, next_at
             if encoding:
-                begin = at + HEADER.size
-                route = window[begin : begin + name]
-                self._add(origin + at, route, base, count, time_ns, flags, number, payload_bytes)
+                route_begin = at + HEADER.size
+                route = window[route_begin : route_begin + route_bytes]
+                self._add_batch(origin + at, route, base, count, time_ns, flags, number, payload_bytes)
             elif flags & _DROPPED:
-                self._drop(base, count, time_ns)
+                self._add_dropped(base, count, time_ns)
             elif peer:
-                self._introduce(peer, window[at + HEADER.size : at + HEADER.size + payload_bytes])
+                self._add_peer(peer, window[at + HEADER.size : at + HEADER.size + payload_bytes])
         return end
 
     def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
@@ -90,37 +90,37 @@ class SegmentIndexBuilder:
         self.last_position = position
         base, count, time_ns = header.base_sequence, header.count, header.append_time_ns
         if header.is_dropped:
-            self._drop(base, count, time_ns)
+            self._add_dropped(base, count, time_ns)
         elif header.is_control:
-            self._introduce(header.peer, payload)
+            self._add_peer(header.peer, payload)
         else:
             number, size = header.producer_sequence, header.payload_bytes
-            self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
+            self._add_batch(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
     def end_frame(self, offset: int = 0, compressed_bytes: int = 0, raw_offset: int = 0, raw_bytes: int = 0) -> Frame:
         """Append a frame that covers the batches added since the previous frame, and return it."""
         table, start, dropped_ns = self.table, self._frame_start, self._dropped_ns
         self._frame_start, self._dropped_ns = len(table), array("q")
-        begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
-        first = next(begun, self.next_sequence)
+        starting_bases = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
+        first = next(starting_bases, self.next_sequence)
         if dropped_ns:
             first = min(first, self._first_dropped)
         times = table.times_ns[start:] + dropped_ns
-        span = first, self.next_sequence, min(times, default=_NO_EARLIEST), max(times, default=_NO_LATEST)
+        ranges = first, self.next_sequence, min(times, default=_NO_EARLIEST), max(times, default=_NO_LATEST)
         routes = tuple(sorted(set(table.routes[start:])))
-        self.frames.append(Frame(offset, compressed_bytes, raw_offset, raw_bytes, *span, routes))
+        self.frames.append(Frame(offset, compressed_bytes, raw_offset, raw_bytes, *ranges, routes))
         return self.frames[-1]
 
     def sort_routes(self) -> None:
-        """Number the routes by name, so that segments with equal routes can share a table."""
+        """Number the routes alphabetically, so that segments with equal routes can share a table."""
         ordered = dict(sorted(self._tallies.items()))
         if list(ordered) == list(self._tallies):
             return
-        numbers = [0] * len(ordered)
+        new_ids = [0] * len(ordered)
         for number, tally in enumerate(ordered.values()):
-            numbers[tally.id], tally.id = number, number
+            new_ids[tally.id], tally.id = number, number
         self._tallies = ordered
-        renumber = numbers.__getitem__
+        renumber = new_ids.__getitem__
         self.table.routes = array("I", map(renumber, self.table.routes))
         self.frames = [frame._replace(routes=tuple(sorted(map(renumber, frame.routes)))) for frame in self.frames]
 
@@ -133,31 +133,31 @@ class SegmentIndexBuilder:
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
         """Return the index. If :meth:`end_frame` was never called, one frame contains all batches."""
-        stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
+        sections = {} if self.frames else {"batches": compress_section(self.table.columns())}
         frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)
         shrunk = Shrunk(b"", 0, dropped, []) if dropped else None  # only the ledger lists the dropped routes
-        span = header.log_id, header.base_sequence, self.next_sequence, raw_bytes, header.epoch, header.salt
-        return SealedIndex(*span, frames, self.routes(), sha256, damage, shrunk, header.writer, stored)
+        identity = header.log_id, header.base_sequence, self.next_sequence, raw_bytes, header.epoch, header.salt
+        return SealedIndex(*identity, frames, self.routes(), sha256, damage, shrunk, header.writer, sections)
 
-    def _drop(self, base: int, count: int, time_ns: int) -> None:
+    def _add_dropped(self, base: int, count: int, time_ns: int) -> None:
         if not self._dropped_ns:
             self._first_dropped = base
         self._dropped_ns.append(time_ns)
         self.next_sequence = max(self.next_sequence, base + count)
         self.dropped.add(base, base + count - 1)
 
-    def _introduce(self, number: int, payload: bytes | memoryview) -> None:
+    def _add_peer(self, number: int, payload: bytes | memoryview) -> None:
         with suppress(BadControl):
-            if number:  # 0: the state of the log
+            if number:  # 0 is the state of the log
                 self.peers[number] = decode_peer(payload)
 
-    def _add(
+    def _add_batch(
         self, position: int, route: bytes, base: int, count: int, time_ns: int, flags: int, continued: int, size: int
     ) -> None:
         tally = self._tallies.get(route)
         if tally is None:
-            tally = self._tallies[route] = _Tally(len(self._tallies), base, base - 1)
+            tally = self._tallies[route] = _RouteTally(len(self._tallies), base, base - 1)
         table = self.table
         table.positions.append(position)
         table.bases.append(base)
@@ -180,11 +180,11 @@ class SegmentIndexBuilder:
 
 
 class SparseIndexWriter:
-    """Writer of the sparse index of a growing segment. The first error stops it."""
+    """Best-effort writer of a growing segment's sparse index. The first error stops it."""
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self._descriptor = -1
-        self._indexed = FIRST_BATCH
+        self._indexed_position = FIRST_BATCH
         with suppress(OSError):
             if not _is_another_file(path):
                 flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
@@ -193,8 +193,8 @@ class SparseIndexWriter:
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
         """Write an entry for the next batch if one is due; never raise OSError."""
-        if position - self._indexed >= SPARSE_INTERVAL_BYTES:
-            self._indexed = position
+        if position - self._indexed_position >= SPARSE_INTERVAL_BYTES:
+            self._indexed_position = position
             self._write(encode_sparse_entry(sequence, position, append_time_ns))
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class SparseIndexWriter:
         written = 0
         with suppress(OSError):
             written = os.write(self._descriptor, data)
-        if written != len(data):  # no reader could find entries after half an entry
+        if written != len(data):  # readers cannot find the entries after half an entry
             self.close()
 
 
@@ -219,7 +219,7 @@ def remove_index(path: Path, disk: Disk) -> None:
 
 
 def _is_another_file(path: Path) -> bool:
-    """Return True if another kind of file, which must be kept, has this name."""
+    """Return True if the file is of another kind and must be kept."""
     try:
         start = read_start(path, 8)
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
-    """Return the base of the next segment, without a full listing."""
+    """Return the base sequence of the next segment, without a full listing."""
     names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     return min(bases, default=None)
@@ -248,24 +248,24 @@ def next_base(directory: Path, base_sequence: int) -> int | None:
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
     """Return the salt of a segment without a header, from the copy in the next segment."""
-    following = None
+    next_segment = None
     with suppress(OSError):
-        following = next_base(directory, base_sequence)
-    if following is None:
+        next_segment = next_base(directory, base_sequence)
+    if next_segment is None:
         return None
     for kind in (Kind.RAW, Kind.SEALED):
-        path = directory / segment_name(following, kind)
+        path = directory / segment_name(next_segment, kind)
         with suppress(Damaged, OSError, BadHeader, zstandard.ZstdError), open_file(path) as file:
             stream = file if kind is Kind.RAW else zstandard.ZstdDecompressor().stream_reader(file)
-            salt = _previous_salt(stream.read)
+            salt = _read_previous_salt(stream.read)
             if salt is not None:
                 return salt
     return None
 
 
-def _previous_salt(read: Callable[[int], bytes]) -> int | None:
-    place = seed(decode_segment_header(read(SEGMENT_HEADER.size)).salt, FIRST_BATCH)
-    header = decode_header(read(HEADER.size), 0, place)
+def _read_previous_salt(read: Callable[[int], bytes]) -> int | None:
+    checksum_seed = seed(decode_segment_header(read(SEGMENT_HEADER.size)).salt, FIRST_BATCH)
+    header = decode_header(read(HEADER.size), 0, checksum_seed)
     if header is None or not header.is_state:
         return None
     payload = read(header.payload_bytes)

@@ -43,7 +43,7 @@ from wald.format.segment import (
 WINDOW_BYTES = 1 << 20  # fits small machines and reads at disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
 _ZEROS = bytes(WINDOW_BYTES)
-SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
+SEQUENCES_REPEAT = "a batch repeats the sequences of an earlier batch"
 
 
 class ScannedBatch(NamedTuple):
@@ -87,7 +87,7 @@ FindIndex = Callable[[], SparseIndex | None]
 class RawFile:
     """Open raw segment, readable up to ``limit``. The caller closes the descriptor.
 
-    Only damage requires ``index`` and ``durable``, the head's position (0 if unknown).
+    ``index`` and ``durable``, the head's position (0 if unknown), are used only after damage.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """Salt; if header and sparse index are lost, a random salt that matches no batch."""
+        """Salt, or a random salt that matches no batch if header and sparse index are lost."""
         try:
             return self.header().salt
         except BadHeader:
@@ -139,9 +139,9 @@ class RawFile:
         next_sequence = 0
         damage: tuple[int, Parsed] | None = None  # damage whose end is unknown
         while True:
-            found, route = self._parse(offset)
-            header = found.header
-            if found.outcome is ParseOutcome.WHOLE and header is not None:
+            parsed, route = self._parse(offset)
+            header = parsed.header
+            if parsed.outcome is ParseOutcome.WHOLE and header is not None:
                 if header.base_sequence >= next_sequence:
                     if damage is not None:
                         yield DamagedBytes(damage[0], offset - damage[0], damage[1].reason or "zeros between batches")
@@ -150,40 +150,39 @@ class RawFile:
                     offset += header.total_bytes
                     next_sequence = header.end_sequence
                     continue
-                found = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
-            damage = damage or (offset, found)
-            resumed: int | None = None
+                parsed = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
+            damage = damage or (offset, parsed)
+            resume_at: int | None = None
             if header is not None:  # an intact header shows where to continue
-                resumed = offset + header.total_bytes
+                resume_at = offset + header.total_bytes
             elif offset < self._data_end:
-                resumed = self._resync.after(offset)
-            if resumed is None or resumed >= self.limit:
-                begin, found = damage
-                yield SegmentEnd(begin, found.outcome, found.reason, max(0, self._data_end - begin))
+                resume_at = self._resync.batch_after(offset)
+            if resume_at is None or resume_at >= self.limit:
+                begin, parsed = damage
+                yield SegmentEnd(begin, parsed.outcome, parsed.reason, max(0, self._data_end - begin))
                 return
-            offset = resumed
+            offset = resume_at
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
         """Parse a batch like :func:`parse_batch`, but in windows, to save memory."""
         opening = self._peek(offset, HEADER.size)
-        place = seed(self.salt, offset)
-        found = parse_header(opening, max(0, self.limit - offset), place)
-        header = found.header
-        if found.outcome is not ParseOutcome.WHOLE or header is None:
-            return found, ""
+        parsed = parse_header(opening, max(0, self.limit - offset), seed(self.salt, offset))
+        header = parsed.header
+        if parsed.outcome is not ParseOutcome.WHOLE or header is None:
+            return parsed, ""
         position, end, checksum = offset + HEADER.size, offset + header.total_bytes - TRAILER.size, 0
         route = bytes(self._peek(position, header.route_bytes)).decode("ascii", "replace")
         while position < end:
             part = self._peek(position, end - position, least=1)
             if not part:
-                return Parsed(ParseOutcome.TORN, header, "the file became shorter"), ""
+                return Parsed(ParseOutcome.TORN, header, "the file was truncated while it was read"), ""
             checksum = crc32c(part, checksum)
             position += len(part)
         if checksum != header.body_checksum:
             return Parsed(ParseOutcome.DAMAGED, header, BODY_DAMAGED), ""
         if batch_begin(self._peek(end, TRAILER.size), end + TRAILER.size, self.salt) != offset:
             return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
-        return found, route
+        return parsed, route
 
     @cached_property
     def _resync(self) -> Resync:
@@ -202,14 +201,14 @@ class RawFile:
         return 0
 
     def _peek(self, offset: int, length: int, least: int | None = None) -> memoryview:
-        """Return ``length`` bytes, or at least ``least``; fewer only at the limit. The next call may overwrite them."""
+        """Return ``length`` bytes, or at least ``least``; fewer at the limit. The next call may overwrite them."""
         inside = offset - self._window_offset
         if inside < 0 or inside + (least or length) > len(self._window):
             if self._memory is None:  # reuse is faster than allocation
                 self._memory = memoryview(bytearray(WINDOW_BYTES))
-            filled, wanted = 0, min(WINDOW_BYTES, self.limit - offset)
-            while filled < wanted:
-                count = os.preadv(self._descriptor, [self._memory[filled:wanted]], offset + filled)
+            filled, window_bytes = 0, min(WINDOW_BYTES, self.limit - offset)
+            while filled < window_bytes:
+                count = os.preadv(self._descriptor, [self._memory[filled:window_bytes]], offset + filled)
                 if count == 0:
                     break
                 filled += count
@@ -228,51 +227,51 @@ class Resync:
     ) -> None:
         self._read = read
         self._salt = salt
-        self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
+        self._anchors = sorted({*self._confirmed_positions(index or SparseIndex()), *filter(self._batch_start, ends)})
 
-    def after(self, position: int) -> int | None:
+    def batch_after(self, position: int) -> int | None:
         """Return where the first batch after damage at ``position`` begins; None if unknown."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None
-        end = marked = self._anchors[number]
-        while begin := self._begin(end):
+        end = anchor = self._anchors[number]
+        while begin := self._batch_start(end):
             if begin <= position:
                 return end
             end = begin
-            if marked - end >= SPARSE_INTERVAL_BYTES:  # an anchor nearer to the next damage
+            if anchor - end >= SPARSE_INTERVAL_BYTES:  # an anchor nearer to the next damage
                 insort(self._anchors, end)
-                marked = end
-        return self._chain(position, end)
+                anchor = end
+        return self._start_of_chain(position, end)
 
-    def _begin(self, end: int) -> int | None:
+    def _batch_start(self, end: int) -> int | None:
         """Return the start of the batch before ``end``; None if the trailer is damaged."""
         return batch_begin(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
 
-    def _confirmed(self, index: SparseIndex) -> Iterator[int]:
+    def _confirmed_positions(self, index: SparseIndex) -> Iterator[int]:
         """Yield the positions of index entries that match the segment."""
         for sequence, position, time_ns in index.entries:
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):
                 yield position
 
-    def _chain(self, position: int, end: int) -> int:
+    def _start_of_chain(self, position: int, end: int) -> int:
         """Return the first position from which headers lead exactly to ``end``; ``end`` if there is none."""
         dead_ends: set[int] = set()
-        for candidate in self._headers(position + ALIGNMENT, end):
-            at, passed = candidate, set[int]()
+        for candidate in self._header_positions(position + ALIGNMENT, end):
+            at, visited = candidate, set[int]()
             while at < end and at not in dead_ends:
-                passed.add(at)
+                visited.add(at)
                 header = decode_header(self._read(at, HEADER.size), 0, seed(self._salt, at))
                 if header is None:
                     break
                 at += header.total_bytes
             if at == end:
                 return candidate
-            dead_ends |= passed
+            dead_ends |= visited
         return end
 
-    def _headers(self, start: int, end: int) -> Iterator[int]:
+    def _header_positions(self, start: int, end: int) -> Iterator[int]:
         offset = padded(start)
         while offset + HEADER.size <= end:
             window = self._read(offset, min(1 << 20, end - offset))

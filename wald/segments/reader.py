@@ -1,6 +1,6 @@
 """Batches of one segment in order, in raw or sealed form.
 
-Positions are offsets in the raw form, so that sealing does not move a reader. Readers verify raw batches. The sealer
+Positions are offsets in the raw form, so that sealing does not change them. Readers verify raw batches. The sealer
 has verified sealed batches, whose frames have checksums.
 """
 
@@ -60,8 +60,8 @@ class DroppedBatches(SkippedBatches):
 SegmentItem = StoredBatch | DamagedBytes | SkippedBatches
 
 Routes = frozenset[str] | None
-Passable = Callable[[bytes, int], bool]
-"""Function that returns True if a reader wants no record of the batches in some bytes, starting at an offset."""
+CanSkip = Callable[[bytes, int], bool]
+"""Returns True if a reader needs no record of the batches in some bytes, starting at an offset."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
 _NO_LIMIT = 1 << 63
@@ -91,16 +91,16 @@ class OpenSegment(ABC):
 
     @abstractmethod
     def batches(
-        self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
+        self, position: int, limit: int | None, routes: Routes = None, can_skip: CanSkip | None = None, /
     ) -> Iterator[SegmentItem]:
         """Yield batches and damage from ``position`` to ``limit``; None reads to the end.
 
-        A sealed segment skips frames without ``routes``, and decompressed frames that ``passable`` accepts. Only a
-        search gives ``passable``: it keeps all processors busy, so no frame is decompressed ahead.
+        A sealed segment skips frames without ``routes``, and decompressed frames that ``can_skip`` accepts. Only a
+        search gives ``can_skip``: it keeps all processors busy, so no frame is decompressed ahead.
         """
 
     def file_offset(self, position: int) -> int:
-        """Return the file offset of a byte, or of its frame."""
+        """Return the file offset of a raw byte or its frame."""
         return position
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
@@ -112,20 +112,20 @@ class OpenSegment(ABC):
         return FIRST_BATCH
 
     def first_time_ns(self, limit: int | None) -> int | None:
-        batches = (found.header for found in self.batches(FIRST_BATCH, limit) if isinstance(found, StoredBatch))
-        return next((header.append_time_ns for header in batches if not header.is_control), None)
+        headers = (item.header for item in self.batches(FIRST_BATCH, limit) if isinstance(item, StoredBatch))
+        return next((header.append_time_ns for header in headers if not header.is_control), None)
 
     def peer(self, number: int) -> Peer | None:
-        found = next(self.batches(peer_position(number), None), None)
-        if isinstance(found, StoredBatch) and found.header.is_control and found.header.peer == number:
+        item = next(self.batches(peer_position(number), None), None)
+        if isinstance(item, StoredBatch) and item.header.is_control and item.header.peer == number:
             with suppress(BadControl):
-                return decode_peer(found.payload)
+                return decode_peer(item.payload)
         return None
 
-    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
-        """Return True if the path now names another file; ``removed`` if it names no file.
+    def is_replaced(self, *, if_removed: bool) -> bool:  # noqa: ARG002
+        """Return True if the path now names another file; ``if_removed`` if it names no file.
 
-        The writer continues in a copy after a failed write.
+        After a failed write, the writer continues in a copy.
         """
         return False
 
@@ -153,11 +153,11 @@ class RawSegment(OpenSegment):
             self.close()
             raise
 
-    def replaced(self, *, removed: bool) -> bool:
+    def is_replaced(self, *, if_removed: bool) -> bool:
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except FileNotFoundError:
-            return removed
+            return if_removed
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
         return self._last_position(limit, lambda base, _: base <= sequence)
@@ -166,12 +166,12 @@ class RawSegment(OpenSegment):
         return self._last_position(limit, lambda _, appended_ns: appended_ns < time_ns)
 
     def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
-        """Return the last indexed position for which ``is_early``, or the first batch's if the index is wrong."""
+        """Return the last indexed position that ``is_early`` accepts, or the first batch's if the index is wrong."""
         for sequence, position, time_ns in reversed(self._find_index().entries):
             if (limit is None or position < limit) and is_early(sequence, time_ns):
                 header = self._header_at(position)
-                is_right = header is not None and is_early(header.base_sequence, header.append_time_ns)
-                return position if is_right else FIRST_BATCH
+                is_confirmed = header is not None and is_early(header.base_sequence, header.append_time_ns)
+                return position if is_confirmed else FIRST_BATCH
         return FIRST_BATCH
 
     def batches(self, position: int, limit: int | None, *_: object) -> Iterator[SegmentItem]:
@@ -184,17 +184,17 @@ class RawSegment(OpenSegment):
             batches = Batches(data, position=position, salt=salt)
             yield from map(as_item, batches)
             position += batches.end
-            left, header = len(data) - batches.end, batches.rest.header
-            wanted = header.total_bytes if header else HEADER.size
-            if left < wanted <= raw.limit - position and (batches.end or window_bytes < wanted):
-                window_bytes = max(WINDOW_BYTES, wanted)
+            rest_bytes, header = len(data) - batches.end, batches.rest.header
+            needed_bytes = header.total_bytes if header else HEADER.size
+            if rest_bytes < needed_bytes <= raw.limit - position and (batches.end or window_bytes < needed_bytes):
+                window_bytes = max(WINDOW_BYTES, needed_bytes)
                 continue
-            found = next(raw.scan(start=position))
-            if isinstance(found, DamagedBytes):
-                yield found
-                position = found.end
-            elif isinstance(found, SegmentEnd):
-                self.tail = found
+            item = next(raw.scan(start=position))
+            if isinstance(item, DamagedBytes):
+                yield item
+                position = item.end
+            elif isinstance(item, SegmentEnd):
+                self.tail = item
                 return
             window_bytes = WINDOW_BYTES
 
@@ -209,7 +209,7 @@ class SealedSegment(OpenSegment):
         super().__init__(segment)
         self._file = SealedFile(segment.path)
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[bytes]] | None = None  # next frame: number and data
+        self._read_ahead: tuple[int, Future[bytes]] | None = None  # next frame: number and data
         self.index = self._file.index
         self.salt = self.index.salt
         try:
@@ -235,8 +235,8 @@ class SealedSegment(OpenSegment):
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
         frames = self.index.frames
-        late = (frame.raw_offset for frame in frames if max(frame.earliest_ns, time_ns) <= frame.latest_ns)
-        return max(next(late, self.index.raw_bytes), FIRST_BATCH)
+        late_offsets = (frame.raw_offset for frame in frames if max(frame.earliest_ns, time_ns) <= frame.latest_ns)
+        return max(next(late_offsets, self.index.raw_bytes), FIRST_BATCH)
 
     def first_time_ns(self, limit: int | None) -> int | None:  # noqa: ARG002
         return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
@@ -251,57 +251,57 @@ class SealedSegment(OpenSegment):
         return {}
 
     def batches(
-        self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
+        self, position: int, limit: int | None, routes: Routes = None, can_skip: CanSkip | None = None, /
     ) -> Iterator[SegmentItem]:
         index = self.index
         end = _NO_LIMIT if limit is None else limit
         names = index.routes.names
-        wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
+        route_ids = None if routes is None else {i for i, route in enumerate(names) if route in routes}
         first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
         substitutes = {
-            number: self._substitute(frame, wanted)
+            number: self._substitute(frame, route_ids)
             for number, frame in enumerate(index.frames[first:], first)
             if frame.raw_offset < end and frame.raw_offset + frame.raw_bytes > position
         }
         needed = [number for number, substitute in substitutes.items() if substitute is None]
-        following = dict(pairwise(needed)) if passable is None else {}
+        next_needed = dict(pairwise(needed)) if can_skip is None else {}
         for number, substitute in substitutes.items():
             if substitute is not None:
                 yield substitute
             else:
-                yield from self._frame(number, following.get(number), position, end, passable)
+                yield from self._frame_items(number, next_needed.get(number), position, end, can_skip)
         if end >= index.raw_bytes:
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
-    def _substitute(self, frame: Frame, wanted: set[int] | None) -> DamagedBytes | SkippedBatches | None:
-        """Return the item that replaces a frame; None if the frame must be decompressed."""
+    def _substitute(self, frame: Frame, route_ids: set[int] | None) -> DamagedBytes | SkippedBatches | None:
+        """Return the item that replaces a frame's batches; None if the frame must be decompressed."""
         if self.index.is_damage(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
         # Only the decompressed batches of a shrunk segment reveal the records dropped between them.
         if self.index.shrunk is not None:
-            needed = bool(frame.routes) or frame.raw_offset == 0
+            is_needed = bool(frame.routes) or frame.raw_offset == 0
         else:
-            needed = wanted is None or not wanted.isdisjoint(frame.routes)
-        return None if needed else _skipped(frame)
+            is_needed = route_ids is None or not route_ids.isdisjoint(frame.routes)
+        return None if is_needed else _skipped_batches(frame)
 
-    def _frame(
-        self, number: int, following: int | None, position: int, limit: int, passable: Passable | None
+    def _frame_items(
+        self, number: int, following: int | None, position: int, limit: int, can_skip: CanSkip | None
     ) -> Iterator[SegmentItem]:
-        """Yield the items of frame ``number``, and decompress ``following`` ahead."""
+        """Yield the items of frame ``number`` while frame ``following`` is decompressed."""
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         reason = ""
         try:
-            data = self._load(number, following)
+            data = self._load_frame(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
             data = self._file.readable_start(number)
         begin = FIRST_BATCH if frame.raw_offset == 0 else 0
         is_shrunk = self.index.shrunk is not None
-        # A reader of the raw segment may have stopped where one batch now replaces several.
+        # A reader may have stopped, before shrinking, inside what is now one batch.
         at = begin if is_shrunk else max(position - frame.raw_offset, begin)
-        if passable is not None and not (reason or is_shrunk or end > limit) and passable(data, at):
-            yield _skipped(frame)
+        if can_skip is not None and not (reason or is_shrunk or end > limit) and can_skip(data, at):
+            yield _skipped_batches(frame)
             return
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=not reason)
         for batch in (each for each in batches if each.end > position) if is_shrunk else batches:
@@ -311,7 +311,7 @@ class SealedSegment(OpenSegment):
         if (at := frame.raw_offset + batches.end) < min(end, limit):
             yield DamagedBytes(at, end - at, reason or "no valid batch header")
 
-    def _load(self, number: int, following: int | None) -> bytes:
+    def _load_frame(self, number: int, following: int | None) -> bytes:
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
@@ -319,18 +319,18 @@ class SealedSegment(OpenSegment):
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data
-        ahead, self._ahead = self._ahead, None
-        loading = ahead[1] if ahead is not None and ahead[0] == number else self._pool.submit(self._file.frame, number)
+        ahead, self._read_ahead = self._read_ahead, None
+        future = ahead[1] if ahead is not None and ahead[0] == number else self._pool.submit(self._file.frame, number)
         if following is not None:
-            self._ahead = (following, self._pool.submit(self._file.frame, following))
-        return loading.result()
+            self._read_ahead = (following, self._pool.submit(self._file.frame, following))
+        return future.result()
 
 
-def _skipped(frame: Frame) -> SkippedBatches:
-    span = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
+def _skipped_batches(frame: Frame) -> SkippedBatches:
+    extent = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
     if frame.routes or frame.latest_ns < frame.earliest_ns:
-        return SkippedBatches(*span)
-    return DroppedBatches(*span, frame.latest_ns)
+        return SkippedBatches(*extent)
+    return DroppedBatches(*extent, frame.latest_ns)
 
 
 class Misplaced(Damaged):
@@ -355,25 +355,25 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
     return Kind.SEALED, None
 
 
-def require_named(segment: Segment, log_id: bytes) -> None:
+def require_matching_name(segment: Segment, log_id: bytes) -> None:
     """Raise Misplaced if a readable header does not match the segment's name."""
-    found = None
+    contents = None
     with suppress(Damaged):
-        found = identify(segment.path)
-    if found is None:
+        contents = identify(segment.path)
+    if contents is None:
         return
-    form, header = found
+    form, header = contents
     check_name(segment, log_id, header)
     if form is not segment.kind.form:
-        contents = "a raw segment" if form is Kind.RAW else "a sealed segment"
-        raise _misplaced(segment, f"offset 0: contains {contents}, which does not match its name")
+        description = "a raw segment" if form is Kind.RAW else "a sealed segment"
+        raise _misplaced(segment, f"offset 0: contains {description}, which does not match its name")
 
 
-def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
-    if found is not None and found.log_id != log_id:
-        raise _misplaced(segment, f"offset 16: the segment belongs to log {found.log_id.hex()}", foreign=True)
-    if found is not None and found.base_sequence != segment.base_sequence:
-        raise _misplaced(segment, f"offset 32: contains segment {found.base_sequence}, which does not match its name")
+def check_name(segment: Segment, log_id: bytes, header: SegmentHeader | SealedIndex | None) -> None:
+    if header is not None and header.log_id != log_id:
+        raise _misplaced(segment, f"offset 16: the segment belongs to log {header.log_id.hex()}", foreign=True)
+    if header is not None and header.base_sequence != segment.base_sequence:
+        raise _misplaced(segment, f"offset 32: contains segment {header.base_sequence}, which does not match its name")
 
 
 def _misplaced(segment: Segment, reason: str, *, foreign: bool = False) -> Misplaced:

@@ -41,81 +41,82 @@ class SalvagedSegment(OpenSegment):
     def __init__(self, segment: Segment, log_id: bytes, error: Damaged) -> None:
         super().__init__(segment)
         self.error = error
-        self._gaps: list[tuple[int, int]] = []  # position of damage, offset of its frame
-        self._table: dict[int, FrameLengths] = {}  # by offset; empty if the seek table is damaged
+        self._damage: list[tuple[int, int]] = []  # position of damage, offset of its frame
+        self._lengths: dict[int, FrameLengths] = {}  # by offset; empty if the seek table is damaged
         self._descriptor = open_regular(segment.path)
         try:
             self._file_bytes = os.fstat(self._descriptor).st_size
-            self.header = self._header()
+            self.header = self._read_header()
             check_name(segment, log_id, self.header)
         except BaseException:
             self.close()
             raise
 
     def file_offset(self, position: int) -> int:
-        number = bisect_right(self._gaps, position, key=lambda gap: gap[0]) - 1
-        return self._gaps[number][1] if number >= 0 else 0
+        number = bisect_right(self._damage, position, key=lambda gap: gap[0]) - 1
+        return self._damage[number][1] if number >= 0 else 0
 
     def batches(self, position: int, limit: int | None, *_: object) -> Iterator[SegmentItem]:
-        return (as_item(found) if isinstance(found, StoredBatch) else found for found in self.stored(position, limit))
+        return (as_item(item) if isinstance(item, StoredBatch) else item for item in self.stored_items(position, limit))
 
-    def stored(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
+    def stored_items(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
         """Yield the items of :meth:`batches`, but DROPPED batches in stored form."""
         self.tail = None
         offset = begin = 0
         expected = self.base_sequence
         while limit is None or begin < limit:
-            span, reason = self._span(offset, begin)
-            if span.skippable and not reason:
+            lengths, header_problem = self._frame_lengths(offset, begin)
+            if lengths.skippable and not header_problem:
                 return  # the index follows the frames
-            if begin + span.raw_bytes > position or not span.raw_bytes:
-                data, wrong = self._content(offset, begin, span)
+            if begin + lengths.raw_bytes > position or not lengths.raw_bytes:
+                data, problem = self._content(offset, begin, lengths)
                 at = FIRST_BATCH if begin == 0 else 0  # one batch of zeros may contain the position
                 batches = Batches(data, at, position=begin, salt=self.salt or 0)
                 for batch in batches:
                     if limit is not None and batch.position >= limit:
                         return
                     if batch.header.base_sequence < expected:
-                        wrong = wrong or SEQUENCES_REPEAT
+                        problem = problem or SEQUENCES_REPEAT
                         break
                     if batch.end > position:
                         yield batch
                     at = batches.end
                     expected = max(expected, batch.header.end_sequence)
-                wrong = wrong or batches.rest.reason
-                if not span.raw_bytes:  # the position of the next frame is unknown
-                    self._gaps.append((begin + at, offset))
-                    left = max(1, self._file_bytes - offset)
-                    self.tail = SegmentEnd(begin + at, ParseOutcome.DAMAGED, reason or wrong, left)
+                problem = problem or batches.rest.reason
+                if not lengths.raw_bytes:  # the position of the next frame is unknown
+                    self._damage.append((begin + at, offset))
+                    rest_bytes = max(1, self._file_bytes - offset)
+                    self.tail = SegmentEnd(begin + at, ParseOutcome.DAMAGED, header_problem or problem, rest_bytes)
                     return
-                if at < span.raw_bytes:
-                    self._gaps.append((begin + at, offset))
-                    yield DamagedBytes(begin + at, span.raw_bytes - at, wrong or reason)
-            offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
+                if at < lengths.raw_bytes:
+                    self._damage.append((begin + at, offset))
+                    yield DamagedBytes(begin + at, lengths.raw_bytes - at, problem or header_problem)
+            offset, begin = offset + lengths.stored_bytes, begin + lengths.raw_bytes
 
-    def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
+    def _frame_lengths(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
         """Return a frame's lengths, 0 if unknown, and the problem with its headers, or ""."""
-        listed = self._table.get(offset)
+        from_table = self._lengths.get(offset)
         try:
-            own = read_frame_lengths(self._read, offset)
+            from_headers = read_frame_lengths(self._read, offset)
         except BadFrame as error:
-            left = self._file_bytes - offset
-            return listed or FrameLengths(max(0, left), 0), str(error) if left > 0 else "the file is truncated"
-        if listed is None or listed == own or not self._content(offset, begin, own)[1]:
-            return own, ""
-        return listed, "the frame's headers are damaged"
+            rest_bytes = self._file_bytes - offset
+            problem = str(error) if rest_bytes > 0 else "the file is truncated"
+            return from_table or FrameLengths(max(0, rest_bytes), 0), problem
+        if from_table is None or from_table == from_headers or not self._content(offset, begin, from_headers)[1]:
+            return from_headers, ""
+        return from_table, "the frame's headers are damaged"
 
-    def _header(self) -> SegmentHeader | None:
-        """Read seek table and header; determine the salt even without them."""
+    def _read_header(self) -> SegmentHeader | None:
+        """Read seek table and header; find the salt even if both are damaged."""
         index_salt = None
         with suppress(Damaged):
             offset, frames = read_seek_table(self.path, self._descriptor)
             *_, (index_bytes, _) = frames
             index_salt = decode_salt(self._read(offset - index_bytes, index_bytes))
             offsets = accumulate((stored for stored, _ in frames), initial=0)
-            self._table = {at: FrameLengths(*frame) for at, frame in zip(offsets, frames, strict=False) if all(frame)}
-        opening = self._opening(0)
-        if not opening and not self._table:
+            self._lengths = {at: FrameLengths(*frame) for at, frame in zip(offsets, frames, strict=False) if all(frame)}
+        opening = self._frame_opening(0)
+        if not opening and not self._lengths:
             raise self.error
         try:
             header = decode_segment_header(opening)
@@ -125,19 +126,19 @@ class SalvagedSegment(OpenSegment):
         self.salt = header.salt
         return header
 
-    def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
+    def _content(self, offset: int, begin: int, lengths: FrameLengths) -> tuple[bytes, str]:
         """Decompress a frame, like :func:`decompress_start`."""
-        wanted = span.raw_bytes or FRAME_BYTES
-        stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
-        if wanted <= FRAME_BYTES:
+        raw_bytes = lengths.raw_bytes or FRAME_BYTES
+        stored_bytes = max(0, min(lengths.stored_bytes, self._file_bytes - offset))
+        if raw_bytes <= FRAME_BYTES:
             stored_bytes = min(stored_bytes, _STORED_MAX_BYTES)
         else:  # a false length must not allocate memory
-            header = decode_header(self._opening(offset), 0, seed(self.salt or 0, begin))
-            if header is None or header.total_bytes != wanted:
-                return b"", f"the frame claims {wanted} bytes, and no batch of that length begins it"
-        return decompress_start(self._read(offset, stored_bytes), wanted)
+            header = decode_header(self._frame_opening(offset), 0, seed(self.salt or 0, begin))
+            if header is None or header.total_bytes != raw_bytes:
+                return b"", f"the frame claims {raw_bytes} bytes, but does not begin with a batch of that length"
+        return decompress_start(self._read(offset, stored_bytes), raw_bytes)
 
-    def _opening(self, offset: int) -> bytes:
+    def _frame_opening(self, offset: int) -> bytes:
         """Return the first 64 bytes of a frame."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(self._read(offset, _STORED_MAX_BYTES)) as stream:
@@ -153,20 +154,20 @@ def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedInd
     """Rebuild the index of a sealed segment, with a digest if no frame is damaged."""
     builder = SegmentIndexBuilder(segment.base_sequence)
     damage: list[tuple[int, int]] = []
-    digest, frame, digested, end = hashlib.sha256(), b"", 0, 0
+    digest, frame, hashed_bytes, end = hashlib.sha256(), b"", 0, 0
     with closing(SalvagedSegment(segment, log_id, error)) as salvaged:
-        for found in salvaged.stored(FIRST_BATCH, None):
-            if isinstance(found, DamagedBytes):
-                damage.append((found.offset, found.length))
+        for item in salvaged.stored_items(FIRST_BATCH, None):
+            if isinstance(item, DamagedBytes):
+                damage.append((item.offset, item.length))
             else:
-                builder.add(found.position, found.header, found.route)
-                end = found.end
-                if found.data is not frame:
-                    frame = found.data
+                builder.add(item.position, item.header, item.route)
+                end = item.end
+                if item.data is not frame:
+                    frame = item.data
                     digest.update(frame)
-                    digested += len(frame)
+                    hashed_bytes += len(frame)
         if (tail := salvaged.tail) is not None:
             damage.append((tail.offset, tail.garbage_bytes))
-    sha256 = b"" if damage or digested != end else digest.digest()
+    sha256 = b"" if damage or hashed_bytes != end else digest.digest()
     header = SegmentHeader(log_id, segment.base_sequence, 0, 0, 0)
     return builder.index(header, end, damage, sha256=sha256)

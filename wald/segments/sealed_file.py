@@ -43,19 +43,19 @@ LEVEL = 3
 _BLOCK_BYTES = 128 << 10  # zstd decompresses the blocks before a damaged block
 
 
-def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """Return up to ``wanted`` raw bytes of a frame, and the reason if not all decompress, or ""."""
-    parts, got = [], 0
+def decompress_start(stored: bytes, max_bytes: int) -> tuple[bytes, str]:
+    """Return up to ``max_bytes`` raw bytes of a frame, and the problem if there are fewer, or ""."""
+    parts, raw_bytes = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
-            while got < wanted and (part := stream.read(min(_BLOCK_BYTES, wanted - got))):
+            while raw_bytes < max_bytes and (part := stream.read(min(_BLOCK_BYTES, max_bytes - raw_bytes))):
                 parts.append(part)
-                got += len(part)
-            if got == wanted:
+                raw_bytes += len(part)
+            if raw_bytes == max_bytes:
                 stream.read(1)  # compares the checksum after the last byte
     except zstandard.ZstdError as error:
-        return b"".join(parts), f"a frame does not decompress ({error})"
-    return b"".join(parts), "" if got == wanted else "the frame is truncated"
+        return b"".join(parts), f"a frame cannot be decompressed ({error})"
+    return b"".join(parts), "" if raw_bytes == max_bytes else "the frame is truncated"
 
 
 class FrameWriter:
@@ -88,7 +88,7 @@ class FrameWriter:
         self._end_frame(start, length)
 
     def finish(self, index: SealedIndex) -> None:
-        """Write index and seek table."""
+        """Write the index and the seek table."""
         index_frame = encode_sealed_index(index, self._builder.table, self._builder.peers)
         sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self._builder.frames]
         self._write(index_frame, encode_seek_table([*sizes, (len(index_frame), 0)]))
@@ -129,7 +129,7 @@ def compress_segment(
     builder = SegmentIndexBuilder(header.base_sequence)
     writer = FrameWriter(target, disk, builder, level)
     gaps: list[DamagedBytes] = []
-    for part, length in _parts(raw, builder, frame_bytes):
+    for part, length in _raw_parts(raw, builder, frame_bytes):
         if isinstance(part, ScannedBatch):
             writer.add_long(raw, length)
         elif isinstance(part, DamagedBytes):
@@ -152,37 +152,37 @@ def index_raw(source: int) -> SealedIndex:
     builder = SegmentIndexBuilder(header.base_sequence)
     damage: list[tuple[int, int]] = []
     raw_bytes = 0
-    for part, length in _parts(raw, builder, FRAME_BYTES):
+    for part, length in _raw_parts(raw, builder, FRAME_BYTES):
         if isinstance(part, DamagedBytes):
             damage.append((raw_bytes, length))
         raw_bytes += length
     return builder.index(header, raw_bytes, damage)
 
 
-def _parts(
+def _raw_parts(
     raw: RawFile, builder: SegmentIndexBuilder, window_bytes: int
 ) -> Iterator[tuple[memoryview | ScannedBatch | DamagedBytes, int]]:
     """Yield windows of whole batches, batches longer than a window, and damage, each with its length."""
     offset = 0
     while True:
         window = raw.read(offset, window_bytes)
-        if whole := builder.add_window(window, offset, raw.salt):
-            yield memoryview(window)[:whole], whole
-            offset += whole
+        if length := builder.add_window(window, offset, raw.salt):
+            yield memoryview(window)[:length], length
+            offset += length
             continue
         if offset >= raw.limit:
             return
-        # from the previous batch, which determines the sequences to accept
+        # begin at the previous batch, which determines the sequences to accept
         scan = raw.scan(start=builder.last_position or FIRST_BATCH)
-        found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
-        if isinstance(found, SegmentEnd):
-            if not found.garbage_bytes:
+        item = next(item for item in scan if item.offset >= offset or isinstance(item, SegmentEnd))
+        if isinstance(item, SegmentEnd):
+            if not item.garbage_bytes:
                 return
-            found = DamagedBytes(offset, raw.limit - offset, found.reason)
-        elif isinstance(found, ScannedBatch):
-            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
-        yield found, found.end - offset
-        offset = found.end
+            item = DamagedBytes(offset, raw.limit - offset, item.reason)
+        elif isinstance(item, ScannedBatch):
+            builder.add(item.offset, item.header, item.route, raw.control_payload(item))
+        yield item, item.end - offset
+        offset = item.end
 
 
 def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, int]]]:
@@ -192,7 +192,7 @@ def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, i
     try:
         length = seek_table_bytes(os.pread(descriptor, SEEK_FOOTER.size, offset))
         if length > size:
-            raise BadSealed(f"the seek table of {length} bytes is longer than the file: bytes are missing")
+            raise BadSealed(f"the file was truncated: its seek table alone has {length} bytes")
         offset = size - length
         return offset, decode_seek_table(os.pread(descriptor, length, offset), file_bytes=size)
     except BadSealed as error:
@@ -223,20 +223,20 @@ class SealedFile:
         try:
             # zstd allocates the claimed length, so check the claim first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
-                raise damaged(self.path, f"frame {number} does not claim {frame.raw_bytes} bytes", frame.offset)
+                raise damaged(self.path, f"frame {number} should claim {frame.raw_bytes} bytes", frame.offset)
             if not self._is_plausible(frame, stored):
-                reason = f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch"
+                reason = f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch of that length"
                 raise damaged(self.path, reason, frame.offset)
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
+            raise damaged(self.path, f"frame {number} cannot be decompressed ({error})", frame.offset) from error
 
     def batches(self, number: int, data: bytes) -> Batches:
         begin = 0 if number else FIRST_BATCH
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return a frame's raw bytes before damage, which only checksums of batches can validate."""
+        """Return a frame's raw bytes before damage; only batch checksums can verify them."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         with suppress(zstandard.ZstdError):
@@ -256,28 +256,28 @@ class SealedFile:
         """Hash all raw bytes, in constant memory."""
         digest = hashlib.sha256()
         for number in range(len(self.index.frames)):
-            for part in self._parts(number):
+            for part in self._frame_parts(number):
                 digest.update(part)
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Return the frames changed since sealing, each with an error, in constant memory."""
-        found = []
+        """Verify all frames in constant memory; return each changed frame with its error."""
+        damage = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):
             try:
-                for part in self._parts(number):
+                for part in self._frame_parts(number):
                     digest.update(part)
             except Damaged as error:
-                found.append((frame, error))
+                damage.append((frame, error))
             except OSError as error:
-                found.append((frame, damaged(self.path, error.strerror or str(error), frame.offset)))
-        if not found and digest.digest() != self.index.sha256:
-            reason = f"the sha256 is {digest.hexdigest()}, the index says {self.index.sha256.hex()}"
+                damage.append((frame, damaged(self.path, error.strerror or str(error), frame.offset)))
+        if not damage and digest.digest() != self.index.sha256:
+            reason = f"the sha256 is {digest.hexdigest()}, but the index says {self.index.sha256.hex()}"
             return [(frame, damaged(self.path, reason)) for frame in self.index.frames]
-        return found
+        return damage
 
-    def _parts(self, number: int) -> Iterator[bytes]:
+    def _frame_parts(self, number: int) -> Iterator[bytes]:
         frame = self.index.frames[number]
         if frame.raw_bytes <= FRAME_BYTES:
             yield self.frame(number)
@@ -285,15 +285,15 @@ class SealedFile:
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             file.seek(frame.offset)
             stream = self._decompressor.stream_reader(file)
-            left = frame.raw_bytes
+            rest_bytes = frame.raw_bytes
             try:
-                while left and (part := stream.read(min(FRAME_BYTES, left))):
+                while rest_bytes and (part := stream.read(min(FRAME_BYTES, rest_bytes))):
                     yield part
-                    left -= len(part)
+                    rest_bytes -= len(part)
                 stream.read(1)  # compares the checksum
             except zstandard.ZstdError as error:
-                raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
-        if left:
+                raise damaged(self.path, f"frame {number} cannot be decompressed ({error})", frame.offset) from error
+        if rest_bytes:
             raise damaged(self.path, f"frame {number} is truncated", frame.offset)
 
     def close(self) -> None:
@@ -306,17 +306,17 @@ class SealedFile:
         self.close()
 
     def _read_index(self) -> SealedIndex:
-        table, (*listed, (index_bytes, _)) = read_seek_table(self.path, self._descriptor)
-        offset = table - index_bytes
+        table_offset, (*frame_sizes, (index_bytes, _)) = read_seek_table(self.path, self._descriptor)
+        offset = table_offset - index_bytes
         try:
             index = decode_sealed_index(self._read(offset, index_bytes))
         except BadSealed as error:
             raise damaged(self.path, str(error), offset) from error
         frames = index.frames
-        if listed != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
-            raise damaged(self.path, "the seek table and the index disagree about the frames", table)
+        if frame_sizes != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
+            raise damaged(self.path, "the seek table contradicts the index", table_offset)
         if [*frames.offsets, offset] != list(accumulate(frames.compressed_bytes, initial=0)):
-            raise damaged(self.path, "the index is wrong about where the frames are", offset)
+            raise damaged(self.path, "the index has wrong frame offsets", offset)
         return index
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -32,67 +32,66 @@ def end_of(view: View) -> int:
     with closing(view.open(view.segments[-1])) as newest:
         if isinstance(newest, SalvagedSegment):
             raise newest.error
-        assert isinstance(newest, SealedSegment), "without a head the newest raw segment is the bound"
+        assert isinstance(newest, SealedSegment), "without a bound, the newest segment is sealed"
         return newest.index.next_sequence
 
 
 def sequence_at(view: View, time_ns: int) -> int:
     """Return the first record appended at ``time_ns`` or later, or the end of the log."""
-    return _first(view, time_ns)[1]
+    return _find_first(view, time_ns)[1]
 
 
 def sequence_since(view: View, time_ns: int) -> int:
-    """Return the first record, even a missing one, that may be of ``time_ns`` or later.
+    """Return the first record, even a missing one, that may have been appended at ``time_ns`` or later.
 
-    Append times restart after a clock step: the first range of times that may have such a record counts.
+    Append times restart after a clock step, so this searches one range of times after the other.
     """
-    return _first(view, time_ns)[0]
+    return _find_first(view, time_ns)[0]
 
 
 def sequence_until(view: View, time_ns: int) -> int:
     """Return the first sequence at and after which no record is older than ``time_ns``, even after a clock step."""
     for first, until in reversed(ranges(view.root)):
-        _, at = _search(view, time_ns, first, until)
+        _, at = _search_range(view, time_ns, first, until)
         if at > first:
             return at
     return 1
 
 
-def _first(view: View, time_ns: int) -> tuple[int, int]:
+def _find_first(view: View, time_ns: int) -> tuple[int, int]:
     """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
     for first, until in ranges(view.root):
-        if until is not None and not _readable(view, first, until):
+        if until is not None and not _readable_segments(view, first, until):
             continue  # the range was reclaimed
-        since, at = _search(view, time_ns, first, until)
+        since, at = _search_range(view, time_ns, first, until)
         if until is None or since < until:
             break
     return since, at
 
 
-def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
-    """Search one range of times for :func:`_first`."""
-    readable = _readable(view, first, until)
-    later = bisect_left(
-        range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
+def _search_range(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
+    segments = _readable_segments(view, first, until)
+    first_late = bisect_left(
+        range(len(segments)), True, key=lambda number: not _begins_earlier(view, segments[: number + 1], time_ns)
     )
-    # Start of the missing records that may be late enough: none before an older record, because append times do not
-    # decrease within a range.
-    missing = None if later else first
+    # First missing record that may be late enough. Append times do not decrease within a range, so records before an
+    # older record are too old.
+    missing = None if first_late else first
     last = (view.bound.sequence or 0) if until is None else until - 1
-    for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):
-        if isinstance(found, int):
-            missing = missing or found
-        elif found.append_time_ns >= time_ns:
-            return missing or found.base_sequence, found.base_sequence
+    for candidate in _candidates(view, segments[max(0, first_late - 1) :], time_ns, last):
+        if isinstance(candidate, int):
+            missing = missing or candidate
+        elif candidate.append_time_ns >= time_ns:
+            return missing or candidate.base_sequence, candidate.base_sequence
         else:
             missing = None
     end = until or end_of(view)
     return missing or end, end
 
 
-def _readable(view: View, first: int, until: int | None) -> list[Segment]:
-    end = until or 1 << 64
-    return [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
+def _readable_segments(view: View, first: int, until: int | None) -> list[Segment]:
+    end, newest = until or 1 << 64, view.bound.segment
+    return [each for each in view.segments if first <= each.base_sequence < end and each.base_sequence <= newest]
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
@@ -110,7 +109,7 @@ def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
 
 def _candidates(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
     """Yield headers of batches that may be late enough, and the first sequence of each gap."""
-    due: int | None = None  # the next record
+    due: int | None = None  # next expected record
     for segment in segments:
         base, limit = segment.base_sequence, view.limit(segment)
         if due is not None and base > due:
@@ -122,17 +121,17 @@ def _candidates(view: View, segments: list[Segment], time_ns: int, last: int) ->
             continue
         with closing(opened):
             due = base
-            for found in opened.batches(opened.position_of_time(time_ns, limit), limit):
-                if isinstance(found, DamagedBytes):
+            for item in opened.batches(opened.position_of_time(time_ns, limit), limit):
+                if isinstance(item, DamagedBytes):
                     yield due
-                elif isinstance(found, SkippedBatches):
-                    if isinstance(found, DroppedBatches) and found.latest_ns >= time_ns:
+                elif isinstance(item, SkippedBatches):
+                    if isinstance(item, DroppedBatches) and item.latest_ns >= time_ns:
                         yield due
-                    due = found.next_sequence
+                    due = item.next_sequence
                 else:
-                    if found.header.count:
-                        yield found.header
-                    due = found.header.end_sequence
+                    if item.header.count:
+                        yield item.header
+                    due = item.header.end_sequence
             if opened.tail is not None and opened.tail.garbage_bytes:
                 yield due
     if due is not None and due <= last:

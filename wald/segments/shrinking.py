@@ -1,7 +1,7 @@
 """Rewriting of a sealed segment without records that no group needs.
 
 A DROPPED batch of zeros of the same length replaces each run of dropped batches. So kept batches have the same bytes
-and positions, ``zstd -dc`` still makes a raw segment, and the frames show the dropped sequences.
+and positions, ``zstd -dc`` still writes a raw segment, and the frames show the dropped sequences.
 Memory: a few times the longest batch, and about 60 bytes per batch.
 """
 
@@ -31,7 +31,7 @@ from wald.segments.sealed_file import FRAME_BYTES, FrameWriter, SealedFile, dama
 _segment_of = attrgetter("log_id", "base_sequence", "salt", "next_sequence", "raw_bytes")
 
 Keeps = Callable[[BatchHeader, str], bool]
-"""Returns True if a batch of a route is still needed. Control batches are always kept."""
+"""Returns True if a batch of a route is still needed. Control batches are kept anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class Shrinkage:
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
     """Copy the batches that ``keeps`` selects to an empty file, which the caller syncs."""
     old = source.index
-    builder, lost = SegmentIndexBuilder(old.base_sequence), SegmentIndexBuilder(old.base_sequence)
+    builder, dropped_builder = SegmentIndexBuilder(old.base_sequence), SegmentIndexBuilder(old.base_sequence)
     writer = FrameWriter(target, disk, builder)
     spans: dict[str, Spans] = {}
 
     def drop(batch: StoredBatch) -> None:
         if not batch.header.is_dropped:
-            lost.add(batch.position, batch.header, batch.route)
+            dropped_builder.add(batch.position, batch.header, batch.route)
             base, count = batch.header.base_sequence, batch.header.count
             spans.setdefault(batch.route, Spans()).add(base, base + count - 1)
 
     frame = bytearray(source.frame(0)[:FIRST_BATCH])
-    for batch in _replaced(source, keeps, drop):
+    for batch in _kept_and_zeroed(source, keeps, drop):
         data = _bytes_of(batch)
         if len(frame) + len(data) > FRAME_BYTES:
             writer.add(frame)
@@ -67,8 +67,8 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
         builder.add(batch.position, batch.header, batch.route, batch.payload)
     writer.add(frame)
     if writer.raw_bytes != old.raw_bytes or builder.next_sequence != old.next_sequence:
-        raise damaged(source.path, "it differs from its index")
-    dropped, ranges = list(lost.routes()), list(builder.dropped)
+        raise damaged(source.path, "the segment differs from its index")
+    dropped, ranges = list(dropped_builder.routes()), list(builder.dropped)
     if old.shrunk is None:
         shrunk = Shrunk(old.sha256, source.stored_bytes, ranges, dropped)
     else:
@@ -79,23 +79,23 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
     return Shrinkage(index, dropped, writer.stored_bytes, spans)
 
 
-def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
+def check_shrunk(source: SealedFile, shrunk_file: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
     """Read a shrunk segment back. Raise Damaged if a needed batch is missing, or the source has changed."""
     if source.sha256() != source.index.sha256:
-        raise damaged(source.path, "it differs from its index")
-    if made.index != shrinkage.index or made.sha256() != shrinkage.index.sha256:
-        raise damaged(made.path, "it reads back differently")
-    compare_shrunk(source, made, keeps)
+        raise damaged(source.path, "the segment differs from its index")
+    if shrunk_file.index != shrinkage.index or shrunk_file.sha256() != shrinkage.index.sha256:
+        raise damaged(shrunk_file.path, "the shrunk segment differs when read back")
+    compare_shrunk(source, shrunk_file, keeps)
 
 
-def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
+def compare_shrunk(source: SealedFile, shrunk_file: SealedFile, keeps: Keeps) -> None:
     """Raise Damaged if a batch that ``keeps`` selects is missing or differs."""
-    if _segment_of(source.index) != _segment_of(made.index):
-        raise damaged(made.path, f"it is not a form of the segment in {source.path}")
-    for old, new in _aligned(source, made):
+    if _segment_of(source.index) != _segment_of(shrunk_file.index):
+        raise damaged(shrunk_file.path, f"the file does not contain the same segment as {source.path}")
+    for old, new in _aligned(source, shrunk_file):
         if not _may_replace(old, new, keeps):
             position = (new or old)[0].position
-            raise damaged(made.path, f"required batch at position {position} is missing or differs")
+            raise damaged(shrunk_file.path, f"the required batch at position {position} is missing or differs")
 
 
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
@@ -132,27 +132,27 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
     return [_bytes_of(batch) for batch in old] == [_bytes_of(batch) for batch in new]
 
 
-def _replaced(source: SealedFile, keeps: Keeps, drop: Callable[[StoredBatch], None]) -> Iterator[StoredBatch]:
+def _kept_and_zeroed(source: SealedFile, keeps: Keeps, drop: Callable[[StoredBatch], None]) -> Iterator[StoredBatch]:
     """Yield kept batches, and a batch of zeros for each run of batches passed to ``drop``."""
     run: list[StoredBatch] = []  # first and last batch
     for batch in _batches(source):
-        kept = _is_kept(batch, keeps)
-        if run and (kept or batch.end - run[0].position > FRAME_BYTES):
-            yield _zeros(run[0], run[-1], source.index.salt)
+        is_kept = _is_kept(batch, keeps)
+        if run and (is_kept or batch.end - run[0].position > FRAME_BYTES):
+            yield _zero_batch(run[0], run[-1], source.index.salt)
             run = []
-        if kept:
+        if is_kept:
             yield batch
         else:
             drop(batch)
             run = [*run[:1], batch]
     if run:
-        yield _zeros(run[0], run[-1], source.index.salt)
+        yield _zero_batch(run[0], run[-1], source.index.salt)
 
 
-def _zeros(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
+def _zero_batch(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
     length = last.end - first.position
-    span = first.header.base_sequence, last.header.end_sequence
-    header, payload = dropped_batch(length, *span, last.header.append_time_ns, last.header.epoch)
+    sequences = first.header.base_sequence, last.header.end_sequence
+    header, payload = dropped_batch(length, *sequences, last.header.append_time_ns, last.header.epoch)
     data = b"".join(encode_batch(header, b"", [payload], seed(salt, first.position)))
     return StoredBatch(data, 0, first.position, header, "")
 
@@ -163,7 +163,7 @@ def _batches(file: SealedFile) -> Iterator[StoredBatch]:
         batches = file.batches(number, data)
         yield from batches
         if batches.end < len(data):
-            raise damaged(file.path, f"frame {number} has no batch at {batches.end}")
+            raise damaged(file.path, f"frame {number} has no valid batch at byte {batches.end}")
 
 
 def _bytes_of(batch: StoredBatch) -> memoryview:

@@ -1,4 +1,4 @@
-"""Snapshot of a log: its head and its segments.
+"""Snapshots of a log.
 
 Sealing and reclaim rename files during reads, so :meth:`View.follow` tries every name of a segment.
 """
@@ -24,7 +24,7 @@ from wald.format.log_state import decode_previous
 from wald.format.names import Kind
 from wald.format.segment import BadHeader
 from wald.segments.continuity import Continuity
-from wald.segments.durable_end import EVERYTHING, Bound, lost_head, read_head, readable_head
+from wald.segments.durable_end import UNBOUNDED, Bound, lost_head, read_head, readable_head
 from wald.segments.index_builder import find_index, next_base
 from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 from wald.segments.reader import Misplaced, OpenSegment, RawSegment, SealedSegment
@@ -56,7 +56,7 @@ class SegmentGone(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A log at one moment."""
+    """Immutable snapshot of a log: its head and its segments."""
 
     root: Root
     log_id: bytes
@@ -83,7 +83,7 @@ class View:
         return State.ACTIVE if segment.base_sequence >= active else State.CUT
 
     def open(self, segment: Segment) -> OpenSegment:
-        return self.follow(segment, lambda found: open_segment(found, self.log_id))
+        return self.follow(segment, lambda named: open_segment(named, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
         """Return the result of ``action`` for the first of a segment's names that exists."""
@@ -101,47 +101,47 @@ class View:
         """Return a current view; list the directory again only if it has changed."""
         head, listing = _checked_head(self.root, self.continuity), self.listing
         # A network file system may return cached times, so also check the head's segment.
-        is_old = head is not None and head.segment > listing.newest_base()
-        if is_old or listing.changed_ns is None or listing.changed_ns != last_changes(self.root):
+        is_outdated = head is not None and head.segment > listing.newest_base()
+        if is_outdated or listing.changed_ns is None or listing.changed_ns != last_changes(self.root):
             listing = self._list_again()
         return replace(self, bound=_bound(head, listing), listing=listing, head=head)
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
-        """Estimate from file times when a record with an append time in the future was written.
+        """Estimate, from file times, when a record with an append time in the future was written.
 
         A raw segment records its creation; a sealed file is created after its last record. If such a time is in the
         future too, the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
             with suppress(OSError, Damaged), open_file(segment.path) as file:
-                stamped_ns = os.fstat(file.fileno()).st_mtime_ns
+                file_ns = os.fstat(file.fileno()).st_mtime_ns
                 if segment.kind.form is Kind.RAW:
                     with suppress(BadHeader):
-                        stamped_ns = RawFile(file.fileno()).header().created_at_ns
-                if stamped_ns <= now_ns:
-                    return stamped_ns
+                        file_ns = RawFile(file.fileno()).header().created_at_ns
+                if file_ns <= now_ns:
+                    return file_ns
         return None
 
     def require_continuity(self) -> None:
         if self.continuity is not None:
             self.continuity.require()
 
-    def without(self, gone: SegmentGone, segment: Segment) -> View:
+    def without(self, cause: SegmentGone, segment: Segment) -> View:
         """Return the view with a new listing. Raise Damaged if the listing still includes ``segment``."""
         listing = self._list_again()
-        if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
+        if any(each.base_sequence == segment.base_sequence for each in (*listing.segments, *listing.released)):
             raise Damaged(
-                f"{segment.path}: its directory lists it, but the file does not exist",
+                f"{segment.path}: the directory lists the segment, but the file does not exist",
                 case="segment-file-missing",
                 directory=segment.path.parent,
-            ) from gone
+            ) from cause
         return replace(self, listing=listing)
 
-    def completed(self, first: int, last: int) -> View:
-        """Return the view with those segments from ``first`` to ``last`` whose deletion was undone."""
-        known = {segment.base_sequence for segment in self.listing.between(first, last)}
-        found = [each for each in self._list_again().between(first, last) if each.base_sequence not in known]
-        return replace(self, listing=self.listing.including(found)) if found else self
+    def including_restored(self, first: int, last: int) -> View:
+        """Return the view with the segments from ``first`` to ``last`` whose deletion was undone."""
+        listed = {segment.base_sequence for segment in self.listing.between(first, last)}
+        restored = [each for each in self._list_again().between(first, last) if each.base_sequence not in listed]
+        return replace(self, listing=self.listing.including(restored)) if restored else self
 
     def _list_again(self) -> Listing:
         listing = list_segments(self.root)
@@ -174,7 +174,7 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continui
 
 def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
     return Damaged(
-        f"{root.segments}: no segment, but records up to {last} were acknowledged",
+        f"{root.segments}: there is no segment, but records up to {last} were acknowledged",
         case="no-segment-at-start" if starting else "no-segment",
         root=root.path,
         path=root.segments,
@@ -182,26 +182,26 @@ def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
 
 
 def durable_head(root: Root) -> Head | None:
-    """Return the durable head, None before the first record; raise Damaged if it is damaged or missing."""
-    found = read_head(root)
-    if found is None and (listing := list_segments(root)).segments:
+    """Return the durable head, None before the first record; raise Damaged if it is damaged or lost."""
+    head = read_head(root)
+    if head is None and (listing := list_segments(root)).segments:
         bound = _bound(None, listing)
-        if bound.lost or bound.sequence != 0:
-            found = read_head(root)  # a daemon may have written it since
-            if found is None:
+        if bound.head_lost or bound.sequence != 0:
+            head = read_head(root)  # a daemon may have written it since
+            if head is None:
                 raise lost_head(root, bound)
-    return found
+    return head
 
 
 def recorded_end(view: View, segment: Segment) -> int:
     """Return where a raw segment ended when it was cut; 0 if unknown.
 
-    This reveals a truncation that lost only pieces of records, and so no sequence.
+    This reveals a truncation that removed only pieces of records, and so no sequence.
     """
-    following = view.listing.behind(segment.base_sequence)
-    if following is None:
+    next_segment = view.listing.behind(segment.base_sequence)
+    if next_segment is None:
         return 0
-    with suppress(Damaged, OSError), closing(view.open(following)) as opened, open_file(segment.path) as file:
+    with suppress(Damaged, OSError), closing(view.open(next_segment)) as opened, open_file(segment.path) as file:
         first = next(opened.batches(FIRST_BATCH, None), None)
         if isinstance(first, StoredBatch) and first.header.is_state:
             ending = decode_previous(first.payload)
@@ -214,12 +214,12 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
     """Return a view of only the segment after ``base``, without a full listing."""
-    found = next_base(root.segments, base)
-    segments = () if found is None else (Segment(found, Kind.RAW, root.segment(found, Kind.RAW)),)
-    return View(root, log_id, EVERYTHING, Listing(segments))
+    following = next_base(root.segments, base)
+    segments = () if following is None else (Segment(following, Kind.RAW, root.segment(following, Kind.RAW)),)
+    return View(root, log_id, UNBOUNDED, Listing(segments))
 
 
-def truncated(path: Path, position: int, end: int) -> Damaged:
+def truncated_segment(path: Path, position: int, end: int) -> Damaged:
     return Damaged(
         f"{path}: offset {position}: another program truncated the segment, which ended at {end} when it was cut",
         case="segment-truncated",
@@ -239,9 +239,9 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
         return Bound(head.segment, head.position, head.sequence)
     newest = next((segment for segment in reversed(listing.segments) if not segment.kind.reclaimed), None)
     if newest is None or newest.kind is not Kind.RAW:
-        return EVERYTHING
-    lost, base = False, newest.base_sequence
+        return UNBOUNDED
+    head_lost, base = False, newest.base_sequence
     with suppress(FileNotFoundError, Damaged), open_file(newest.path) as file:
         scan = RawFile(file.fileno(), index=partial(find_index, newest.path.parent, None, base)).scan()
-        lost = any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
-    return Bound(base, 0, base - 1, lost=lost)
+        head_lost = any(isinstance(item, ScannedBatch) and not item.header.is_control for item in scan)
+    return Bound(base, 0, base - 1, head_lost=head_lost)

@@ -38,7 +38,7 @@ from wald.hints import hint_for
 from wald.segments.durable_end import readable_head
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
-from wald.segments.reader import Misplaced, identify, require_named
+from wald.segments.reader import Misplaced, identify, require_matching_name
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import no_segment
@@ -212,7 +212,7 @@ class _Recovery:
             if segment is not self._newest and segment.kind is not Kind.RAW:
                 continue
             try:
-                require_named(segment, self._log_id)
+                require_matching_name(segment, self._log_id)
             except Misplaced as error:
                 if segment is not self._newest:
                     hint = hint_for("segments-misnamed", root=self._root.path)

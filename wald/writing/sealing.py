@@ -33,7 +33,7 @@ from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
 from wald.segments.index_builder import find_index, remove_index
 from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
-from wald.segments.view import recorded_end, truncated, view_after
+from wald.segments.view import recorded_end, truncated_segment, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may still be sealing
@@ -94,7 +94,7 @@ def _publish(
         index, digest = compressed.index, compressed.index.sha256
         end = recorded_end(view_after(root, index.log_id, segment.base_sequence), segment)
         if index.raw_bytes < end:
-            raise truncated(segment.path, index.raw_bytes, end)
+            raise truncated_segment(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
             raise _damaged(temporary, f"its contents differ from {segment.path.name} when read back")
         found = None

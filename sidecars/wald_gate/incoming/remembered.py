@@ -29,7 +29,7 @@ from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, decode_state
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_span
+from wald.reading.reader import read_selection
 from wald.reading.selection import Selection
 from wald.segments.durable_end import lost_head
 from wald.segments.raw_scan import FIRST_BATCH
@@ -133,7 +133,7 @@ class Remembered:
         if self._ends.is_set():
             raise Unavailable("the gate is stopping", hint="send it again")
         view = self._log.view()
-        if view.bound.lost:
+        if view.bound.head_lost:
             raise lost_head(self._log.root, view.bound)
         first = self._next(view)
         last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
@@ -329,4 +329,4 @@ def _connected(path: Path | str) -> sqlite3.Connection:
 
 
 def _span(view: View, first: int, last: int) -> Iterator[Batch]:
-    return read_span(view, Selection(None, first, last=last), on_missing="skip", on_damage=lambda _: None)
+    return read_selection(view, Selection(None, first, last=last), on_missing="skip", on_damage=lambda _: None)

@@ -17,7 +17,7 @@ from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start, Stop
 from wald.retention.missing import Missing
 from wald_gate.outgoing.following import Watch
@@ -239,7 +239,7 @@ class Reading:
 
     def _begin(self) -> Generator[Batch | int | None]:
         wanted = self._wanted
-        return read_onward(
+        return read_without_waiting(
             self._state.log.view(),
             route=wanted.route,
             start=wanted.start,

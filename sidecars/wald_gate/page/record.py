@@ -16,7 +16,7 @@ from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch, Sender
 from wald.reading.lookup import Whereabouts
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.segments.view import State
 from wald_gate.call import Call
 from wald_gate.page.frame import page
@@ -102,7 +102,7 @@ def find(log: Log, where: Whereabouts) -> Generator[None, None, Found]:
     route = where.route if where.route is not None and log.root.has_route(where.route) else None
     first = where.sequence
     try:
-        for batch in read_onward(log.view(), route=route, start=first, stop=first, on_missing="skip"):
+        for batch in read_without_waiting(log.view(), route=route, start=first, stop=first, on_missing="skip"):
             if isinstance(batch, Batch):
                 return Found(where, next(batch.records()), log.sender(batch))
             if batch is not None:

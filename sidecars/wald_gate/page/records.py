@@ -20,7 +20,7 @@ from wald.format.times import nanoseconds, parse_position_option
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.latest import start_of_latest
-from wald.reading.reader import read_onward
+from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
 from wald.segments.view import View
@@ -268,7 +268,7 @@ def _onward(
         if len(notes) < _NOTES:
             notes.append(without_path(message, log.root))
 
-    return read_onward(
+    return read_without_waiting(
         view,
         route=route,
         start=start,

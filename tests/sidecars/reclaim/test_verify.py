@@ -73,7 +73,9 @@ def test_what_was_damaged_after_sealing_goes_and_is_reported_of_where_frames_are
     assert b", damaged\n" in planned.stdout
     assert done.returncode == 0
     assert done.stderr == planned.stderr
-    assert done.stderr.decode().startswith(f"wald-reclaim: {path}: offset {frame.offset}: frame 1 does not decompress")
+    assert done.stderr.decode().startswith(
+        f"wald-reclaim: {path}: offset {frame.offset}: frame 1 cannot be decompressed"
+    )
     reported = line(built)
     assert (reported["rule"], reported["damaged"], reported["damaged_bytes"]) == ("read", True, frame.raw_bytes)
     assert bases(built.root) == []

@@ -127,9 +127,9 @@ def test_another_start_of_the_same_epoch_is_noticed(built: Built, root: Path, co
     at, done = read_all(root), job(root, None).after
     older_copy(root, copy)
     restart(root, 2, LATER_NS + 77).lines("a", [b"other"] * 9)
-    with pytest.raises(RolledBack, match="epoch 2 began at another start"):
+    with pytest.raises(RolledBack, match="epoch 2 belongs to another start of the daemon"):
         triggers(root).end(at, Limits())
-    with pytest.raises(RolledBack, match="epoch 2 began at another start"):
+    with pytest.raises(RolledBack, match="epoch 2 belongs to another start of the daemon"):
         job(root, done)
     assert built.root.path == root
 
