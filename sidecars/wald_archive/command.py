@@ -29,7 +29,7 @@ from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitt
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.files.ledger_read import entries_of, read_files, reported_entries
+from wald.files.ledger_read import entries_of, read_files, readable_entries
 from wald.files.ledger_write import Ledger
 from wald.format.names import check_route
 from wald.format.times import utc
@@ -175,9 +175,9 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
         read_identity(Root(root))
         path = Root(root).ledger / "archive.jsonl"
         for file, decoded in read_files(path):
-            for number, reason in decoded.broken:
+            for number, reason in decoded.broken_lines:
                 report.finding(Finding(Level.ERROR, str(file), "", "", f"line {number}: {reason}"))
-        recorded = [recorded_at(reported_entries(path), archive.address) for archive in archives]
+        recorded = [recorded_at(readable_entries(path), archive.address) for archive in archives]
     with progress("verify", sum(map(bundle_bytes, archives))) as advance:
         for finding in findings_of(archives, recorded, on_bytes=advance):
             report.finding(finding)

@@ -61,7 +61,7 @@ def due_bytes(log: Log, request: Request) -> int:
         after = log.cursor(request.route, request.group).effective
         view = log.view()
         last = view.bound.segment if request.to is None else min(view.bound.segment, request.to)
-        for segment in view.segments[view.listing.covering(after + 1) :]:
+        for segment in view.segments[view.listing.index_covering(after + 1) :]:
             if segment.base_sequence > last:
                 break
             with suppress(Damaged):

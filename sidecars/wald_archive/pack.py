@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, NotFound, Refused
 from wald.files.disk import Disk
-from wald.files.ledger_read import Lines
+from wald.files.ledger_read import LedgerLines
 from wald.files.ledger_write import Ledger
 from wald.format.ledger_lines import Entry
 from wald.hints import command_line
@@ -128,7 +128,7 @@ class Packer:
     def _newest_entries(self) -> Iterator[Entry]:
         """The lines of the ledger, newest first; one whose append failed is not among them."""
         self.ledger.settle()
-        return (line.entry for line in Lines(self.ledger.path).newest_first())
+        return (line.entry for line in LedgerLines(self.ledger.path).newest_first())
 
     def _next(self, request: Request, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""

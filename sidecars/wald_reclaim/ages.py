@@ -17,8 +17,8 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_read import Lines
-from wald.files.uptime import Elapsed, Moment, moment_of
+from wald.files.ledger_read import LedgerLines
+from wald.files.uptime import Elapsed, Moment, parse_moment
 from wald.format.ledger_lines import Entry
 from wald.format.spans import Span
 
@@ -36,7 +36,7 @@ class _Witness:
     """
 
     def __init__(self, path: Path, event: str, key: str) -> None:
-        self._lines = Lines(path)
+        self._lines = LedgerLines(path)
         self._event, self._key = event, key
         self._generation = 0
         self._forget()
@@ -54,11 +54,11 @@ class _Witness:
         Raises:
             Damaged: the current file is damaged.
         """
-        for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
+        for line in self._lines.oldest_first(after=self._read, with_routes=False, on_damage=self._note_damage):
             if self._lines.generation != self._generation:
                 break
             self._read = line.number
-            if (moment := moment_of(line.entry)) is None:
+            if (moment := parse_moment(line.entry)) is None:
                 continue
             elapsed_ns, value = self.elapsed.advance(moment), line.entry.get(self._key)
             if line.entry.get("event") == self._event and isinstance(value, int):

@@ -134,7 +134,7 @@ def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, s
         found = sealed.damage()
     if not found:
         return index, ""
-    changed = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.is_damage(frame)]
+    changed = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.was_damaged(frame)]
     first, error = found[0]
     more = f", and {len(found) - 1} frames more" if len(found) > 1 else ""
     message = f"{error.message}: records {first.first_sequence} to {first.next_sequence - 1}{more}"

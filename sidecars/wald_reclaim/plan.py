@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from wald.files import uptime
 from wald.files.layout import Root
-from wald.files.listing import Segment, being_sealed, list_segments
+from wald.files.listing import Segment, find_being_sealed, list_segments
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
@@ -136,7 +136,7 @@ class Planner:
         """
         renamed = list(released)
         raw = {segment.base_sequence for segment in renamed if segment.kind.form is Kind.RAW}
-        sealing = being_sealed(self._root, raw) if raw else set()
+        sealing = find_being_sealed(self._root, raw) if raw else set()
         claims, _ = self._read_claims()
         decisions = []
         for segment in renamed:
@@ -162,7 +162,7 @@ class Planner:
         if self._limits.by_age:
             self._ages.learn(bases)
         claims, due = self._read_claims()
-        sealing = being_sealed(self._root, [s.base_sequence for s in complete if s.kind is Kind.RAW])
+        sealing = find_being_sealed(self._root, [s.base_sequence for s in complete if s.kind is Kind.RAW])
         raw_released = {segment.base_sequence for segment in listing.released if segment.kind.form is Kind.RAW}
         self._known = {base: known for base, known in self._known.items() if base in bases}
         waiting: list[tuple[Segment, Known, int, int]] = []

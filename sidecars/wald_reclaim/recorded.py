@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wald.files.listing import Segment
-from wald.files.uptime import Moment, moment_of
+from wald.files.uptime import Moment, parse_moment
 from wald.format.ledger_lines import Entry, parse_raw_json
 from wald.format.names import Kind
 from wald_reclaim.policy import Verdict
@@ -41,7 +41,7 @@ class Recorded:
         if verdict is Verdict.EACH_ROUTE:
             routes = (each for each in parse_raw_json(entry)["routes"] if each["route"] in lost)
             rules = {each["route"]: _RULES.get(str(each.get("rule")), Verdict.READ) for each in routes}
-        return cls(verdict, lost, rules, moment_of(entry), Kind.RAW if entry.get("form") == "raw" else Kind.SEALED)
+        return cls(verdict, lost, rules, parse_moment(entry), Kind.RAW if entry.get("form") == "raw" else Kind.SEALED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class Extents:
 
     def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
         """Yield the extents after ``start`` of segments that may have records up to ``end``, or the last one's rest."""
-        number = view.listing.covering(start + 1)
+        number = view.listing.index_covering(start + 1)
         since = start
         while number < len(view.segments):
             segment = view.segments[number]
@@ -225,7 +225,7 @@ class Extents:
                 number, since = number + 1, 0  # the next one may begin with the rest of a record
             except SegmentGone as gone:
                 view = view.without(gone, segment)
-                number, since = view.listing.covering(start + 1), start
+                number, since = view.listing.index_covering(start + 1), start
 
     def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
         """The extents of one segment from the one on that holds ``start``."""
@@ -239,7 +239,7 @@ class Extents:
             except SegmentGone:
                 raise
             except (Damaged, BadSealed):  # a reader of the segment meets it
-                following = view.listing.behind(segment.base_sequence)
+                following = view.listing.next_after(segment.base_sequence)
                 end = _LAST if following is None else following.base_sequence
                 yield Extent(segment.base_sequence, end - segment.base_sequence, 0)
                 return

@@ -105,13 +105,13 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
 def _next_segment(listing: Listing, base: int, sequence: int) -> Segment | None:
     """The segment that holds ``sequence``, or the first one behind it; its base is at least ``base``."""
     segments = listing.segments
-    start = listing.covering(sequence) if segments else 0
+    start = listing.index_covering(sequence) if segments else 0
     return next((segment for segment in segments[start:] if segment.base_sequence >= base), None)
 
 
 def _following_sequence(view: View, segment: Segment) -> int | None:
     """The sequence behind the last one of ``segment``, by what follows it; None: only reading the segment can say."""
-    following = view.listing.behind(segment.base_sequence)
+    following = view.listing.next_after(segment.base_sequence)
     if segment.base_sequence == view.bound.segment or following is None:
         return None if view.bound.sequence is None else view.bound.sequence + 1
     return following.base_sequence

@@ -40,7 +40,7 @@ def test_a_mount_point_without_its_file_system_does_not_become_a_log(tmp_path: P
 def test_a_log_is_not_made_among_other_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, message, _ = refused(run(command("init", "--root", tmp_path)))
-    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path}: not empty, and not a log")
+    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path}: the directory is not empty and not a log")
     assert os.listdir(tmp_path) == ["file"]
 
 

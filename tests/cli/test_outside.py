@@ -105,7 +105,7 @@ def test_a_directory_of_the_log_that_is_a_link_is_refused(tmp_path: Path, folder
     for line in lines:
         done = run(line)
         assert done.returncode == Damaged.exit_code, (line, done.stderr)
-        assert f"{root / folder}: a symbolic link; wald does not write through links" in done.stderr.decode()
+        assert f"{root / folder}: is a symbolic link; wald does not write through links" in done.stderr.decode()
     assert state(tmp_path / "outside") == before
 
 
@@ -115,7 +115,7 @@ def test_a_route_that_is_a_link_is_none(tmp_path: Path) -> None:
     with Daemon(root) as daemon:
         (root / "routes/r").symlink_to(outside)
         before = state(outside)
-        assert "a symbolic link" in daemon.ask("ROUTE ADD r fifo")
+        assert "is a symbolic link" in daemon.ask("ROUTE ADD r fifo")
         assert daemon.ask("PUB r 2\nx").startswith("ERR no-route ")
         assert daemon.ask("ROUTE RETIRE r").startswith("ERR no-route ")
         assert daemon.stop() == 0

@@ -163,7 +163,7 @@ def test_a_socket_that_was_replaced_is_not_given_away(log: Log, what: str) -> No
         os.link(secret, path)
     else:
         path.symlink_to(secret)
-    modes.give_socket(path)
+    modes.set_socket_owner(path)
     assert secret.stat().st_uid == 0
     assert path.lstat().st_uid == 0
 

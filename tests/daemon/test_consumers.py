@@ -18,7 +18,7 @@ from running import Daemon, command, eventually, refused, run, sidecar
 from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotPermitted, Refused
-from wald.format.work import Commit, Start, encode_work
+from wald.format.work import Commit, JournalStart, encode_work
 from wald.log import Log
 from wald.retention.blockers import read_cursor_snapshot
 from wald.retention.handovers import encode_pin
@@ -154,7 +154,7 @@ def test_what_a_cursor_owner_leaves_beside_a_cursor_of_the_log_owner_has_no_effe
         wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
         log = Log(daemon.root)
         directory = daemon.root / "routes/a/cursors"
-        start = Start(log.identity.log_id, "a", "g", 1, 4)
+        start = JournalStart(log.identity.log_id, "a", "g", 1, 4)
         planted = {
             ".work": encode_work(start, 0) + encode_work(Commit(done=[(2, 4)]), 0),
             ".pin": encode_pin(log.identity.log_id, {"drain": {"b": 0}}),
@@ -228,7 +228,9 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
     with daemon_of(OWNER, "[routes.a]\n") as daemon:
         code, message, hint = refusal(daemon, OWNER, "route", "add", "a", "--consumers", CONSUMERS)
         directory = daemon.root / "routes/a/cursors"
-        not_in = f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not when this program started"
+        not_in = (
+            f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not in it when this program started"
+        )
         assert (code, message) == (NotPermitted.exit_code, not_in)
         assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and restart the daemon"
 

@@ -18,7 +18,7 @@ from owning import Owning
 from running import Daemon, command, output_of, run, sidecar
 
 from wald.cli import cli
-from wald.format.work import Commit, DeadRecord, Line, Start, WorkerLease, encode_work
+from wald.format.work import Commit, DeadRecord, JournalLine, JournalStart, WorkerLease, encode_work
 from wald_archive.command import command as wald_archive
 from wald_reclaim.command import command as wald_reclaim
 from wald_spark.audit.command import command as wald_audit
@@ -111,8 +111,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def write_journal(built: Built, route: str, group: str) -> None:
     """The journal of a work group with records of every kind; its owner has ended."""
     later_ns = time.time_ns() + 3600 * 10**9
-    lines: list[Line] = [
-        Start(built.log_id, route, group, 0, 1),
+    lines: list[JournalLine] = [
+        JournalStart(built.log_id, route, group, 0, 1),
         Commit(read=[(1, 2), (4, 5)], due=[(4, later_ns)], leased=[WorkerLease("worker-1", later_ns, [(1, 2)])]),
         Commit(dead=[DeadRecord(5, 3, "exit code 1", later_ns, "dead_letter", 5)]),
     ]

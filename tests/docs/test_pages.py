@@ -96,7 +96,7 @@ def test_the_ledgers_it_shows_are_whole() -> None:
     events = []
     for ledger in ledgers:
         decoded = decode_ledger(ledger.encode())
-        assert (decoded.broken, decoded.whole_bytes) == ([], len(ledger.encode()))
+        assert (decoded.broken_lines, decoded.complete_bytes) == ([], len(ledger.encode()))
         events += [entry["event"] for entry in decoded.entries]
 
     assert events == ["cut", "sealed", "reclaimed", "begun", "archived", "finished"]

@@ -16,7 +16,7 @@ from wald.format.batch import (
     BatchHeader,
     Flag,
     ParseOutcome,
-    batch_begin,
+    batch_start,
     checksum_body,
     decode_header,
     encode_batch,
@@ -192,7 +192,7 @@ def test_a_batch_is_valid_at_its_position_only_and_its_trailer_gives_its_begin(s
     data = moved(SMALL, at, salt=salt)
 
     assert parse_batch(data, 0, seed(salt, at)).outcome is ParseOutcome.WHOLE
-    assert batch_begin(data[-TRAILER.size :], at + len(data), salt) == at
-    assert batch_begin(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
-    assert batch_begin(data[-TRAILER.size :], at + len(data) + 8, salt) is None
+    assert batch_start(data[-TRAILER.size :], at + len(data), salt) == at
+    assert batch_start(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
+    assert batch_start(data[-TRAILER.size :], at + len(data) + 8, salt) is None
     assert parse_batch(data, 0, seed(salt, at + 8)).outcome is ParseOutcome.DAMAGED

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from wald.format.records import (
     BadColumns,
-    Binary,
+    BinaryColumn,
     Column,
-    Columns,
+    DecodedColumns,
     decode_columns,
     encode_columns,
     first_headers,
@@ -28,7 +28,7 @@ ROWS = st.lists(st.tuples(st.binary(max_size=20), ENTRY, ENTRY, TIME), max_size=
 SMALL = encode_columns([b"one", b"", b"three"], keys=[b"k", None, b""], times_ns=[1, 2, 3], headers=[None, b"{}", None])
 
 
-def model(columns: Columns) -> list[Any]:
+def model(columns: DecodedColumns) -> list[Any]:
     times, keys, headers = columns.times, columns.keys, columns.headers
     return [
         columns.values.to_list(),
@@ -38,7 +38,7 @@ def model(columns: Columns) -> list[Any]:
     ]
 
 
-def to_arrow(column: Binary, count: int) -> list[bytes | None]:
+def to_arrow(column: BinaryColumn, count: int) -> list[bytes | None]:
     """The column as pyarrow sees it: its own checks run over the very buffers."""
     buffers = [None if part is None else pa.py_buffer(part) for part in (column.validity, column.offsets, column.data)]
     made = pa.Array.from_buffers(pa.binary(), count, buffers)
@@ -132,10 +132,10 @@ def test_columns_that_do_not_fit_say_why() -> None:
         (b"", "too short"),
         (struct.pack("<II", 0xFFFFFFFF, 0), "cannot hold"),
         (struct.pack("<II", 0xFFFFFFFF, 7) + bytes(1000), "cannot hold"),
-        (struct.pack("<II", 0, 8) + bytes(8), "unknown columns"),
+        (struct.pack("<II", 0, 8) + bytes(8), "unknown column"),
         (struct.pack("<II", 1, 0) + struct.pack("<ii", 1, 1) + bytes(8), "start at 0"),
-        (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, -1), "go backwards"),
-        (struct.pack("<II", 3, 0) + struct.pack("<iiii", 0, 8, 4, 8) + bytes(8), "go backwards"),
+        (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, -1), "not sorted"),
+        (struct.pack("<II", 3, 0) + struct.pack("<iiii", 0, 8, 4, 8) + bytes(8), "not sorted"),
         (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, 0x7FFFFFFF), "runs past the end"),
         (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, 0) + bytes(8), "follow the last column"),
         (struct.pack("<II", 1, 1) + bytes(4), "runs past the end"),
@@ -153,7 +153,7 @@ def test_one_offset_that_goes_backwards_is_found_wherever_it_is(place: int) -> N
     offsets[place - 1] = offsets[place] + 1 if place < count else offsets[place]
     offsets[place] = offsets[place - 1] - 1
     payload = struct.pack("<II", count, 0) + struct.pack(f"<{count + 1}i", *offsets)
-    with pytest.raises(BadColumns, match="go backwards"):
+    with pytest.raises(BadColumns, match="not sorted"):
         decode_columns(payload + bytes(4) + bytes(count))
 
 

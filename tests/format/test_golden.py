@@ -23,7 +23,7 @@ from shrinking import shrink_file
 
 from wald.files.disk import Disk
 from wald.format.names import Kind, segment_name
-from wald.format.sealed_index import RouteEntry, Shrunk
+from wald.format.sealed_index import DroppedRecords, RouteEntry
 from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald.segments.sealed_file import SealedFile, compress_segment
 from wald.segments.shrinking import check_shrunk
@@ -91,7 +91,7 @@ def test_the_golden_shrunk_segment_holds_what_was_kept(tmp_path: Path) -> None:
     again = shrink_file(SEALED_SEGMENT, made, keeps)
     with SealedFile(SHRUNK_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
         check_shrunk(sealed, golden, replace(again, index=golden.index), keeps)
-        assert golden.index.shrunk == Shrunk(
+        assert golden.index.shrunk == DroppedRecords(
             sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
         )
         assert list(golden.index.peers().values()) == [PEER]

@@ -52,8 +52,8 @@ def test_entries_come_back(entries: list[dict[str, Any]]) -> None:
     decoded = decode_ledger(data)
 
     assert decoded.entries == entries
-    assert decoded.broken == []
-    assert decoded.whole_bytes == len(data)
+    assert decoded.broken_lines == []
+    assert decoded.complete_bytes == len(data)
     assert ledger([*entries, {"event": "next"}]) == data + encode_entry({"event": "next"}, decoded.tip)
 
 
@@ -73,13 +73,13 @@ def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None
     entry = {"event": "shrunk", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
     entry["long"] = "x" * 1024  # of short lines nothing is left out
     line = encode_entry(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)
-    (brief,), (whole,) = decode_ledger(line, listed=False).entries, decode_ledger(line).entries
+    (brief,), (whole,) = decode_ledger(line, with_routes=False).entries, decode_ledger(line).entries
 
     assert brief.pop("dropped") in ([], routes)
     assert whole.pop("dropped") == routes
     assert brief == whole
     plain = encode_entry(entry | {"dropped": routes[1:]}, GENESIS)
-    assert [each["dropped"] for each in decode_ledger(plain + plain, listed=False).entries] == [[], []]
+    assert [each["dropped"] for each in decode_ledger(plain + plain, with_routes=False).entries] == [[], []]
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,7 +89,7 @@ def test_lines_decode_at_once_as_they_do_one_by_one(entries: list[dict[str, Any]
     data = ledger(entries)
     decoded, one_by_one = decode_ledger(data), decode_ledger(data + b"{}\n")
     assert one_by_one.entries == decoded.entries
-    assert one_by_one.broken == [(len(entries) + 1, "not a ledger line")]
+    assert one_by_one.broken_lines == [(len(entries) + 1, "not a ledger line")]
 
 
 def test_every_damaged_line_is_named() -> None:
@@ -99,13 +99,13 @@ def test_every_damaged_line_is_named() -> None:
         decoded = decode_ledger(flipped)
 
         assert len(decoded.entries) == len(lines) - len(bad)
-        assert bad <= {number for number, _ in decoded.broken}
+        assert bad <= {number for number, _ in decoded.broken_lines}
 
 
 @pytest.mark.parametrize("pair", [(b'{"a":[1', b'2],"prev":""'), (b'{"prev":1},{"prev":2', b'{"prev":3')])
 def test_lines_that_are_only_json_together_are_no_lines(pair: tuple[bytes, bytes]) -> None:
     sealed = [each + b',"crc":"%08x"}\n' % crc32c(each) for each in pair]
-    assert (1, "not a ledger line") in decode_ledger(b"".join(sealed)).broken
+    assert (1, "not a ledger line") in decode_ledger(b"".join(sealed)).broken_lines
 
 
 def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:
@@ -113,21 +113,21 @@ def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:
     for length in range(len(THREE) + 1):
         decoded = decode_ledger(THREE[:length])
         assert len(decoded.entries) == sum(end <= length for end in ends)
-        assert decoded.whole_bytes == max((end for end in ends if end <= length), default=0)
-        assert decoded.broken == []
+        assert decoded.complete_bytes == max((end for end in ends if end <= length), default=0)
+        assert decoded.broken_lines == []
 
 
 def test_every_flipped_bit_is_reported() -> None:
     """Also in the last line, which no other one has a digest of, and in the newline that ends it."""
     for data in every_flip(THREE):
-        assert decode_ledger(data).broken
+        assert decode_ledger(data).broken_lines
 
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_line_is_reported(missing: int) -> None:
     lines = THREE.splitlines(keepends=True)
     del lines[missing]
-    assert decode_ledger(b"".join(lines)).broken == [(missing + 1, "does not follow the line before it")]
+    assert decode_ledger(b"".join(lines)).broken_lines == [(missing + 1, "does not follow the line before it")]
 
 
 def test_a_line_that_is_none_is_reported_with_its_number() -> None:
@@ -145,7 +145,7 @@ def test_a_line_that_is_none_is_reported_with_its_number() -> None:
     ]:
         decoded = decode_ledger(THREE + line + b"\n")
 
-        assert decoded.broken == [(4, "not a ledger line")]
+        assert decoded.broken_lines == [(4, "not a ledger line")]
         assert len(decoded.entries) == 3
 
 
@@ -153,5 +153,5 @@ def test_a_line_that_is_none_is_reported_with_its_number() -> None:
 @given(data=st.binary(max_size=100))
 def test_no_bytes_raise(data: bytes) -> None:
     decoded = decode_ledger(data)
-    assert decoded.whole_bytes == data.rfind(b"\n") + 1
-    assert len(decoded.entries) + len(decoded.broken) >= data.count(b"\n")
+    assert decoded.complete_bytes == data.rfind(b"\n") + 1
+    assert len(decoded.entries) + len(decoded.broken_lines) >= data.count(b"\n")

@@ -45,5 +45,5 @@ def test_an_index_with_what_the_previous_part_is_about_comes_back() -> None:
 )
 def test_wrong_content_is_damage(text: bytes) -> None:
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
-    with pytest.raises(BadPart, match="not the index of a ledger part"):
+    with pytest.raises(BadPart, match="not that of a ledger part"):
         decode_part_index(struct.pack("<II", INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)

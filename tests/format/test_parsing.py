@@ -10,8 +10,8 @@ from sample_segments import BATCHES, SALT, batch, control_batch, crafted, joined
 from wald.format.batch import (
     PAYLOAD_MAX_BYTES,
     Batches,
-    Parsed,
     ParseOutcome,
+    ParseResult,
     StoredBatch,
     parse_batch,
     seed,
@@ -21,7 +21,7 @@ from wald.format.log_state import LogState
 SOME = [control_batch(LogState(3, 5, {"web": 2})), batch(b"a\nb\n", base=3), batch(b"", base=5), batch(b"c\n", base=5)]
 
 
-def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, Parsed]:
+def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, ParseResult]:
     """The batches, where they end, and what stands there, by :func:`parse_batch` alone."""
     found: list[StoredBatch] = []
     while True:
@@ -33,7 +33,7 @@ def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], 
         at += parsed.header.total_bytes
 
 
-def iterated(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, Parsed]:
+def iterated(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, ParseResult]:
     batches = Batches(data, at, position=position, salt=SALT)
     return list(batches), batches.end, batches.rest
 
@@ -83,7 +83,7 @@ def test_a_header_that_lies_ends_the_iteration() -> None:
 def test_a_verified_buffer_is_not_checked_again() -> None:
     data = joined(SOME)
     whole = list(Batches(data, position=64, salt=SALT))
-    body = whole[1].at + whole[1].header.payload_offset
+    body = whole[1].offset + whole[1].header.payload_offset
     changed = flipped(data, 8 * body)
 
     assert [each.header for each in Batches(changed, position=64, salt=SALT, verified=True)] == [
@@ -96,6 +96,6 @@ def test_a_batch_knows_its_place_and_its_payload() -> None:
     data = bytes(8) + joined(SOME, start=72)
     found = list(Batches(data, 8, position=64, salt=SALT))
 
-    assert [each.at + 64 for each in found] == [each.position for each in found]
+    assert [each.offset + 64 for each in found] == [each.position for each in found]
     assert [each.end for each in found[:-1]] == [each.position for each in found[1:]]
     assert [bytes(each.payload) for each in found[1:]] == [b"a\nb\n", b"", b"c\n"]

@@ -177,13 +177,13 @@ def test_any_other_reply_is_an_error() -> None:
     for line, code, words in [
         (b"ERR full the disk is nearly full\n", Code.FULL, "the disk is nearly full"),
         (b"ERR full\n", Code.FULL, ""),
-        (b"", Code.BAD_REQUEST, "not a reply: ''"),
-        (b"\n", Code.BAD_REQUEST, "not a reply: ''"),
-        (b"ERR\n", Code.BAD_REQUEST, "not a reply: 'ERR'"),
-        (b"ERR nonsense words\n", Code.BAD_REQUEST, "not a reply: 'ERR nonsense words'"),
-        (b"OKAY\n", Code.BAD_REQUEST, "not a reply: 'OKAY'"),
-        (b"ok 1 2\n", Code.BAD_REQUEST, "not a reply: 'ok 1 2'"),
-        (b"\xff\n", Code.BAD_REQUEST, "not a reply: '\ufffd'"),
+        (b"", Code.BAD_REQUEST, "'' is not a reply"),
+        (b"\n", Code.BAD_REQUEST, "'' is not a reply"),
+        (b"ERR\n", Code.BAD_REQUEST, "'ERR' is not a reply"),
+        (b"ERR nonsense words\n", Code.BAD_REQUEST, "'ERR nonsense words' is not a reply"),
+        (b"OKAY\n", Code.BAD_REQUEST, "'OKAY' is not a reply"),
+        (b"ok 1 2\n", Code.BAD_REQUEST, "'ok 1 2' is not a reply"),
+        (b"\xff\n", Code.BAD_REQUEST, "'\ufffd' is not a reply"),
     ]:
         error = parse_error(line if line.endswith(b"\n") else line + b"\n")
         assert (error.code, error.message) == (code, words)

@@ -28,9 +28,9 @@ def test_spans_are_a_set_of_sequences(added: list[Span], first: int, last: int) 
     assert all(one[1] + 1 < other[0] for one, other in pairwise(spans))
     assert list(Spans(spans)) == list(spans)
     assert {number for number in range(42) if number in spans} == expected
-    assert spans.meets(first, last) == bool(within & expected)
+    assert spans.overlaps(first, last) == bool(within & expected)
     assert spans.covers(first, last) == (within <= expected)
-    assert members(spans.outside(first, last)) == within - expected
+    assert members(spans.gaps(first, last)) == within - expected
     assert spans.count(first, last) == len(within & expected)
 
 

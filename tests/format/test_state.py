@@ -106,8 +106,8 @@ def test_a_retry_is_found_while_it_is_remembered() -> None:
     assert producers.find(7, 0) is None
     assert producers.find(7, 1) == DedupEntry(1, 2, 1, 1)
     assert producers.find(8, 1) is None
-    assert producers.expected(7) == PRODUCER_WINDOW + 1
-    assert producers.expected(8) is None
+    assert producers.next_expected(7) == PRODUCER_WINDOW + 1
+    assert producers.next_expected(8) is None
 
 
 def test_the_least_recently_active_producer_is_forgotten_first() -> None:
@@ -118,7 +118,7 @@ def test_the_least_recently_active_producer_is_forgotten_first() -> None:
     producers.add(PRODUCERS_MAX + 1, DedupEntry(0, 3, 1, 0))
 
     assert producers.find(1, 0) == DedupEntry(0, 1, 1, 0)
-    assert producers.expected(2) is None
+    assert producers.next_expected(2) is None
     assert len(producers.table) == PRODUCERS_MAX
 
 
@@ -126,13 +126,13 @@ def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_fo
     producers = Producers()
     for sequence in range(1, PRODUCERS_MAX):
         producers.add(sequence, DedupEntry(0, sequence, 1, 0))
-        assert producers.forgotten_upto() == 0
+        assert producers.evicted_upto() == 0
     producers.add(1, DedupEntry(1, PRODUCERS_MAX, 1, 0))
     for sequence in range(PRODUCERS_MAX + 1, 2 * PRODUCERS_MAX):
         producers.add(sequence, DedupEntry(0, sequence, 1, 0))
         next_one = next(iter(producers.table.values()))
-        assert producers.forgotten_upto() == next_one[-1].first - 1
-    assert producers.forgotten_upto() >= PRODUCERS_MAX - 1
+        assert producers.evicted_upto() == next_one[-1].first - 1
+    assert producers.evicted_upto() >= PRODUCERS_MAX - 1
 
 
 def test_the_largest_state_stays_small() -> None:

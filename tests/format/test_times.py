@@ -146,9 +146,9 @@ def test_what_is_no_time_in_data_is_refused() -> None:
 def test_a_number_in_another_unit_than_nanoseconds_is_refused_everywhere() -> None:
     for number in [1, 1_795_255_200, 1_795_255_200_000, 1_795_255_200_000_000, 10**17]:
         line = b'{"value": "x", "time": %d}\n' % number
-        with pytest.raises(InvalidInput, match=r"stdin:1: time .* write it like 2026-11-21T10:00:00Z"):
+        with pytest.raises(InvalidInput, match=r"stdin:1: time .* write the time like 2026-11-21T10:00:00Z"):
             list(json_payloads(line, "stdin", 1, None))
-        with pytest.raises(InvalidInput, match="write it like 2026-11-21T10:00:00Z"):
+        with pytest.raises(InvalidInput, match="write the time like 2026-11-21T10:00:00Z"):
             list(encode_values(["x"], times=[number]))
 
 

@@ -14,9 +14,9 @@ from wald.format.work import (
     Commit,
     DeadRecord,
     FailureReason,
-    Line,
-    Page,
-    Start,
+    JournalLine,
+    JournalPage,
+    JournalStart,
     WorkerLease,
     decode_work,
     encode_work,
@@ -30,9 +30,11 @@ DEAD = st.lists(
 )
 WHY = st.lists(st.builds(FailureReason, st.text(), st.integers(0, 1 << 40), PAIRS), max_size=2)
 LINES = (
-    st.builds(Start, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES)
+    st.builds(
+        JournalStart, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES
+    )
     | st.builds(
-        lambda number, tries, due: Page(number * PAGE_RECORDS, tries, due),
+        lambda number, tries, due: JournalPage(number * PAGE_RECORDS, tries, due),
         st.integers(0, 1 << 50),
         st.lists(st.integers(0, 255), min_size=PAGE_RECORDS, max_size=PAGE_RECORDS).map(bytes),
         PAIRS,
@@ -54,7 +56,7 @@ SAMPLE = encode_work(Commit(leased=[WorkerLease("w", 9, [(5, 7)])], done=[(1, 2)
 
 @settings(max_examples=200)
 @given(LINES, st.integers(0, 1 << 40))
-def test_a_line_comes_back(line: Line, synced: int) -> None:
+def test_a_line_comes_back(line: JournalLine, synced: int) -> None:
     encoded = encode_work(line, synced)
     assert encoded.endswith(b"\n")
     assert encoded.count(b"\n") == 1
@@ -63,7 +65,7 @@ def test_a_line_comes_back(line: Line, synced: int) -> None:
 
 def test_a_page_shows_its_holes() -> None:
     tries = bytes([255] * 100 + [0, 1, 10, 36, 61, 62, 254] + [255] * 21)
-    encoded = encode_work(Page(256, tries), 0)
+    encoded = encode_work(JournalPage(256, tries), 0)
     assert b'"records": "' + b"." * 100 + b"01Aaz++" + b"." * 21 + b'"' in encoded
     assert b'"more": [361, 62, 362, 254]' in encoded
 

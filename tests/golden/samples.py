@@ -39,9 +39,17 @@ from wald.format.segment import (
     pack_version,
 )
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
-from wald.format.work import Commit, DeadRecord, FailureReason, Page, WorkerLease, decode_work, encode_work
-from wald.format.work import Line as WorkLine
-from wald.format.work import Start as WorkStart
+from wald.format.work import (
+    Commit,
+    DeadRecord,
+    FailureReason,
+    JournalLine,
+    JournalPage,
+    JournalStart,
+    WorkerLease,
+    decode_work,
+    encode_work,
+)
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
 VERSION = 1
@@ -208,7 +216,7 @@ def ledger_of(entries: list[dict[str, Any]]) -> bytes:
 
 def _ledger_value(data: bytes) -> object:
     decoded = decode_ledger(data)
-    return decoded.entries, decoded.broken, decoded.whole_bytes == len(data)
+    return decoded.entries, decoded.broken_lines, decoded.complete_bytes == len(data)
 
 
 def _ledger_part() -> bytes:
@@ -252,9 +260,9 @@ def _header(
 
 SEGMENT = segment(SEGMENT_PAYLOADS, peer=PEER, writer=WRITER)[0]
 
-WORK: list[tuple[WorkLine, int]] = [
-    (WorkStart(LOG_ID, "orders", "billing", 250, 450), 0),
-    (Page(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
+WORK: list[tuple[JournalLine, int]] = [
+    (JournalStart(LOG_ID, "orders", "billing", 250, 450), 0),
+    (JournalPage(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
     (
         Commit(
             read=[(400, 449)],

@@ -75,7 +75,7 @@ def reclaim(year: Built) -> list[int]:
 def reported(year: Built) -> list[dict[str, Any]]:
     """What the archive's ledger says; its chain must be whole."""
     decoded = read_ledger(year.root.ledger / "archive.jsonl")
-    assert decoded.broken == []
+    assert decoded.broken_lines == []
     return decoded.entries
 
 

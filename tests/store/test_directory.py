@@ -72,7 +72,7 @@ def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kin
     root.segment(1, kind).touch()
     root.identity.unlink()
     before = tree(root.path)
-    with pytest.raises(Damaged, match="missing, though") as caught:
+    with pytest.raises(Damaged, match="is missing, but") as caught:
         create_root(root.path, Disk(), now=NOW)
     assert caught.value.hint
     assert tree(root.path) == before
@@ -140,7 +140,7 @@ def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
     assert found == [(1, Kind.SEALED), (20, Kind.SEALED), (300, Kind.RAW)]
     assert [(segment.base_sequence, segment.kind) for segment in listing.released] == [(0, Kind.RELEASED)]
     assert all(segment.path.exists() for segment in listing.segments)
-    covering = {sequence: listing.covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
+    covering = {sequence: listing.index_covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
     assert covering == {0: 0, 1: 0, 19: 0, 20: 1, 299: 1, 300: 2, 10**9: 2}
 
 
@@ -193,7 +193,7 @@ def test_a_directory_that_does_not_change_is_read_once(root: Root, monkeypatch: 
 
 def test_an_empty_root_has_no_segments(root: Root) -> None:
     assert list_segments(root).segments == ()
-    assert list_segments(root).covering(5) == 0
+    assert list_segments(root).index_covering(5) == 0
 
 
 def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:

@@ -17,7 +17,7 @@ from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.files.routes import retire_route
 from wald.format.head import CursorLines, encode_cursor
-from wald.format.work import PAGE_RECORDS, Commit, FailureReason, Line, Page, Start, encode_work
+from wald.format.work import PAGE_RECORDS, Commit, FailureReason, JournalLine, JournalPage, JournalStart, encode_work
 from wald.retention.cursors import CursorState, read_cursors
 from wald.segments.view import State
 from wald.writing import sequence_floor
@@ -96,7 +96,7 @@ def test_a_number_is_believed_so_far_and_what_is_not_pins(
     assert [cursor.state is CursorState.VALID for cursor in cursors] == [believed]
 
 
-def read_by_workers(built: Built, *lines: Line, group: str = "g") -> None:
+def read_by_workers(built: Built, *lines: JournalLine, group: str = "g") -> None:
     """The journal of a work group as it came out of a backup, with its cursor."""
     put(built.root, "a", group, 1, built.log_id)
     data = b"".join(encode_work(line, 0) for line in lines)
@@ -105,7 +105,7 @@ def read_by_workers(built: Built, *lines: Line, group: str = "g") -> None:
 
 def test_the_floor_is_above_what_workers_have_read(built: Built) -> None:
     """Of which some may be done: a new record with such a number would never be delivered."""
-    begin = Start(built.log_id, "a", "g", 1, 21)
+    begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin)
     assert again(built).lines("a", [b"new"]) == 21
 
@@ -116,8 +116,8 @@ def test_the_floor_is_above_what_workers_have_read(built: Built) -> None:
 @pytest.mark.parametrize("tail", ["pages", "settled", "one long line"])
 def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -> None:
     """Up to the last line about records that were read, or to the snapshot that is in front of all such lines."""
-    begin = Start(built.log_id, "a", "g", 1, 21)
-    pages = [Page(number * PAGE_RECORDS, bytes([1]) * PAGE_RECORDS) for number in range(20_000)]
+    begin = JournalStart(built.log_id, "a", "g", 1, 21)
+    pages = [JournalPage(number * PAGE_RECORDS, bytes([1]) * PAGE_RECORDS) for number in range(20_000)]
     taken_in, settled = Commit(read=[(21, 45)]), Commit(done=[(31, 31)])
     long = Commit(read=[(46, 46)], reasons=[FailureReason("x" * (300 << 10), 1, [])])
     lines = {"pages": [], "settled": [taken_in, *[settled] * 5_000], "one long line": [taken_in, long]}[tail]
@@ -133,7 +133,7 @@ def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -
 
 def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
     """Anyone who may write to the route can put one there that names records thousands of times."""
-    begin = Start(built.log_id, "a", "g", 1, 21)
+    begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin, Commit(read=[(21, 45)]))
     journal = built.root.cursor("a", "g").with_suffix(".work")
     whole = journal.read_bytes().rstrip(b"\n")
@@ -149,7 +149,7 @@ def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
 
 
 def test_a_journal_with_thousands_of_damaged_lines_is_not_believed(built: Built) -> None:
-    begin = Start(built.log_id, "a", "g", 1, 21)
+    begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin, Commit(read=[(21, 45)]))
     journal = built.root.cursor("a", "g").with_suffix(".work")
     whole = journal.read_bytes().rstrip(b"\n")
@@ -164,14 +164,14 @@ def test_a_journal_with_thousands_of_damaged_lines_is_not_believed(built: Built)
 
 def test_a_line_of_a_journal_that_is_too_long_is_not_decoded(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence_floor, "_LINE_MAX_BYTES", 1 << 10)
-    begin = Start(built.log_id, "a", "g", 1, 21)
+    begin = JournalStart(built.log_id, "a", "g", 1, 21)
     long = Commit(read=[(46, 46)], reasons=[FailureReason("x" * (1 << 10), 1, [])])
     read_by_workers(built, begin, Commit(read=[(21, 45)]), long)
     assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).last == 45
 
 
 def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_nothing(built: Built) -> None:
-    begin = Start(built.log_id, "a", "g", 1, LAST + 3)
+    begin = JournalStart(built.log_id, "a", "g", 1, LAST + 3)
     read_by_workers(built, begin, Commit(read=[(LAST + 3, 45)]))
     path = built.root.cursor("a", "g").with_suffix(".work")
     path.write_bytes(path.read_bytes().replace(b"45]", b"95]"))

@@ -62,8 +62,8 @@ class FailingDisk(Disk):
 
 def entries(path: Path) -> list[int]:
     decoded = read_ledger(path)
-    assert decoded.broken == []
-    assert decoded.whole_bytes == path.stat().st_size
+    assert decoded.broken_lines == []
+    assert decoded.complete_bytes == path.stat().st_size
     return [entry["n"] for entry in decoded.entries]
 
 
@@ -125,7 +125,7 @@ def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None
             start, end = max(first, 512 * sector), min(len(whole), 512 * (sector + 1))
             path.write_bytes(whole[:start] + bytes(end - start) + whole[end:])
             assert [entry["n"] for entry in entries_of(path)] == [1]
-            assert read_ledger(path).broken == []
+            assert read_ledger(path).broken_lines == []
             ledger = Ledger(path, Unsynced())
             ledger.append({"n": 3})
             ledger.close()
@@ -171,7 +171,7 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors
         kept = list(range(1, 1 + whole[:torn_at].count(b"\n")))
         assert [entry["n"] for entry in entries_of(path)] == kept  # before its owner has cut it
         assert [entry["n"] for entry in read_ledger(path).entries] == kept
-        assert read_ledger(path).broken == []
+        assert read_ledger(path).broken_lines == []
         ledger = Ledger(path, Unsynced())
         ledger.append({"n": 6})
         ledger.close()
@@ -189,7 +189,7 @@ def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
 
     with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: "):
         list(entries_of(path))
-    assert [number for number, _ in read_ledger(path).broken] == [2, 3]
+    assert [number for number, _ in read_ledger(path).broken_lines] == [2, 3]
 
 
 def test_a_damaged_line_of_an_append_of_several_is_kept_and_told(path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_damaged_line_of_an_append_of_several_is_kept_and_told(path: Path) -> 
 
     decoded = read_ledger(path)
     assert [entry["n"] for entry in decoded.entries] == [1, 3]
-    assert [number for number, _ in decoded.broken] == [2, 3]
+    assert [number for number, _ in decoded.broken_lines] == [2, 3]
 
 
 def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
 
     decoded = read_ledger(path)
     assert [entry["n"] for entry in decoded.entries] == [0, 2, 3]
-    assert decoded.broken == [(2, "checksum mismatch"), (3, "does not follow the line before it")]
+    assert decoded.broken_lines == [(2, "checksum mismatch"), (3, "does not follow the line before it")]
     with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: checksum mismatch"):
         list(entries_of(path))
 
@@ -238,8 +238,8 @@ def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(
 
         decoded = read_ledger(path)
         assert [entry.get("n", entry.get("event")) for entry in decoded.entries] == [0, "after-damage", 2]
-        assert decoded.broken[0][0] == 2
-        assert decoded.whole_bytes == path.stat().st_size
+        assert decoded.broken_lines[0][0] == 2
+        assert decoded.complete_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("then", ["", "open", "truncate", "sync_directory"])
@@ -291,7 +291,7 @@ def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: P
 
     assert [name for name, _ in disk.steps] == ["write", "sync", "write", "sync"]
     reported = read_ledger(tmp_path / "l.jsonl")
-    assert ([entry["n"] for entry in reported.entries], reported.broken) == ([1, 2, 3, 4], [])
+    assert ([entry["n"] for entry in reported.entries], reported.broken_lines) == ([1, 2, 3, 4], [])
 
 
 def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
     second.append({"n": 2})
     second.close()
 
-    assert read_ledger(tmp_path / "l.jsonl").broken == []
+    assert read_ledger(tmp_path / "l.jsonl").broken_lines == []
 
 
 def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(tmp_path: Path) -> None:

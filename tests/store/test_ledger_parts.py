@@ -26,7 +26,7 @@ from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import (
-    Lines,
+    LedgerLines,
     entries_of,
     newest_entries,
     parts_of,
@@ -78,7 +78,7 @@ def assert_whole(path: Path, count: int) -> None:
     """Every line once and in order, and the chain goes through all files."""
     assert bases(path) == [10 * number + 1 for number in range(count)]
     files = list(read_files(path))
-    assert [decoded.broken for _, decoded in files] == [[] for _ in files]
+    assert [decoded.broken_lines for _, decoded in files] == [[] for _ in files]
     assert sum(entry["event"] == "reclaimed" for _, decoded in files for entry in decoded.entries) == count
 
 
@@ -88,8 +88,8 @@ def test_a_long_ledger_is_cut_and_goes_on_as_one(path: Path) -> None:
     assert len(parts_of(path)) > 3
     assert path.stat().st_size < 2 * PART_BYTES
     assert_whole(path, 100)
-    assert [line.number for line in Lines(path).oldest_first()] == list(range(1, 101 + len(parts_of(path))))
-    assert [line.number for line in Lines(path).newest_first()] == list(range(100 + len(parts_of(path)), 0, -1))
+    assert [line.number for line in LedgerLines(path).oldest_first()] == list(range(1, 101 + len(parts_of(path))))
+    assert [line.number for line in LedgerLines(path).newest_first()] == list(range(100 + len(parts_of(path)), 0, -1))
 
 
 def test_a_part_is_standard_zstd_of_the_lines_as_they_were(path: Path) -> None:
@@ -245,12 +245,12 @@ def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(ro
     history = History(root)
     assert history.reclaimed(1) is not None
     assert history.reclaimed(995) is not None
-    with pytest.raises(Damaged, match=rf"{parts[1].path.name}: line 1: its frame at offset 0 is damaged"):
+    with pytest.raises(Damaged, match=rf"{parts[1].path.name}: line 1: the frame at offset 0 is damaged"):
         history.reclaimed(base)
     with pytest.raises(Damaged):
         list(history.unexplained(1, 1000))
-    broken = {file.name: decoded.broken for file, decoded in read_files(path) if decoded.broken}
-    assert broken == {parts[1].path.name: [(1, "its frame at offset 0 is damaged; refusing to rely on this ledger")]}
+    broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
+    assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; refusing to rely on this ledger")]}
 
 
 def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> No
     ledger.append(reclaimed(1001, 1010))
     ledger.close()
     assert History(root).reclaimed(1001) is not None
-    broken = [decoded.broken for _, decoded in read_files(path)]
+    broken = [decoded.broken_lines for _, decoded in read_files(path)]
     assert [line for each in broken for line, _ in each] == [0] * len(parts_of(path))
 
 
@@ -285,7 +285,7 @@ def test_an_unreadable_part_concerns_only_questions_about_its_sequences(root: Ro
         for sequence in range(low, high + 1, 50):
             with pytest.raises(Damaged, match=part.path.name):
                 history.reclaimed(sequence)
-        broken = {file.name for file, decoded in read_files(path) if decoded.broken}
+        broken = {file.name for file, decoded in read_files(path) if decoded.broken_lines}
         assert part.path.name in broken
         part.path.write_bytes(whole)
         assert history.reclaimed(low) is not None  # the same reader notices that it was restored
@@ -336,11 +336,11 @@ def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is
     parts[0].path.unlink()
     assert History(root).reclaimed(1) is None
     assert History(root).reclaimed(1000) is not None
-    assert [decoded.broken for _, decoded in read_files(path)] == [[]] * len(parts)
+    assert [decoded.broken_lines for _, decoded in read_files(path)] == [[]] * len(parts)
     parts[2].path.unlink()
     with pytest.raises(Damaged, match=rf"{parts[3].path.name}: line 1: does not follow the line before it"):
         History(root).reclaimed(1000)
-    assert [decoded.broken for _, decoded in read_files(path) if decoded.broken] == [
+    assert [decoded.broken_lines for _, decoded in read_files(path) if decoded.broken_lines] == [
         [(1, "does not follow the line before it")]
     ]
 
@@ -355,7 +355,7 @@ def test_a_damaged_line_is_not_sealed(path: Path) -> None:
     ledger.close()
 
     assert os.listdir(path.parent) == ["reclaim.jsonl"]
-    assert read_ledger(path).broken[0] == (7, "checksum mismatch")
+    assert read_ledger(path).broken_lines[0] == (7, "checksum mismatch")
 
 
 def test_the_newest_entries_are_found_behind_a_cut(path: Path) -> None:
@@ -391,25 +391,25 @@ def test_a_ledger_behind_moved_parts_keeps_its_line_numbers(root: Root, path: Pa
     rebuild_ledger(root, Unsynced(), path, now_ns=1)
 
     assert parts_of(path) == parts[:1] or parts_of(path) == parts[:2]
-    numbers = [line.number for line in Lines(path).oldest_first()]
+    numbers = [line.number for line in LedgerLines(path).oldest_first()]
     assert numbers == list(range(1, len(numbers) + 1))
-    moved = Lines(path)
+    moved = LedgerLines(path)
     last = parts_of(path)[-1]
     assert next(moved.newest_first()).number == len(numbers)
-    assert [line.number for line in moved.oldest_first(behind=last.line)] == numbers[last.line :]
+    assert [line.number for line in moved.oldest_first(after=last.line)] == numbers[last.line :]
     filled(path, 60, begin=100)
-    numbers = [line.number for line in Lines(path).oldest_first()]
+    numbers = [line.number for line in LedgerLines(path).oldest_first()]
     assert numbers == list(range(1, len(numbers) + 1))
     assert bases(path)[-60:] == [10 * number + 1 for number in range(100, 160)]
 
 
 def test_a_ledger_whose_oldest_parts_were_moved_away_keeps_its_line_numbers(root: Root, path: Path) -> None:
     filled(path, 100)
-    numbers = [line.number for line in Lines(path).oldest_first()]
+    numbers = [line.number for line in LedgerLines(path).oldest_first()]
     parts = parts_of(path)
     for part in parts[:-1]:
         part.path.unlink()
-    assert [line.number for line in Lines(path).oldest_first()] == numbers[parts[-1].line - 1 :]
+    assert [line.number for line in LedgerLines(path).oldest_first()] == numbers[parts[-1].line - 1 :]
 
 
 def test_a_long_ledger_is_read_with_a_few_steps_a_line(path: Path) -> None:
@@ -417,7 +417,7 @@ def test_a_long_ledger_is_read_with_a_few_steps_a_line(path: Path) -> None:
     costs = []
     for begin, count in ((0, 200), (200, 600)):
         filled(path, count, begin=begin)
-        costs.append(steps(lambda: sum(1 for _ in Lines(path).oldest_first())))
+        costs.append(steps(lambda: sum(1 for _ in LedgerLines(path).oldest_first())))
 
     assert costs[1] < 4.6 * costs[0]
 

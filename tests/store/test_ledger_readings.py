@@ -13,16 +13,16 @@ from logs import Unsynced
 from wald.checking.audit_report import DeletionAudit
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_read import Line, Lines, parts_of
+from wald.files.ledger_read import LedgerLine, LedgerLines, parts_of
 from wald.files.ledger_write import Ledger
 from wald.retention.history import History
 
 BASES = [10 * number + 1 for number in range(60)]
-READINGS: dict[str, Callable[[Lines], Iterator[Line]]] = {
-    "oldest first": Lines.oldest_first,
-    "newest first": Lines.newest_first,
+READINGS: dict[str, Callable[[LedgerLines], Iterator[LedgerLine]]] = {
+    "oldest first": LedgerLines.oldest_first,
+    "newest first": LedgerLines.newest_first,
     "about": lambda lines: lines.about(1, 600),
-    "written": lambda lines: lines.written(0, 1000),
+    "written": lambda lines: lines.written_between(0, 1000),
 }
 
 
@@ -76,7 +76,7 @@ def path(root: Root) -> Path:
 def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_meanwhile(
     path: Path, reading: str, begun: int
 ) -> None:
-    lines, found = Lines(path), list[int]()
+    lines, found = LedgerLines(path), list[int]()
     for number, line in enumerate(READINGS[reading](lines)):
         if number == begun:
             cut(path)
@@ -95,8 +95,8 @@ def test_no_file_of_a_ledger_stays_open_between_lines(path: Path) -> None:
         links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
         return [link for link in links if link.startswith(str(path.parent))]
 
-    lines = Lines(path)
-    readings = [lines.newest_first(), lines.oldest_first(), lines.about(1, 600), lines.written(0, 1000)]
+    lines = LedgerLines(path)
+    readings = [lines.newest_first(), lines.oldest_first(), lines.about(1, 600), lines.written_between(0, 1000)]
     found = [[next(reading)] for reading in readings]
     cut(path)
     assert held() == []
@@ -107,7 +107,7 @@ def test_no_file_of_a_ledger_stays_open_between_lines(path: Path) -> None:
     parts_of(path)[0].path.write_bytes(b"damaged")
     for _ in range(3):
         with pytest.raises(Damaged):
-            list(Lines(path).oldest_first())
+            list(LedgerLines(path).oldest_first())
     assert held() == []
 
 

@@ -14,7 +14,7 @@ from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 from wald.writing.daemon_lock import Lock, in_words, signature
 
 NOW = "2026-11-21T10:00:00Z"
@@ -51,17 +51,17 @@ def test_a_second_writer_changes_nothing(root: Root) -> None:
 
 
 def test_it_ends_with_its_holder(root: Root) -> None:
-    assert not is_held(root.lock, Disk())
+    assert not is_locked(root.lock, Disk())
     lock = take(root)
-    assert is_held(root.lock, Disk())
+    assert is_locked(root.lock, Disk())
     lock.release()
-    assert not is_held(root.lock, Disk())
+    assert not is_locked(root.lock, Disk())
     take(root).release()
 
 
 def test_asking_does_not_take_it(root: Root) -> None:
     take(root).release()
-    assert not is_held(root.lock, Disk())
+    assert not is_locked(root.lock, Disk())
     lock = take(root)
     lock.release()
 

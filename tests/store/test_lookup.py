@@ -13,7 +13,7 @@ from logs import SECOND_NS, START_NS, Built
 from wald.errors import Damaged, InvalidInput
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.format.work import PAGE_RECORDS, Commit, Line, Page, Start, encode_work
+from wald.format.work import PAGE_RECORDS, Commit, JournalLine, JournalPage, JournalStart, encode_work
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import State
 
@@ -73,23 +73,23 @@ def test_a_record_that_is_there_is_described(built: Built) -> None:
     ("lines", "done"),
     [
         ([], True),
-        ([Page(0, bytes([1]) * PAGE_RECORDS)], False),
-        ([Page(0, bytes([255]) * PAGE_RECORDS)], True),
-        ([Page(PAGE_RECORDS, bytes([1]) * PAGE_RECORDS)], True),
-        ([Page(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 4)])], False),
-        ([Page(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 6)])], True),
+        ([JournalPage(0, bytes([1]) * PAGE_RECORDS)], False),
+        ([JournalPage(0, bytes([255]) * PAGE_RECORDS)], True),
+        ([JournalPage(PAGE_RECORDS, bytes([1]) * PAGE_RECORDS)], True),
+        ([JournalPage(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 4)])], False),
+        ([JournalPage(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 6)])], True),
         ([Commit(read=[(6, 6)])], False),
         ([Commit(read=[(6, 6)]), Commit(done=[(6, 6)])], True),
-        ([Page(0, bytes([1]) * PAGE_RECORDS), BLANK, Commit(done=[(6, 6)])], False),
+        ([JournalPage(0, bytes([1]) * PAGE_RECORDS), BLANK, Commit(done=[(6, 6)])], False),
     ],
 )
 @pytest.mark.parametrize("of", ["a", "b", None])
 def test_a_record_that_workers_have_acknowledged_above_the_floor_is_processed(
-    built: Built, of: str | None, lines: list[Line | bytes], done: bool
+    built: Built, of: str | None, lines: list[JournalLine | bytes], done: bool
 ) -> None:
     """By the journal of the group; not by that of another one, or without a cursor that counts."""
     built.log.set_cursor("b", 2, "g")
-    start = Start(built.log_id, of or "b", "g", 2, 100)
+    start = JournalStart(built.log_id, of or "b", "g", 2, 100)
     data = [line if isinstance(line, bytes) else encode_work(line, 0) for line in (start, *lines)]
     path = built.root.cursor("b", "g")
     path.with_suffix(".work").write_bytes(b"".join(data) + BLANK * 100)

@@ -65,7 +65,7 @@ LOSSES: dict[str, Callable[[Path, Built], object]] = {
     "it is missing": lambda path, _: path.unlink(),
     "Expecting value": lambda path, _: path.write_bytes(b""),
     "Unterminated string": lambda path, _: path.write_bytes(path.read_bytes()[:20]),
-    "not the identity of a log": lambda path, _: path.write_bytes(b"\x00\xff" * 40),
+    "the identity of the log cannot be decoded": lambda path, _: path.write_bytes(b"\x00\xff" * 40),
     "'created'": lambda path, _: path.write_text('{"log": "00000000-0000-0000-0000-000000000000", "format": 1}'),
     "it is of log": lambda path, other: shutil.copy(other.root.identity, path),
 }

@@ -134,7 +134,7 @@ class TestState:
         assert state.open_records == {"long": 11}
         assert state.routes == {"web": 13, "other": 10, "long": 11, "done": 12}
         assert list(state.producers.table) == [8, 7]
-        assert state.producers.expected(7) == 5
+        assert state.producers.next_expected(7) == 5
         written = state.producers.find(7, 2)
         assert written is not None
         assert (written.first, written.last) == (4, 5)
@@ -152,7 +152,7 @@ class TestState:
             built.cut()
             built.lines("other", [b"more"])
         assert built.writer.state.open_records == {"long": 11}
-        assert built.writer.state.producers.expected(7) == 5
+        assert built.writer.state.producers.next_expected(7) == 5
 
     @pytest.mark.parametrize("sealed", [False, True], ids=["raw", "sealed"])
     def test_without_a_control_batch_it_comes_from_the_segment_before(self, tmp_path: Path, sealed: bool) -> None:

@@ -73,7 +73,7 @@ def seal_all(root: Root) -> list[Compressed]:
 def reported(root: Root) -> list[dict[str, Any]]:
     """The ledger's entries; the chain is whole."""
     decoded = read_ledger(root.ledger / "segments.jsonl")
-    assert decoded.broken == []
+    assert decoded.broken_lines == []
     return decoded.entries
 
 

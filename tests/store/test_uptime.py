@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from wald.files import uptime
-from wald.files.uptime import Elapsed, Moment, moment_of
+from wald.files.uptime import Elapsed, Moment, parse_moment
 
 
 def test_what_has_certainly_passed() -> None:
@@ -40,8 +40,8 @@ def test_now_runs_forward_and_comes_back_out_of_a_line() -> None:
     assert first.boot
     assert first.boot == second.boot
     assert 0 < first.boottime_ns <= second.boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert moment_of(first.as_entry() | {"event": "sealed"}) == first
-    assert moment_of({"event": "sealed", "boot": 7, "boottime": "x"}) is None
+    assert parse_moment(first.as_entry() | {"event": "sealed"}) == first
+    assert parse_moment({"event": "sealed", "boot": 7, "boottime": "x"}) is None
 
 
 @pytest.mark.parametrize("ahead_seconds", [300_000, -30])
@@ -82,6 +82,6 @@ def _moment_in_namespace(ahead_seconds: int) -> Moment:
     done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, check=False)
     if b"unshare" in done.stderr:
         pytest.skip(done.stderr.decode().strip())
-    moment = moment_of(json.loads(done.stdout))
+    moment = parse_moment(json.loads(done.stdout))
     assert moment is not None, done.stderr
     return moment

@@ -80,7 +80,7 @@ def errors(*places: Path | str, root: Root | None = None) -> list[tuple[str, str
 def ledger_lines(root: Root) -> list[dict[str, object]]:
     """The archive's ledger, whose chain has to be whole."""
     decoded = read_ledger(root.ledger / "archive.jsonl")
-    assert decoded.broken == []
+    assert decoded.broken_lines == []
     return decoded.entries
 
 

@@ -101,7 +101,7 @@ def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:
 def ledger(root: Path) -> list[dict[str, Any]]:
     """What reclaim.jsonl says; its chain must be whole."""
     decoded = read_ledger(root / "ledger/reclaim.jsonl")
-    assert decoded.broken == []
+    assert decoded.broken_lines == []
     return decoded.entries
 
 

@@ -8,7 +8,7 @@ import pytest
 from logs import Built
 
 from wald.checking.checker import Finding, Level
-from wald.format.work import Start, encode_work
+from wald.format.work import JournalStart, encode_work
 from wald.work.checking import check_journals
 from wald.work.group import WorkGroup
 
@@ -55,7 +55,7 @@ def test_a_line_that_a_crash_has_torn_is_no_damage(built: Built, path: Path) -> 
 
 
 def test_the_journal_of_another_group_is_damage(built: Built, path: Path) -> None:
-    path.write_bytes(encode_work(Start(bytes(16), "a", "g", 0, 1), 0))
+    path.write_bytes(encode_work(JournalStart(bytes(16), "a", "g", 0, 1), 0))
     (finding,) = found(built)
     assert finding.level is Level.ERROR
     assert finding.message.startswith("the journal of group g on route a of log 0000")
@@ -69,7 +69,7 @@ def test_what_is_no_file_is_damage_and_hides_no_other(built: Built, path: Path) 
 
 
 def test_a_journal_with_records_that_the_log_does_not_have_is_damage(built: Built, path: Path) -> None:
-    path.write_bytes(encode_work(Start(built.log_id, "a", "g", 2, 7), 0))
+    path.write_bytes(encode_work(JournalStart(built.log_id, "a", "g", 2, 7), 0))
     assert levels(built) == [Level.ERROR]
-    path.write_bytes(encode_work(Start(built.log_id, "a", "g", 2, 6), 0))
+    path.write_bytes(encode_work(JournalStart(built.log_id, "a", "g", 2, 6), 0))
     assert levels(built) == [Level.OK]

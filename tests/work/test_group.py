@@ -18,7 +18,7 @@ from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.log_state import PRODUCERS_MAX
 from wald.format.records import NOT_BEFORE
-from wald.format.work import PAGE_RECORDS, Line, Page
+from wald.format.work import PAGE_RECORDS, JournalLine, JournalPage
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.journal import read_journal
@@ -357,9 +357,9 @@ def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: p
         work.nack("x", [1])
         assert work.lease("x") == []
         eventually(lambda: b'"dead"' in journal.read_bytes())
-        lines: list[Line] = []
+        lines: list[JournalLine] = []
         read_journal(journal, lines.append)
-        page = next(line for line in lines if isinstance(line, Page))
+        page = next(line for line in lines if isinstance(line, JournalPage))
         assert page.tries[1] == 1
 
 

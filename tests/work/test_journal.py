@@ -8,11 +8,15 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged, Refused
-from wald.format.work import Commit, Line, Start, WorkerLease
+from wald.format.work import Commit, JournalLine, JournalStart, WorkerLease
 from wald.work.group import WorkGroup
 from wald.work.journal import Journal
 
-LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(leased=[WorkerLease("w", 5, [(2, 3)])]), Commit(done=[(2, 2)])]
+LINES: list[JournalLine] = [
+    Commit(done=[(1, 1)]),
+    Commit(leased=[WorkerLease("w", 5, [(2, 3)])]),
+    Commit(done=[(2, 2)]),
+]
 
 
 @pytest.fixture
@@ -27,13 +31,13 @@ def path(built: Built) -> Path:
     return journal.path
 
 
-def opened(built: Built, said: list[Line] | None = None, group: str = "g") -> Journal:
-    lines: list[Line] = [] if said is None else said
-    return Journal(built.root, built.disk, Start(built.log_id, "a", group, 0, 1), lines.append)
+def opened(built: Built, said: list[JournalLine] | None = None, group: str = "g") -> Journal:
+    lines: list[JournalLine] = [] if said is None else said
+    return Journal(built.root, built.disk, JournalStart(built.log_id, "a", group, 0, 1), lines.append)
 
 
-def lines(built: Built) -> list[Line]:
-    said: list[Line] = []
+def lines(built: Built) -> list[JournalLine]:
+    said: list[JournalLine] = []
     opened(built, said).close()
     return said
 

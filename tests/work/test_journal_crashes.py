@@ -24,7 +24,7 @@ from powercut import SECTOR_BYTES, recorded
 
 from wald.errors import Damaged
 from wald.format.batch import Buffer
-from wald.format.work import Commit, FailureReason, Line, Start, encode_work
+from wald.format.work import Commit, FailureReason, JournalLine, JournalStart, encode_work
 from wald.work.journal import Journal
 
 SYNC = None
@@ -81,12 +81,12 @@ def log() -> Iterator[Built]:
         yield Built(Path(directory) / "root")
 
 
-def opened(built: Built, said: list[Line], disk: Cut | None = None) -> Journal:
-    return Journal(built.root, disk or built.disk, Start(built.log_id, "a", "g", 0, 1), said.append)
+def opened(built: Built, said: list[JournalLine], disk: Cut | None = None) -> Journal:
+    return Journal(built.root, disk or built.disk, JournalStart(built.log_id, "a", "g", 0, 1), said.append)
 
 
-def lines(built: Built) -> list[Line]:
-    said: list[Line] = []
+def lines(built: Built) -> list[JournalLine]:
+    said: list[JournalLine] = []
     opened(built, said).close()
     return said[1:]
 
@@ -182,7 +182,7 @@ def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -
         with log() as built:
             built.lines("a", [b"x"])
             disk = Short()
-            journal = Journal(built.root, disk, Start(built.log_id, "a", "g", 0, 1), lambda _: None)
+            journal = Journal(built.root, disk, JournalStart(built.log_id, "a", "g", 0, 1), lambda _: None)
             journal.append([Commit(done=[(1, 1)])])
             journal.sync()
             disk.left = left

@@ -17,7 +17,7 @@ from logs import START_NS, Built
 from running import eventually
 
 from wald.errors import NotFound
-from wald.format.work import Commit, Start, WorkerLease, encode_work
+from wald.format.work import Commit, JournalStart, WorkerLease, encode_work
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.picture import Picture, Seen, look, work_file, work_files
@@ -240,7 +240,7 @@ def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: C
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g"):
         pass
-    start = Start(built.log_id, "a", "g", 0, 1)
+    start = JournalStart(built.log_id, "a", "g", 0, 1)
     work_file(built.root, "a", "g").path.write_bytes(encode_work(start, 0) + encode_work(commit, 0))
     assert isinstance(seen(built, START_NS).picture, Picture)
 

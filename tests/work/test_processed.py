@@ -8,7 +8,7 @@ import pytest
 from faults import FailingDisk, TracingDisk
 from logs import Built
 
-from wald.format.work import Commit, Start
+from wald.format.work import Commit, JournalStart
 from wald.work.journal import Journal
 from wald.work.processed import Progress
 from wald.work.window import Run
@@ -21,7 +21,7 @@ def journal(built: Built) -> Journal:
     """Of a group that has read all, and done nothing."""
     built.lines("a", [b"x"] * 5)
     built.log.set_cursor("a", 0, "g")
-    journal = Journal(built.root, built.disk, Start(built.log_id, "a", "g", 0, 1), lambda _: None)
+    journal = Journal(built.root, built.disk, JournalStart(built.log_id, "a", "g", 0, 1), lambda _: None)
     journal.append([Commit(read=[(1, 5)])])
     journal.sync()
     return journal
@@ -38,7 +38,7 @@ def test_what_the_owner_has_not_synced_is_synced_before_it_counts(built: Built, 
         assert progress.left(ALL) == [Run(done + 1, 5)]
         assert disk.steps.count(("sync", "g.work")) == done
         assert disk.steps.count(("sync_directory", "cursors")) == 1
-    journal.rewrite([Start(built.log_id, "a", "g", 3, 4)])
+    journal.rewrite([JournalStart(built.log_id, "a", "g", 3, 4)])
     progress.look()
     assert progress.left(ALL) == [Run(4, 5)]
     assert disk.steps.count(("sync_directory", "cursors")) == 2

@@ -17,7 +17,7 @@ from wald.client.connection import ask_status
 from wald.files.disk import Disk
 from wald.files.identity import Identity
 from wald.files.layout import Root
-from wald.files.locks import holders, is_held, is_stopped
+from wald.files.locks import holders, is_locked, is_stopped
 from wald.files.safe_open import read_object
 from wald.hints import command_line
 from wald.writing.daemon_lock import is_hidden
@@ -73,7 +73,7 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
         seconds: how long it may take to answer.
     """
     wrote = signed(root)
-    if not is_held(root.lock, Disk()):
+    if not is_locked(root.lock, Disk()):
         if is_hidden(root) and not next(run_reports(root), {}).get("ended"):
             return _unlisted(root, identity, socket, seconds, wrote)
         return _without_lock(root, wrote)

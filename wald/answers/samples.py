@@ -19,7 +19,7 @@ from wald.answers.snapshot import Amount, HeadSample, LogSample, SegmentSeen
 from wald.errors import Damaged, WaldError
 from wald.files.disk import Disk
 from wald.files.listing import Segment
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 from wald.files.routes import fifo_problems
 from wald.format.names import Kind
 from wald.log import Log
@@ -148,7 +148,7 @@ class HeadSource:
         except FileNotFoundError:
             return ""
         if changed_ns != self._idle_since_ns:
-            self._idle_since_ns = None if is_held(root.lock, Disk()) else changed_ns
+            self._idle_since_ns = None if is_locked(root.lock, Disk()) else changed_ns
         return in_words(signed(root)) if self._idle_since_ns is None else ""
 
 

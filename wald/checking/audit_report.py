@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_read import Line
+from wald.files.ledger_read import LedgerLine
 from wald.format.ledger_lines import Entry
 from wald.format.spans import Spans
 from wald.retention.audit import REPEATED, Ruling, audit_deletion, audit_shrink
@@ -65,7 +65,7 @@ class DeletionAudit:
 
     def events(self) -> Iterator[Event]:
         """Yield the events of all ledgers, oldest first, with rulings."""
-        deletions = self._history.ledgers[_DELETIONS].written(self._from_ns, END_OF_TIME_NS)
+        deletions = self._history.ledgers[_DELETIONS].written_between(self._from_ns, END_OF_TIME_NS)
         undone = {  # base → number of the last line that undid its deletion
             event.entry.get("base"): event.number
             for event in self._events(_DELETIONS, deletions)
@@ -73,7 +73,7 @@ class DeletionAudit:
         }
         self.lines, self.broken = 0, []
         ledgers = self._history.ledgers.items()
-        events = (self._events(name, lines.written(self._from_ns, self._until_ns)) for name, lines in ledgers)
+        events = (self._events(name, lines.written_between(self._from_ns, self._until_ns)) for name, lines in ledgers)
         for line in heapq.merge(*events, key=lambda event: event.at_ns):
             self.lines += 1
             if not line.is_event:
@@ -109,7 +109,7 @@ class DeletionAudit:
             self._report(error)
         return event
 
-    def _events(self, ledger: str, lines: Iterator[Line]) -> Iterator[Event]:
+    def _events(self, ledger: str, lines: Iterator[LedgerLine]) -> Iterator[Event]:
         try:
             for line in lines:
                 if isinstance(at := line.entry.get("at"), int):

@@ -70,7 +70,7 @@ def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
         try:
             count = records.decode_columns(payload).count
         except records.BadColumns as error:
-            yield f"the columns do not decode: {error}"
+            yield f"the columns cannot be decoded: {error}"
             return
     else:
         newlines = count_bytes(payload, b"\n") if payload else 0
@@ -274,7 +274,7 @@ class _Check:
         with file:
             index, digest, whole = file.index, hashlib.sha256(), True
             if index.shrunk is not None and index.shrunk.is_complete:
-                self._dropped = index.shrunk.lasts
+                self._dropped = index.shrunk.last_by_route
             self._check_name(index)
             for number in range(len(index.frames)):
                 try:
@@ -400,7 +400,7 @@ class _Check:
             try:
                 decode_peer(payload)
             except BadControl as error:
-                self.error(offset, f"the batch that introduces peer {header.peer} does not decode: {error}")
+                self.error(offset, f"the batch that introduces peer {header.peer} cannot be decoded: {error}")
             if header.count or header.base_sequence != state.next_sequence:
                 self.error(offset, f"the batch that introduces peer {header.peer} has records, or is out of order")
         else:
@@ -420,7 +420,7 @@ class _Check:
         try:
             state = decode_state(payload)
         except BadControl as error:
-            self.error(offset, f"the control state does not decode: {error}")
+            self.error(offset, f"the control state cannot be decoded: {error}")
             return
         self.opening.controls.append((state.routes, state.open_records))
         following, base = state.next_sequence, header.base_sequence

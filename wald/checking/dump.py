@@ -94,7 +94,7 @@ def _sealed(path: Path, records: bool) -> Iterator[Item]:
                 yield item | {"damage": error.message.removeprefix(f"{path}: offset {frame.offset}: ")}
                 continue
             yield item
-            if index.is_damage(frame):
+            if index.was_damaged(frame):
                 yield _gap(frame.raw_offset, len(data), "damaged before the segment was sealed")
                 continue
             if frame.raw_offset == 0:
@@ -253,12 +253,12 @@ def _ledger_part(part: PartName) -> Iterator[Item]:
 def _lines(decoded: DecodedLedger) -> Iterator[Item]:
     for entry in decoded.entries:
         yield {"kind": "line"} | entry
-    for number, reason in decoded.broken:
+    for number, reason in decoded.broken_lines:
         yield {"kind": "broken", "line": number, "damage": reason}
 
 
 def _ledger(path: Path) -> Iterator[Item]:
     decoded = read_ledger(path)
     yield from _lines(decoded)
-    if decoded.whole_bytes < path.stat().st_size:
-        yield {"kind": "end", "offset": decoded.whole_bytes, "damage": "an unfinished line"}
+    if decoded.complete_bytes < path.stat().st_size:
+        yield {"kind": "end", "offset": decoded.complete_bytes, "damage": "an unfinished line"}

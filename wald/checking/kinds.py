@@ -6,7 +6,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from wald.format.names import CURSORS, FOUND_PREFIX, WHOLE_SUFFIX
+from wald.format.names import CURSORS, DISPLACED_PREFIX, WHOLE_SUFFIX
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
@@ -43,7 +43,7 @@ class FileKind(Enum):
     FIFO = "the FIFO of a route", rf"{_ROUTE}/in"
     FOUND = (
         "a file found at the path of a FIFO; its contents are not in the log",
-        rf"{_ROUTE}/{re.escape(FOUND_PREFIX)}[0-9]+",
+        rf"{_ROUTE}/{re.escape(DISPLACED_PREFIX)}[0-9]+",
     )
     CURSOR = "a cursor: the last record of a route that a group has processed", rf"{_GROUP}\.cursor"
     HANDOVER = "the lock of wald-drain for a group, and the records that it is giving up", rf"{_GROUP}\.drain"

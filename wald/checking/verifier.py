@@ -108,7 +108,7 @@ class Verification:
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
             path, is_original = Path(entry.path), entry.name.endswith(WHOLE_SUFFIX)
             name = parse_segment_name(entry.name.removesuffix(WHOLE_SUFFIX))
-            is_reclaimed = name is not None and name.kind.reclaimed
+            is_reclaimed = name is not None and name.kind.is_reclaimed
             unread = None if name is None else Segment(name.base_sequence, name.kind, path)
             if unread is not None and (is_reclaimed or is_original) and (error := self.misplaced(unread)):
                 yield Finding.of(Level.ERROR, path, f"{error.message}; {error.hint}")
@@ -205,12 +205,12 @@ class Verification:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
                 yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger explains why")
-            explained = list(Spans(lost).outside(expected, base - 1))
+            explained = list(Spans(lost).gaps(expected, base - 1))
             for first, last in explained:
                 yield from self._on_record(first, last)
             for first, last in explained:
                 given_up = Spans((loss.extent.first, loss.extent.last) for loss in self._losses(first, last))
-                for begin, end in given_up.outside(first, last):
+                for begin, end in given_up.gaps(first, last):
                     message = f"records {begin} to {end} before it were reclaimed"
                     yield Finding(Level.INFO, segment.path, 0, message)
         elif base < expected:
@@ -283,13 +283,13 @@ class Verification:
     def _ledger(self, path: Path) -> Iterator[Finding]:
         try:
             for file, decoded in read_files(path):
-                for number, reason in decoded.broken:
+                for number, reason in decoded.broken_lines:
                     yield Finding(Level.ERROR, file, 0, f"line {number}: {reason}")
-                if file.exists() and not decoded.broken:
+                if file.exists() and not decoded.broken_lines:
                     lines = len(decoded.entries)
                     yield Finding(Level.OK, file, 0, f"{lines} line{'s' * (lines != 1)}")
-                if file.suffix != PART_SUFFIX and file.exists() and file.stat().st_size > decoded.whole_bytes:
-                    yield Finding(Level.INFO, file, decoded.whole_bytes, "an unfinished line; its owner removes it")
+                if file.suffix != PART_SUFFIX and file.exists() and file.stat().st_size > decoded.complete_bytes:
+                    yield Finding(Level.INFO, file, decoded.complete_bytes, "an unfinished line; its owner removes it")
         except Damaged as error:
             yield Finding.of(Level.ERROR, path, error.message)
         except OSError as error:

@@ -9,7 +9,7 @@ from wald.errors import Unavailable
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 
 if TYPE_CHECKING:
     from wald.client.producer import Producer
@@ -55,4 +55,4 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
 
 def runs(root: Path) -> bool:
     """Whether a daemon holds the root, listening or not."""
-    return is_held(Root(root).lock, Disk())
+    return is_locked(Root(root).lock, Disk())

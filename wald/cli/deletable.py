@@ -14,7 +14,7 @@ from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 from wald.hints import command_line
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def may_delete(root: Root | None, path: Path, named: Named) -> Verdict:
 
 
 def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
-    runs = is_held(root.lock, Disk())
+    runs = is_locked(root.lock, Disk())
     match kind:
         case FileKind.HEAD if not runs:
             return Verdict(False, "readers need it; only if it is damaged: the next start makes it again", "")

@@ -17,7 +17,7 @@ from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
-from wald.files.cursor_directory import is_own
+from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk
 from wald.hints import command_line, user_name
 
@@ -177,7 +177,7 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
     from wald.work.picture import look, work_file
 
     file = work_file(log.root, route, group)
-    if not is_own(file.path):
+    if not is_own_file(file.path):
         user = user_name(file.path.lstat().st_uid)
         raise NotPermitted(f"{file.path}: the group of another user", hint=f"run it as user {user}; ls -l {file.path}")
     seen = look(log, file, time.time_ns())

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from wald.errors import Damaged, InvalidInput
-from wald.format.times import counts_back, nanoseconds, parse_time_option, utc
+from wald.format.times import is_relative, nanoseconds, parse_time_option, utc
 from wald.hints import command_line, hint_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,7 +35,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> int | None:
         if given is None:
             return None
-        if counts_back(given):
+        if is_relative(given):
             hint = f"{counted} {given} is that long from now on"
             raise InvalidInput(f"{name} {given}: counts back from now", hint=hint)
         due_ns = nanoseconds(parse_time_option(name, given, now(), _TO_COME))

@@ -19,7 +19,7 @@ from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
-from wald.files.cursor_directory import is_own
+from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk
 from wald.format.names import SKIPS_LEDGER
 from wald.format.times import utc
@@ -117,7 +117,7 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
     at, first = found.cursor, found.first
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     stands += f", of {at.other_user}" if at.other_user else ""
-    is_usable = at.user_id == -1 or is_own(at.path)
+    is_usable = at.user_id == -1 or is_own_file(at.path)
     rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
     if first is None:
         rows.append(("left", _without_first(found)))

@@ -207,8 +207,8 @@ class CommitRound:
 
     def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
         here = self._published.get(producer_id)
-        expected = max(here) + 1 if here else self.producers.expected(producer_id)
-        if expected is None and seen is not None and seen < (upto := self.producers.forgotten_upto()):
+        expected = max(here) + 1 if here else self.producers.next_expected(producer_id)
+        if expected is None and seen is not None and seen < (upto := self.producers.evicted_upto()):
             message = f"the daemon may have forgotten this producer, whose records may go up to sequence {upto}"
             raise ProtocolError(Code.FORGOTTEN, message)
         if expected is None or number == expected:

@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
-from wald.files.modes import give_socket, umask_for
+from wald.files.modes import set_socket_owner, umask_for
 
 _BACKLOG = 4096  # a nonblocking connect fails if the backlog is full
 _PATH_MAX_BYTES = 107
@@ -185,7 +185,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
         os.fchmod(listener.fileno(), mode)  # before bind: no user may connect sooner than the mode allows
         with umask_for(mode):
             listener.bind(str(path))
-        give_socket(path)
+        set_socket_owner(path)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -6,7 +6,7 @@
                         1750                    if it had some before
 
 The sticky bit lets only a file's owner and the log's owner remove the file. The bit stays because files of former
-cursor owners may stay. Files of root count as the directory owner's.
+cursor owners may stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupFile:
 
     def __init__(self, root: Root, route: str, group: str, suffix: str, disk: Disk) -> None:
         root.require_route(route)
-        self._place = root, disk, route, group, suffix
+        self._arguments = root, disk, route, group, suffix
         self.disk = disk
         self.path, self.descriptor = self._open()
 
@@ -56,11 +56,11 @@ class GroupFile:
         self.path, self.descriptor = path, descriptor
 
     def _open(self) -> tuple[Path, int]:
-        return open_group_file(*self._place)
+        return open_group_file(*self._arguments)
 
 
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
-    """Open or create a group's file. Raise NotPermitted without permission, or if another user planted the file."""
+    """Open or create a group's file. Raise NotPermitted without permission, or if another user planted it."""
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
         return path, disk.open_lock(path)
@@ -86,17 +86,17 @@ def is_group(text: str) -> bool:
 
 
 def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Let one OS group (a number, ROOTS_GROUP, or "" for none) create cursors of a route."""
+    """Let an OS group (a number, ROOTS_GROUP, or "" for none) create cursors of a route."""
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
         return
-    wanted = int(group) if group.isdecimal() else root.path.stat().st_gid
+    group_id = int(group) if group.isdecimal() else root.path.stat().st_gid
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if group == "":
-            os.fchmod(descriptor, _CLOSED_MODE)  # first, or the new group could write for a moment
-        if os.fstat(descriptor).st_gid != wanted:
-            _change_group(directory, descriptor, wanted)
+            os.fchmod(descriptor, _CLOSED_MODE)  # first, or the new group could write briefly
+        if os.fstat(descriptor).st_gid != group_id:
+            _change_group(directory, descriptor, group_id)
         if group:
             os.fchmod(descriptor, _OPEN_MODE)
     except OSError as error:
@@ -108,6 +108,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
 
 
 def cursor_owners_group(root: Root, route: str) -> str:
+    """Return the OS group that may create cursors; "" without one."""
     try:
         status = root.cursor_directory(route).stat()
     except OSError:
@@ -117,6 +118,7 @@ def cursor_owners_group(root: Root, route: str) -> str:
 
 
 def file_owner(path: Path) -> int | None:
+    """Return a file's user id, or the directory owner's for a file of root."""
     try:
         user_id = path.lstat().st_uid
         return path.parent.stat().st_uid if user_id == 0 else user_id
@@ -124,7 +126,7 @@ def file_owner(path: Path) -> int | None:
         return None
 
 
-def is_own(path: Path) -> bool:
+def is_own_file(path: Path) -> bool:
     return file_owner(path) == _own_user(path.parent)
 
 
@@ -168,7 +170,7 @@ def _change_group(directory: Path, descriptor: int, group_id: int) -> None:
             raise
         user, group = user_name(os.geteuid()), group_name(group_id)
         raise NotPermitted(
-            f"{directory}: user {user} is not in group {group}, or was not when this program started",
+            f"{directory}: user {user} is not in group {group}, or was not in it when this program started",
             case="group-unavailable",
             group=group,
             user=user,

@@ -28,14 +28,14 @@ FILE_MODE = 0o640  # the daemon's group may read it
 _LOCK_MODE = 0o600  # a user who can open a file can lock it
 _DIRECTORY_MODE = 0o750
 _IOV_MAX = 1024
-_KEEP_SIZE = 1
-_NOREPLACE = 1
+_FALLOCATE_KEEP_SIZE = 1
+_RENAME_NOREPLACE = 1
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @cache
 def _libc() -> CDLL:
-    """Load the C library late: importing ctypes takes a twentieth of a short command."""
+    """Load the C library late, because importing ctypes takes a twentieth of a short command."""
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +68,7 @@ class Disk:
             status, directory = os.fstat(descriptor), path.parent.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-            # a sticky directory may have been shared
+            # a sticky directory may once have been shared
             if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):
                 if status.st_nlink != 1:
                     raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
@@ -89,7 +89,7 @@ class Disk:
             make_directory(path, _DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
-        path = _path_of(descriptor)  # first: a failed close(2) frees the descriptor
+        path = _descriptor_path(descriptor)  # first: a failed close(2) frees the descriptor
         try:
             os.close(descriptor)
         except OSError as error:
@@ -97,7 +97,7 @@ class Disk:
             raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve zeros. Return False if that is unsupported; posix_fallocate(3) would then write every block."""
+        """Reserve zeros. Return False if the file system cannot: posix_fallocate(3) would write every block."""
         from ctypes import get_errno
 
         while _libc().fallocate(descriptor, 0, 0, length):
@@ -105,12 +105,12 @@ class Disk:
             if number in _UNSUPPORTED:
                 return False
             if number != errno.EINTR:
-                raise OSError(number, os.strerror(number), _path_of(descriptor))
+                raise OSError(number, os.strerror(number), _descriptor_path(descriptor))
         return True
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
-        """Reserve space for a full disk, without growing the file. Ignore failures."""
-        _libc().fallocate(descriptor, _KEEP_SIZE, offset, length)
+        """Reserve space, in case the disk fills up, without growing the file. Ignore failures."""
+        _libc().fallocate(descriptor, _FALLOCATE_KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all buffers; return their total length."""
@@ -119,14 +119,14 @@ class Disk:
             for first in range(0, len(buffers), _IOV_MAX):
                 chunk = buffers[first : first + _IOV_MAX]
                 length = sum(map(len, chunk))
-                done = os.pwritev(descriptor, chunk, offset + total) if length else 0
-                if done < length:
+                written = os.pwritev(descriptor, chunk, offset + total) if length else 0
+                if written < length:
                     data = memoryview(b"".join(chunk))
-                    while done < length:
-                        done += os.pwrite(descriptor, data[done:], offset + total + done)
+                    while written < length:
+                        written += os.pwrite(descriptor, data[written:], offset + total + written)
                 total += length
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
         return total
 
@@ -135,27 +135,27 @@ class Disk:
             if os.pwrite(descriptor, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
-        done = 0
+        copied = 0
         try:
             os.lseek(descriptor, offset, os.SEEK_SET)
-            while done < length:
-                count = os.sendfile(descriptor, source, source_offset + done, length - done)
+            while copied < length:
+                count = os.sendfile(descriptor, source, source_offset + copied, length - copied)
                 if count == 0:
-                    raise OSError(errno.EIO, "the file to copy is shorter than it was", _path_of(source))
-                done += count
+                    raise OSError(errno.EIO, "the file became shorter while it was copied", _descriptor_path(source))
+                copied += count
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
 
     def sync(self, descriptor: int) -> None:
         try:
             os.fdatasync(descriptor)
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
 
     def sync_directory(self, path: Path) -> None:
@@ -163,26 +163,26 @@ class Disk:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
         finally:
             os.close(descriptor)
 
     def sync_names_above(self, path: Path) -> None:
-        """Sync the directories above ``path`` in its mount: a killed process may have created them without a sync."""
+        """Sync the directories above ``path`` in its mount: a killed process may have left them unsynced."""
         path = path.resolve()
         device = path.stat().st_dev
-        for above in path.parents:
-            if above.stat().st_dev != device:
+        for directory in path.parents:
+            if directory.stat().st_dev != device:
                 break
-            if os.access(above, os.R_OK):  # otherwise another user's directory
-                self.sync_directory(above)
+            if os.access(directory, os.R_OK):  # otherwise, it is another user's
+                self.sync_directory(directory)
 
     def truncate(self, descriptor: int, length: int) -> None:
         try:
             os.ftruncate(descriptor, length)
         except OSError as error:
-            _name_file(error, descriptor)
+            _add_path(error, descriptor)
             raise
 
     def rename(self, source: Path, target: Path) -> None:
@@ -198,15 +198,15 @@ class Disk:
 
         old, new = os.fsencode(source), os.fsencode(target)
         try:
-            failed = _libc().renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
-            number = get_errno() if failed else 0
+            result = _libc().renameat2(AT_FDCWD, old, AT_FDCWD, new, _RENAME_NOREPLACE)
+            number = get_errno() if result else 0
         except AttributeError:
             number = errno.ENOSYS
         if number in _UNSUPPORTED:
             number = 0
             try:
                 os.link(source, target)
-            except OSError:  # the target exists, the source is a directory, or the file system has no links
+            except OSError:  # the target exists, the source is a directory, or the file system has no hard links
                 if os.path.lexists(target):
                     number = errno.EEXIST
                 else:
@@ -217,7 +217,7 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Give ``source`` the name ``target`` by a link (keeping the old name) or a rename; return the new path.
+        """Link or, if that fails, rename ``source`` to ``target``; return the new path.
 
         Across file systems, the new path is in the directory of ``source``.
         """
@@ -225,7 +225,7 @@ class Disk:
             try:
                 self.link(source, path)
                 return path
-            except OSError:  # a directory, another user's file, or no links here
+            except OSError:  # a directory, another user's file, or no hard links
                 try:
                     self.rename_to_free(source, path)
                     return path
@@ -267,7 +267,7 @@ class Disk:
                 rename(temporary, path)
             except OSError:
                 with contextlib.suppress(OSError):
-                    temporary.unlink()  # the disk may be full
+                    temporary.unlink()  # to free space on a full disk
                 raise
             finally:
                 self.close(descriptor)
@@ -277,18 +277,18 @@ class Disk:
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create a locked temporary file: other processes remove unlocked files."""
+        """Create a locked temporary file, because other processes remove unlocked files."""
         while True:
             # Containers share process ids, and could publish each other's unfinished files.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             descriptor = self.create(temporary)
             try:
-                claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
+                is_owned = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
             except OSError:  # without locks, no process removes files
-                claimed = True
-            if claimed:
+                is_owned = True
+            if is_owned:
                 return temporary, descriptor
-            self.close(descriptor)  # another process locked or removed it just before
+            self.close(descriptor)  # another process locked or removed it
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
 
@@ -313,12 +313,12 @@ def total_bytes(path: Path) -> int:
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
 
 
-def _name_file(error: OSError, descriptor: int) -> None:
+def _add_path(error: OSError, descriptor: int) -> None:
     if error.filename is None:
-        error.filename = _path_of(descriptor)
+        error.filename = _descriptor_path(descriptor)
 
 
-def _path_of(descriptor: int) -> str | None:
+def _descriptor_path(descriptor: int) -> str | None:
     try:
         path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
     except OSError:

@@ -32,11 +32,11 @@ def read_identity(root: Root) -> Identity:
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
-        is_lost = _has_lost_identity(root)
-        is_free = not root.path.exists() or _may_become_log(root.path)
+        has_lost_identity = _has_lost_identity(root)
+        may_become_log = not root.path.exists() or _may_become_log(root.path)
         raise NotFound(
             f"{root.path}: there is no log here",
-            case="identity-missing" if is_lost else "no-log" if is_free else "not-a-log",
+            case="identity-missing" if has_lost_identity else "no-log" if may_become_log else "not-a-log",
             root=root.path,
         ) from None
     except PermissionError as error:
@@ -54,7 +54,7 @@ def read_identity(root: Root) -> Identity:
         return Identity(uuid.UUID(fields["log"]).bytes, str(fields["created"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(
-            f"{root.identity}: not the identity of a log ({error})",
+            f"{root.identity}: the identity of the log cannot be decoded ({error})",
             case="identity-unreadable",
             root=root.path,
         ) from error
@@ -75,7 +75,7 @@ def require_root(root: Root) -> None:
 
 
 def check_root(path: Path) -> None:
-    """Require a log, or a path that can become a log."""
+    """Raise an error unless ``path`` is a log or can become one."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
@@ -83,10 +83,10 @@ def check_root(path: Path) -> None:
         read_identity(root)
     elif _has_lost_identity(root):
         raise Damaged(
-            f"{root.identity}: missing, though {root.segments} holds segments", case="identity-unreadable", root=path
+            f"{root.identity}: is missing, but {root.segments} has segments", case="identity-unreadable", root=path
         )
     elif path.is_dir() and not _may_become_log(path):
-        raise InvalidInput(f"{path}: not empty, and not a log", case="not-empty")
+        raise InvalidInput(f"{path}: the directory is not empty and not a log", case="not-empty")
 
 
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
@@ -96,7 +96,7 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     make_directories(root, disk)
     if not root.identity.exists():
         disk.sync_names_above(path)
-        # Last and atomically: a creation without an identity was interrupted, and is repeated.
+        # Last and atomically: without an identity, the next start repeats the creation.
         with contextlib.suppress(FileExistsError):  # another daemon was faster
             disk.replace(root.identity, encode_identity(uuid.uuid4(), now=now), exclusive=True)
     read_identity(root)
@@ -115,13 +115,13 @@ def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
 
 
 def _has_lost_identity(root: Root) -> bool:
-    """Return True if a root without log.json has segments, except from an unfinished restore."""
+    """Return True if a root without log.json has segments except from an unfinished restore."""
     if root.unfinished_identity.exists() or not root.segments.is_dir():
         return False
     return any(parse_segment_name(name) for name in os.listdir(root.segments))
 
 
 def _may_become_log(path: Path) -> bool:
-    """Return True if all names are from a new file system, systemd or an interrupted creation."""
+    """Return True if the names are those of a new file system, systemd or an interrupted creation."""
     expected = (*_DIRECTORIES, "lost+found", "wald.sock")
     return path.is_dir() and all(name in expected or name.endswith(TEMPORARY) for name in os.listdir(path))

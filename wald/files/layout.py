@@ -13,7 +13,7 @@ from wald.errors import Damaged, NotFound
 from wald.format.names import (
     CURSOR_SUFFIX,
     CURSORS,
-    FOUND_PREFIX,
+    DISPLACED_PREFIX,
     LEDGERS,
     Kind,
     check_route,
@@ -28,11 +28,13 @@ from wald.format.names import (
 from wald.hints import hint_for
 
 TEMPORARY = ".tmp"
-SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
+SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # follows a sealed segment's name: its unfinished shrunk form
 GROUP_FILES_MAX = 10_000  # in one route; more could take minutes
 
 
-class _Entry:
+class _FixedPath:
+    """Path with a fixed name in a root."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -46,16 +48,16 @@ class Root:
 
     path: Path
 
-    unfinished_identity = _Entry("log.json.restoring")  # until a restored log is complete
-    lock = _Entry("lock")
-    head = _Entry("head")
-    transfers = _Entry("transfers")
-    clock_steps = _Entry("clock.jsonl")
-    socket = _Entry("wald.sock")
-    archive = _Entry("archive")
-    quarantine = _Entry("quarantine")
-    recovery = _Entry("recovery")
-    gate = _Entry("gate")
+    unfinished_identity = _FixedPath("log.json.restoring")  # until a restored log is complete
+    lock = _FixedPath("lock")
+    head = _FixedPath("head")
+    transfers = _FixedPath("transfers")
+    clock_steps = _FixedPath("clock.jsonl")
+    socket = _FixedPath("wald.sock")
+    archive = _FixedPath("archive")
+    quarantine = _FixedPath("quarantine")
+    recovery = _FixedPath("recovery")
+    gate = _FixedPath("gate")
 
     @property
     def identity(self) -> Path:
@@ -71,7 +73,7 @@ class Root:
 
     @property
     def segment_directories(self) -> tuple[Path, ...]:
-        """Directories of segments; several for a log in parts."""
+        """Directories of segments; several if the log has parts."""
         return (self.segments,)
 
     @cached_property
@@ -110,7 +112,7 @@ class Root:
         )
 
     def has_route(self, route: str) -> bool:
-        """Return True if the route's directory exists and is not a symbolic link."""
+        """Return True if the route has a directory, not a symbolic link."""
         path = self.route(route)
         return path.is_dir() and not path.is_symlink()
 
@@ -145,7 +147,7 @@ class Root:
 
 
 def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the files with a suffix. Raise OSError if there are too many files, or for a symbolic link."""
+    """Yield the files with a suffix. Raise OSError for a symbolic link or too many files."""
     if directory.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
     with os.scandir(directory) as entries:
@@ -160,7 +162,7 @@ def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[
 def require_no_link(directory: Path) -> None:
     if directory.is_symlink():
         raise Damaged(
-            f"{directory}: a symbolic link; wald does not write through links",
+            f"{directory}: is a symbolic link; wald does not write through links",
             case="symbolic-link",
             path=directory,
             target=directory.resolve(),
@@ -168,28 +170,28 @@ def require_no_link(directory: Path) -> None:
 
 
 _IN_ROOT = {"lost+found", "log.json", "segments", "routes", "ledger"}
-_IN_ROOT |= {entry.name for entry in vars(Root).values() if isinstance(entry, _Entry)}
+_IN_ROOT |= {entry.name for entry in vars(Root).values() if isinstance(entry, _FixedPath)}
 _IN_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
 _IN_ROUTE = {"in", "retired", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
     """Yield each directory, even if missing, and a test for the names that wald creates there."""
-    yield root.path, lambda name: name in _IN_ROOT or _is_anywhere(name)
-    yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
-    yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_anywhere(name)
-    yield root.routes, lambda name: is_route(name) or _is_anywhere(name)
+    yield root.path, lambda name: name in _IN_ROOT or _is_allowed_anywhere(name)
+    yield root.segments, lambda name: parse_segment_name(name) is not None or _is_allowed_anywhere(name)
+    yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_allowed_anywhere(name)
+    yield root.routes, lambda name: is_route(name) or _is_allowed_anywhere(name)
     try:
         routes = [] if root.routes.is_symlink() else root.route_names()
     except OSError:  # unreadable
         routes = []
     for route in routes:
         yield root.route(route), _is_in_route
-        yield root.cursor_directory(route), lambda name: is_group_file(name) or _is_anywhere(name)
+        yield root.cursor_directory(route), lambda name: is_group_file(name) or _is_allowed_anywhere(name)
 
 
-def _is_anywhere(name: str) -> bool:
-    """Return True for names allowed anywhere: temporary files, and cursors, whose loss would cost groups records."""
+def _is_allowed_anywhere(name: str) -> bool:
+    """Return True for temporary files, and for cursors, whose loss would cost groups records."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
 
 
@@ -199,5 +201,5 @@ def _is_ledger_part(name: str) -> bool:
 
 
 def _is_in_route(name: str) -> bool:
-    is_displaced = name.startswith(FOUND_PREFIX) and name.removeprefix(FOUND_PREFIX).isdecimal()
-    return name in _IN_ROUTE or is_displaced or _is_anywhere(name)
+    is_displaced = name.startswith(DISPLACED_PREFIX) and name.removeprefix(DISPLACED_PREFIX).isdecimal()
+    return name in _IN_ROUTE or is_displaced or _is_allowed_anywhere(name)

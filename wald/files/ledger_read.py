@@ -1,10 +1,10 @@
 """Lines of a ledger, from its sealed parts and its current file.
 
-Programs that make decisions use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to
-questions about its sequences. Programs that report use :func:`read_files`, which also returns damage.
+Programs that make decisions use :class:`LedgerLines`, which requires an unbroken chain; an unreadable frame matters
+only to questions about its sequences. Programs that report use :func:`read_files`, which also returns damage.
 
-A part never changes; the current file (megabytes) is read whole. A power cut may leave a fragment of an unacknowledged
-append in the current file: readers ignore the fragment, and the writer truncates it.
+A part never changes; readers load the whole current file (megabytes). A power cut may leave a fragment of an
+unacknowledged append in the current file, which readers ignore and the writer truncates.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from wald.format.spans import Span
 
 _SECTOR_BYTES = 512  # smallest unit that a disk writes
 _BLOCK_BYTES = 16 << 10  # of the current file, decoded together
-_SHORT_BYTES = 1 << 10  # a shorter block grows with the file
-_UNKNOWN = PartFrame(0, 0, ABOVE_U64, 0, ABOVE_U64, 0, ABOVE_U64, "")  # assumed for an unreadable part
+_SHORT_BLOCK_BYTES = 1 << 10  # a shorter block grows with the file
+_UNKNOWN_FRAME = PartFrame(0, 0, ABOVE_U64, 0, ABOVE_U64, 0, ABOVE_U64, "")  # assumed for an unreadable part
 
 
 class PartName(NamedTuple):
@@ -64,20 +64,20 @@ def parts_of(path: Path) -> list[PartName]:
         names = os.listdir(path.parent)
     except FileNotFoundError:
         return []
-    ours = f"{path.stem}-"
-    parsed = ((name, parse_ledger_part_name(name)) for name in names if name.startswith(ours))
+    prefix = f"{path.stem}-"
+    parsed = ((name, parse_ledger_part_name(name)) for name in names if name.startswith(prefix))
     return sorted(PartName(part[1], path.parent / name) for name, part in parsed if part and part[0] == path.name)
 
 
 def stored_index(part: PartName) -> PartIndex:
     with open_file(part.path) as file:
-        length = os.fstat(file.fileno()).st_size
-        size = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
-        if size > length:
+        file_bytes = os.fstat(file.fileno()).st_size
+        index_bytes = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, file_bytes - FOOTER_BYTES)))
+        if index_bytes > file_bytes:
             raise BadPart("the index is truncated")
-        index = decode_part_index(os.pread(file.fileno(), size, length - size))
+        index = decode_part_index(os.pread(file.fileno(), index_bytes, file_bytes - index_bytes))
     if index.line != part.line:
-        raise BadPart(f"the index is that of line {index.line}")
+        raise BadPart(f"the index begins with line {index.line}")
     return index
 
 
@@ -87,11 +87,11 @@ def read_index(part: PartName) -> PartIndex:
         return stored_index(part)
     frames = list(frames_of(part.path))
     if not frames:
-        raise damaged(part.path, 1, "it has no lines")
+        raise damaged_line(part.path, 1, "the part has no lines")
     prev = first_entry(frames[0][1]).get("prev", "")
     index = PartIndex(part.line, 0, prev, prev)
     for stored_bytes, data in frames:
-        entries, tip = chained(part.path, data, line=index.lines + 1, prev=index.tip, listed=False)
+        entries, tip = decode_chain(part.path, data, line=index.lines + 1, prev=index.tip, with_routes=False)
         index.add(stored_bytes, len(data), entries, tip)
     return index
 
@@ -101,35 +101,37 @@ def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
-            span = read_frame_lengths(lambda begin, count: stored[begin : begin + count], offset)
-            data = b"" if span.skippable else decompress_lines(stored[offset:][: span.stored_bytes], span.raw_bytes)
+            frame = read_frame_lengths(lambda start, count: stored[start : start + count], offset)
+            data = b"" if frame.skippable else decompress_lines(stored[offset:][: frame.stored_bytes], frame.raw_bytes)
         except (BadFrame, zstandard.ZstdError) as error:
-            raise damaged(path, lines + 1, f"its frame at offset {offset} is damaged") from error
-        if not span.skippable:
-            yield span.stored_bytes, data
+            raise damaged_line(path, lines + 1, f"the frame at offset {offset} is damaged") from error
+        if not frame.skippable:
+            yield frame.stored_bytes, data
             lines += data.count(b"\n")
-        offset += span.stored_bytes
+        offset += frame.stored_bytes
 
 
 def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
     data = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
     if len(data) != raw_bytes:
-        raise zstandard.ZstdError("wrong length")
+        raise zstandard.ZstdError("the length of the lines is wrong")
     return data
 
 
-def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode lines from number ``line``; return the entries and the last digest. Raise Damaged for a broken chain.
+def decode_chain(
+    path: Path, data: bytes, *, line: int, prev: str | None, with_routes: bool = True
+) -> tuple[list[Entry], str]:
+    """Decode lines; return the entries and the last digest. Raise Damaged if the chain is broken.
 
-    ``prev`` is the digest of the line before, None if unknown.
+    ``line`` is the number of the first line, ``prev`` the digest of the line before (None if unknown).
     """
-    decoded = decode_ledger(data, prev, listed=listed)
-    for number, reason in decoded.broken:
-        raise damaged(path, line + number - 1, reason)
+    decoded = decode_ledger(data, prev, with_routes=with_routes)
+    for number, reason in decoded.broken_lines:
+        raise damaged_line(path, line + number - 1, reason)
     return decoded.entries, decoded.tip
 
 
-def damaged(path: Path, number: int, reason: str) -> Damaged:
+def damaged_line(path: Path, number: int, reason: str) -> Damaged:
     return Damaged(
         f"{path}: line {number}: {reason}; refusing to rely on this ledger",
         case="ledger-damaged",
@@ -145,7 +147,7 @@ def first_entry(data: bytes) -> Entry:
 
 
 def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
-    """Leave out parts that an interrupted cut copied from the current file, whose first line carries ``prev``."""
+    """Drop parts that an interrupted cut copied from the current file, which begins with ``prev``."""
     for number, part in enumerate(reversed(parts) if prev else ()):
         with suppress(Damaged, OSError):
             index = read_index(part)
@@ -157,6 +159,7 @@ def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
 
 
 def tip_of(parts: list[PartName]) -> str | None:
+    """Return the digest of the last line; None if unknown."""
     with suppress(Damaged, OSError):
         return read_index(parts[-1]).tip if parts else None
     return None
@@ -164,45 +167,45 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 def read_current(path: Path) -> tuple[bytes, int]:
     try:
-        return synced(read_regular(path))
+        return drop_unsynced(read_regular(path))
     except FileNotFoundError:
         return b"", 0
 
 
-def synced(data: bytes) -> tuple[bytes, int]:
+def drop_unsynced(data: bytes) -> tuple[bytes, int]:
     """Drop an unsynced fragment; return the data and the end of the intact lines.
 
     Data after that end is a line with a damaged newline.
     """
     end = _synced_end(data)
-    is_damage = has_damaged_newline(data[end:]) and not _lost_a_sector(data, end, len(data))
+    is_damage = has_damaged_newline(data[end:]) and not _has_lost_sector(data, end, len(data))
     return data if is_damage else data[:end], end
 
 
 def _synced_end(data: bytes) -> int:
     end = data.rfind(b"\n") + 1
-    begin = last_line_begin(data, end)
-    while _lost_a_sector(data, begin, end):
-        begin, end = last_line_begin(data, begin), begin
-    offset = first_entry(data[begin:end]).get("append")
+    start = last_line_start(data, end)
+    while _has_lost_sector(data, start, end):
+        start, end = last_line_start(data, start), start
+    offset = first_entry(data[start:end]).get("append")
     while isinstance(offset, int) and 0 <= offset < end:
-        begin, offset = offset, data.find(b"\n", offset) + 1
-        if _lost_a_sector(data, begin, offset):
-            return data.rfind(b"\n", 0, begin) + 1
+        start, offset = offset, data.find(b"\n", offset) + 1
+        if _has_lost_sector(data, start, offset):
+            return data.rfind(b"\n", 0, start) + 1
     return end
 
 
-def last_line_begin(data: bytes, end: int) -> int:
+def last_line_start(data: bytes, end: int) -> int:
     return data.rfind(b"\n", 0, max(0, end - 1)) + 1
 
 
-def _lost_a_sector(data: bytes, begin: int, end: int) -> bool:
-    """Return True if a sector is all zeros and therefore never reached the disk."""
-    edges = [begin, *range((begin // _SECTOR_BYTES + 1) * _SECTOR_BYTES, end, _SECTOR_BYTES), end]
-    return begin < end and not all(any(data[start:stop]) for start, stop in pairwise(edges))
+def _has_lost_sector(data: bytes, start: int, end: int) -> bool:
+    """Return True if a sector is all zeros, because it never reached the disk."""
+    edges = [start, *range((start // _SECTOR_BYTES + 1) * _SECTOR_BYTES, end, _SECTOR_BYTES), end]
+    return start < end and not all(any(data[first:stop]) for first, stop in pairwise(edges))
 
 
-class Line(NamedTuple):
+class LedgerLine(NamedTuple):
     """Line about sequences ``low`` to ``high`` (none if ``low`` > ``high``). Numbers start at 1."""
 
     number: int
@@ -236,14 +239,15 @@ class _Block:
                 stored = os.pread(file.fileno(), self.frame.stored_bytes, self.offset)
             return decompress_lines(stored, self.frame.raw_bytes)
         except zstandard.ZstdError as error:
-            reason = f"its frame at offset {self.offset} is damaged"
-            raise damaged(self.path, self.line_of_file, reason) from error
+            reason = f"the frame at offset {self.offset} is damaged"
+            raise damaged_line(self.path, self.line_of_file, reason) from error
         except OSError as error:
-            raise damaged(self.path, self.line_of_file, error.strerror or str(error)) from error
+            raise damaged_line(self.path, self.line_of_file, error.strerror or str(error)) from error
 
-    def lines(self, *, listed: bool = True) -> list[Line]:
-        entries, _ = chained(self.path, self.text(), line=self.line_of_file, prev=self.frame.prev, listed=listed)
-        return [Line(number, *span_of(entry), entry) for number, entry in enumerate(entries, start=self.line)]
+    def lines(self, *, with_routes: bool = True) -> list[LedgerLine]:
+        text, line, prev = self.text(), self.line_of_file, self.frame.prev
+        entries, _ = decode_chain(self.path, text, line=line, prev=prev, with_routes=with_routes)
+        return [LedgerLine(number, *span_of(entry), entry) for number, entry in enumerate(entries, start=self.line)]
 
 
 _line, _high = attrgetter("line"), attrgetter("frame.high")
@@ -257,7 +261,7 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
     return blocks
 
 
-class Lines:
+class LedgerLines:
     """Lines of a ledger; none if there is no file.
 
     Each method first reads new lines. An iteration yields each line that existed at its start exactly once, even across
@@ -265,14 +269,14 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        self.generation = -1  # changes when lines disappear
+        self.generation = -1  # increases when lines disappear
         self._path = path
-        self._recent: tuple[_Block, list[Line]] | None = None
+        self._recent: tuple[_Block, list[LedgerLine]] | None = None
         self._forget()
 
     def _forget(self) -> None:
         self.generation += 1
-        self._seen: tuple[int, ...] | None = None
+        self._version: tuple[int, ...] | None = None
         self._parts: list[PartName] = []
         self._unreadable: dict[Path, tuple[int, ...]] = {}
         self._sealed: list[_Block] = []
@@ -281,39 +285,39 @@ class Lines:
 
     def oldest_first(
         self,
-        behind: int = 0,
+        after: int = 0,
         *,
-        listed: bool = True,
+        with_routes: bool = True,
         on_damage: Callable[[Damaged, Span], None] | None = None,
-    ) -> Iterator[Line]:
-        """Yield the lines after number ``behind``.
+    ) -> Iterator[LedgerLine]:
+        """Yield the lines after number ``after``.
 
-        Without ``on_damage``, an unreadable block raises Damaged. Otherwise ``on_damage`` receives the error and the
+        Without ``on_damage``, an unreadable block raises Damaged. Otherwise, ``on_damage`` receives the error and the
         sequences that the block may be about.
         """
-        blocks = self._refreshed()
-        begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1)
-        for block in blocks[begin:]:
-            if block.line + block.frame.lines <= behind + 1:
+        blocks = self._refresh()
+        start = max(0, bisect_right(blocks, after + 1, key=_line) - 1)
+        for block in blocks[start:]:
+            if block.line + block.frame.lines <= after + 1:
                 continue
             try:
-                lines = block.lines(listed=listed)
+                lines = block.lines(with_routes=with_routes)
             except Damaged as error:
                 if on_damage is None:
                     raise
                 on_damage(error, (block.frame.low, block.frame.high))
             else:
-                yield from lines if block.line > behind else lines[behind + 1 - block.line :]
+                yield from lines if block.line > after else lines[after + 1 - block.line :]
 
-    def newest_first(self, before: int | None = None) -> Iterator[Line]:
-        blocks = self._refreshed()
+    def newest_first(self, before: int | None = None) -> Iterator[LedgerLine]:
+        blocks = self._refresh()
         bound = ABOVE_U64 if before is None else before
         for block in reversed(blocks[: bisect_left(blocks, bound, key=_line)]):
             yield from (line for line in reversed(block.lines()) if line.number < bound)
 
-    def about(self, first: int, last: int) -> Iterator[Line]:
+    def about(self, first: int, last: int) -> Iterator[LedgerLine]:
         """Yield the lines about sequences ``first`` to ``last``, newest first."""
-        for block in reversed(self._refreshed()):
+        for block in reversed(self._refresh()):
             if block.frame.low <= last and first <= block.frame.high:
                 if self._recent is None or self._recent[0] is not block:
                     self._recent = block, block.lines()
@@ -321,75 +325,75 @@ class Lines:
                     if line.low <= last and first <= line.high:
                         yield line
 
-    def about_bases(self, bases: Collection[int]) -> Iterator[Line]:
+    def about_bases(self, bases: Collection[int]) -> Iterator[LedgerLine]:
         """Yield the lines whose lowest sequence is in ``bases``, newest first."""
-        known, ordered = frozenset(bases), sorted(bases)
-        for block in reversed(self._refreshed()):
-            if bisect_left(ordered, block.frame.low) < bisect_right(ordered, block.frame.high):
-                yield from (line for line in reversed(block.lines()) if line.low in known)
+        base_set, sorted_bases = frozenset(bases), sorted(bases)
+        for block in reversed(self._refresh()):
+            if bisect_left(sorted_bases, block.frame.low) < bisect_right(sorted_bases, block.frame.high):
+                yield from (line for line in reversed(block.lines()) if line.low in base_set)
 
-    def written(self, from_ns: int, until_ns: int) -> Iterator[Line]:
+    def written_between(self, from_ns: int, until_ns: int) -> Iterator[LedgerLine]:
         """Yield the lines with ``from_ns`` ≤ "at" < ``until_ns``, oldest first."""
-        for block in self._refreshed():
+        for block in self._refresh():
             if block.frame.earliest_ns < until_ns and from_ns <= block.frame.latest_ns:
                 for line in block.lines():
-                    at = line.entry.get("at")
-                    if isinstance(at, int) and from_ns <= at < until_ns:
+                    at_ns = line.entry.get("at")
+                    if isinstance(at_ns, int) and from_ns <= at_ns < until_ns:
                         yield line
 
-    def highest(self, event: str) -> int:
+    def highest_sequence(self, event: str) -> int:
         """Return the highest sequence in an event's ranges, or 0."""
-        found = 0
-        for block in sorted(self._refreshed(), key=_high, reverse=True):
-            if block.frame.high > found:
-                found = max([found, *(line.high for line in block.lines() if line.is_range(event))])
-        return found
+        highest = 0
+        for block in sorted(self._refresh(), key=_high, reverse=True):
+            if block.frame.high > highest:
+                highest = max([highest, *(line.high for line in block.lines() if line.is_range(event))])
+        return highest
 
-    def mark(self) -> tuple[int, ...]:
+    def version(self) -> tuple[int, ...]:
         """Return a value that changes with each line. Costs one stat(2)."""
-        return _identity(self._path)
+        return _file_version(self._path)
 
-    def _refreshed(self) -> list[_Block]:
-        if any(_identity(path) != seen for path, seen in self._unreadable.items()):  # restored from a backup
+    def _refresh(self) -> list[_Block]:
+        if any(_file_version(path) != known for path, known in self._unreadable.items()):  # restored from a backup
             self._forget()
-        seen = _identity(self._path) or _identity(self._path.parent)
-        if seen != self._seen:
+        version = _file_version(self._path) or _file_version(self._path.parent)
+        if version != self._version:
             # Before the parts are listed: after a cut in between, both contain the lines.
             data, end = read_current(self._path)
             parts = without_copies(parts_of(self._path), first_entry(data).get("prev"))
             if len(parts) > len(self._parts):
                 self._current = []  # now in the new parts
-            is_same = all(data.startswith(block.data, block.offset) for block in self._current)
-            if not is_same or parts[: len(self._parts)] != self._parts:
+            is_unchanged = all(data.startswith(block.data, block.offset) for block in self._current)
+            if not is_unchanged or parts[: len(self._parts)] != self._parts:
                 self._forget()
             for part in parts[len(self._parts) :]:
                 self._add_part(part)
                 self._parts.append(part)
             self._read_current(data, end)
-            self._seen = seen
+            self._version = version
         return [*self._sealed, *self._current]
 
     def _add_part(self, part: PartName) -> None:
         if not self._parts and part.line > 1:  # older parts were moved away
             self._end = None
-        seen = _identity(part.path)
+        version = _file_version(part.path)
         try:
             index = read_index(part)
         except (Damaged, OSError) as error:
-            reason = error if isinstance(error, Damaged) else damaged(part.path, 1, error.strerror or str(error))
-            self._sealed.append(_Block(part.path, part.line, 1, _UNKNOWN, error=reason))
-            self._unreadable[part.path] = seen
+            damage = error if isinstance(error, Damaged) else damaged_line(part.path, 1, error.strerror or str(error))
+            self._sealed.append(_Block(part.path, part.line, 1, _UNKNOWN_FRAME, error=damage))
+            self._unreadable[part.path] = version
             self._end = None
             return
         if self._end not in (None, (part.line - 1, index.prev)):
-            raise damaged(part.path, 1, "does not follow the line before it")
+            raise damaged_line(part.path, 1, "does not follow the line before it")
         if index.before is not None:
             self._bound_unreadable(*index.before)
         self._sealed += _blocks(part, index)
         self._end = part.line - 1 + index.lines, index.tip
 
     def _bound_unreadable(self, low: int, high: int) -> None:
-        """Narrow an unreadable last part's sequences to those that the next file records."""
+        """Narrow an unreadable last part's sequences to those that the next file states."""
         if self._sealed and (last := self._sealed[-1]).error is not None:
             last.frame = last.frame._replace(low=low, high=high)
 
@@ -402,25 +406,26 @@ class Lines:
             match first_entry(data):
                 case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
                     self._bound_unreadable(low, high)
-        read = offset = 0
-        if self._current and len(self._current[-1].data) < _SHORT_BYTES:
-            self._current.pop()  # read again, with the new lines
+        lines_read = offset = 0
+        if self._current and len(self._current[-1].data) < _SHORT_BLOCK_BYTES:
+            self._current.pop()  # to decode again, with the new lines
         if self._current:
             last = self._current[-1]
-            read, offset = last.line_of_file - 1 + last.frame.lines, last.offset + len(last.data)
-            prev = digest(data[last_line_begin(data, offset) : offset])
+            lines_read, offset = last.line_of_file - 1 + last.frame.lines, last.offset + len(last.data)
+            prev = digest(data[last_line_start(data, offset) : offset])
         while offset < end:
             chunk = data[offset : data.find(b"\n", min(offset + _BLOCK_BYTES, end) - 1) + 1]
-            entries, tip = chained(self._path, chunk, line=read + 1, prev=prev)
+            entries, tip = decode_chain(self._path, chunk, line=lines_read + 1, prev=prev)
             index = PartIndex(0, 0, "", prev or first_entry(chunk)["prev"])
             index.add(0, 0, entries, tip)
-            self._current.append(_Block(self._path, lines + read + 1, read + 1, index.frames[0], offset, chunk))
-            read, offset, prev = read + len(entries), offset + len(chunk), tip
+            numbers = lines + lines_read + 1, lines_read + 1
+            self._current.append(_Block(self._path, *numbers, index.frames[0], offset, chunk))
+            lines_read, offset, prev = lines_read + len(entries), offset + len(chunk), tip
         if len(data) > end:
-            raise damaged(self._path, read + 1, "its newline is damaged")
+            raise damaged_line(self._path, lines_read + 1, "the newline is damaged")
 
 
-def _identity(path: Path) -> tuple[int, ...]:
+def _file_version(path: Path) -> tuple[int, ...]:
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -429,12 +434,12 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def entries_of(path: Path) -> Iterator[Entry]:
-    return (line.entry for line in Lines(path).oldest_first())
+    return (line.entry for line in LedgerLines(path).oldest_first())
 
 
 def read_ledger(path: Path) -> DecodedLedger:
     """Decode the current file, including damage."""
-    data, _ = read_current(path)  # before the parts are listed, as in Lines
+    data, _ = read_current(path)  # before the parts are listed, as in LedgerLines
     parts = without_copies(parts_of(path), first_entry(data).get("prev"))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
@@ -451,34 +456,34 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
 
 
 def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
-    """Decode every readable line. ``tip`` is the digest of the line before, None if unknown."""
+    """Decode a part's readable lines. ``tip`` is the digest of the line before; None if unknown."""
     entries: list[Entry] = []
-    broken: list[tuple[int, str]] = []
+    broken_lines: list[tuple[int, str]] = []
     try:
         index = stored_index(part)
     except BadPart as error:
-        data, broken = b"", [(0, f"its index is damaged: {error}")]
+        data, broken_lines = b"", [(0, f"the index is damaged: {error}")]
         try:
             for _, lines in frames_of(part.path):
                 data += lines
         except Damaged as damage:
-            broken.append((data.count(b"\n") + 1, damage.message.partition(": line ")[2].partition(": ")[2]))
+            broken_lines.append((data.count(b"\n") + 1, damage.message.partition(": line ")[2].partition(": ")[2]))
         decoded = decode_ledger(data, tip)
-        return replace(decoded, broken=broken + decoded.broken)
+        return replace(decoded, broken_lines=broken_lines + decoded.broken_lines)
     for block in _blocks(part, index):
         line = block.line_of_file
         try:
             decoded = decode_ledger(block.text(), tip or block.frame.prev)
         except Damaged as error:
-            broken.append((line, error.message.partition(f"line {line}: ")[2]))
+            broken_lines.append((line, error.message.partition(f"line {line}: ")[2]))
             tip = None
             continue
         entries += decoded.entries
-        broken += ((line + number - 1, reason) for number, reason in decoded.broken)
+        broken_lines += ((line + number - 1, reason) for number, reason in decoded.broken_lines)
         tip = decoded.tip
     if tip not in (None, index.tip):
-        broken.append((index.lines + 1, "does not follow the line before it"))
-    return DecodedLedger(entries, sum(frame.raw_bytes for frame in index.frames), broken, index.tip)
+        broken_lines.append((index.lines + 1, "does not follow the line before it"))
+    return DecodedLedger(entries, sum(frame.raw_bytes for frame in index.frames), broken_lines, index.tip)
 
 
 def highest_in_parts(path: Path, *events: str) -> int:
@@ -499,15 +504,15 @@ def highest_in_parts(path: Path, *events: str) -> int:
     return highest
 
 
-def reported_entries(path: Path) -> Iterator[Entry]:
+def readable_entries(path: Path) -> Iterator[Entry]:
     return chain.from_iterable(decoded.entries for _, decoded in read_files(path))
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
-    """Yield ``events`` of the current file and newest part, newest first, ignoring damage and the chain."""
-    kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
+    """Yield ``events`` of the current file and newest part, newest first. Ignore damage and the chain."""
+    patterns = tuple(b'"event":"%s"' % event.encode() for event in events)
     for line in _newest_lines(path):
-        if any(kind in line for kind in kinds):  # before long lines are decoded
+        if any(pattern in line for pattern in patterns):  # before long lines are decoded
             with suppress(BadLine):
                 if (entry := decode_entry(line))["event"] in events:
                     yield entry

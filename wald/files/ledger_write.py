@@ -27,15 +27,15 @@ from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY
 from wald.files.ledger_read import (
     PartName,
-    chained,
-    damaged,
+    damaged_line,
+    decode_chain,
+    drop_unsynced,
     first_entry,
     frames_of,
-    last_line_begin,
+    last_line_start,
     parts_of,
     read_index,
     stored_index,
-    synced,
     tip_of,
     without_copies,
 )
@@ -46,13 +46,13 @@ from wald.format.spans import Span
 PART_BYTES = 4 << 20  # minimum raw length
 _FRAME_BYTES = 256 << 10
 _RETRY_SHARE = 4  # a failed cut is retried after this fraction of a part
-_LEVEL = 3  # level 9 takes 8 × as long and saves nothing
+_LEVEL = 3  # level 9 takes eight times as long and saves nothing
 
 
 class Ledger:
     """Append-only writer. Raises Locked if another process owns the ledger.
 
-    Truncates a torn last line. The next append reports a damaged last line.
+    Opening it truncates a torn last line; the next append reports a damaged last line.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Ledger:
                 written = self._disk.write(descriptor, lines, self._end)
                 self._disk.sync(descriptor)
             except OSError:
-                self._descriptor = None  # after a failed sync, the next sync may succeed wrongly
+                self._descriptor = None  # after a failed sync, another sync may wrongly succeed
                 self._disk.close(descriptor)
                 raise
             self._end += written
@@ -100,7 +100,7 @@ class Ledger:
                 self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
     def settle(self) -> None:
-        """Truncate a failed append, so that readers find only acknowledged lines."""
+        """Truncate a failed append, so that readers see only acknowledged lines."""
         with self._mutex:
             if self._descriptor is None:
                 self._open(self._end)
@@ -116,7 +116,7 @@ class Ledger:
                     line, prev, span = self._seal(file)
                 first = encode_entry({"event": "continues", "line": line, "about": span}, prev)
                 status, descriptor = os.fstat(self._descriptor), self._descriptor
-                self._descriptor = None  # if the replacement fails, reopen by name
+                self._descriptor = None  # if the replacement fails, append() reopens the file
                 self._disk.close(descriptor)
                 owner = status.st_uid if os.geteuid() == 0 else -1
                 self._disk.replace(self.path, first, mode=S_IMODE(status.st_mode), owner=owner)
@@ -131,16 +131,16 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _open(self, known_bytes: int | None) -> int:
-        """Open the file, truncated to the acknowledged ``known_bytes`` or, if None, to the synced lines."""
+        """Open the file and truncate it to ``known_bytes`` (acknowledged) or, if None, to the synced lines."""
         descriptor = self._disk.open_append(self.path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
-                stored = file.read()
-            data, end = synced(stored) if known_bytes is None else (stored, stored.rfind(b"\n", 0, known_bytes) + 1)
-            line = data[last_line_begin(data, end) : end]
+                raw = file.read()
+            data, end = drop_unsynced(raw) if known_bytes is None else (raw, raw.rfind(b"\n", 0, known_bytes) + 1)
+            line = data[last_line_start(data, end) : end]
             if known_bytes is None and len(data) > end:
                 line, end = data[end:], len(data) + self._disk.write(descriptor, [b"\n"], len(data))
-            elif len(stored) > end:
+            elif len(raw) > end:
                 self._disk.truncate(descriptor, end)
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, end, self._reserve_bytes)
@@ -160,13 +160,13 @@ class Ledger:
         prev = first_entry(file.readline()).get("prev")
         file.seek(0)
         parts = parts_of(self.path)
-        kept = without_copies(parts, prev)
-        last = read_index(kept[-1]) if kept else None
+        parts_to_keep = without_copies(parts, prev)
+        last = read_index(parts_to_keep[-1]) if parts_to_keep else None
         if prev is None or (parts and prev != (last.tip if last else GENESIS)):
-            raise damaged(self.path, 1, "does not follow the line before it")
-        for part in parts[len(kept) :]:
+            raise damaged_line(self.path, 1, "does not follow the line before it")
+        for part in parts[len(parts_to_keep) :]:
             self._disk.unlink(part.path)
-        if kept != parts:
+        if parts_to_keep != parts:
             self._disk.sync_directory(self.path.parent)
         line, before = (last.line + last.lines, last.span) if last else (1, None)
         while (rest := self._end - file.tell()) > 0:
@@ -175,17 +175,17 @@ class Ledger:
             line, prev, before = line + index.lines, index.tip, index.span
         return line - 1, prev, before
 
-    def _seal_part(self, file: BinaryIO, index: PartIndex, wanted: int) -> None:
-        """Seal about ``wanted`` bytes as one part, and complete its ``index``."""
+    def _seal_part(self, file: BinaryIO, index: PartIndex, part_bytes: int) -> None:
+        """Seal about ``part_bytes`` as one part, and complete its ``index``."""
         path = self.path.with_name(ledger_part_name(self.path.name, index.line))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
-            checksum = self._write_part(file, temporary, index, wanted)
-            found = sha256()
+            checksum = self._write_part(file, temporary, index, part_bytes)
+            stored = sha256()
             for _, data in frames_of(temporary):
-                found.update(data)
-            if found.digest() != checksum or stored_index(PartName(index.line, temporary)) != index:
-                raise BadPart(f"its lines differ from {self.path.name} when read back")
+                stored.update(data)
+            if stored.digest() != checksum or stored_index(PartName(index.line, temporary)) != index:
+                raise BadPart(f"the lines of the part differ from {self.path.name}")
             self._disk.rename(temporary, path)
         except Exception:
             with suppress(OSError):
@@ -193,22 +193,22 @@ class Ledger:
             raise
         self._disk.sync_directory(path.parent)
 
-    def _write_part(self, file: BinaryIO, temporary: Path, index: PartIndex, wanted: int) -> bytes:
+    def _write_part(self, file: BinaryIO, temporary: Path, index: PartIndex, part_bytes: int) -> bytes:
         """Write and sync a part; return the checksum of its lines."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         checksum, raw_bytes, stored_bytes = sha256(), 0, 0
         descriptor = self._disk.create(temporary)
         try:
-            status, made = os.fstat(file.fileno()), os.fstat(descriptor)
-            if made.st_mode != status.st_mode:
+            status, part_status = os.fstat(file.fileno()), os.fstat(descriptor)
+            if part_status.st_mode != status.st_mode:
                 os.fchmod(descriptor, status.st_mode & 0o7777)
-            if os.geteuid() == 0 and (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+            if os.geteuid() == 0 and (part_status.st_uid, part_status.st_gid) != (status.st_uid, status.st_gid):
                 os.fchown(descriptor, status.st_uid, status.st_gid)
-            while raw_bytes < wanted:
+            while raw_bytes < part_bytes:
                 data = b"".join(file.readlines(min(_FRAME_BYTES, self._part_bytes)))
                 if not data.endswith(b"\n"):
-                    raise damaged(self.path, 1, "it does not end in a newline")
-                entries, tip = chained(self.path, data, line=1, prev=index.tip, listed=False)
+                    raise damaged_line(self.path, 1, "the file does not end in a newline")
+                entries, tip = decode_chain(self.path, data, line=1, prev=index.tip, with_routes=False)
                 frame = compressor.compress(data)
                 stored_bytes += self._disk.write(descriptor, [frame], stored_bytes)
                 index.add(len(frame), len(data), entries, tip)
@@ -216,16 +216,16 @@ class Ledger:
                 raw_bytes += len(data)
             self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
             self._disk.sync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # to read back from the disk
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
         finally:
             self._disk.close(descriptor)
         return checksum.digest()
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
-    """Lock a ledger until the descriptor is closed, or raise Locked.
+    """Lock a ledger until the returned descriptor is closed, or raise Locked.
 
-    The lock file is separate, so that readers of the ledger cannot open and lock it.
+    The lock file is separate, so that readers of the ledger cannot lock it.
     """
     path = path.with_suffix(".lock")
     descriptor = disk.open_lock(path)

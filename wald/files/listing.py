@@ -1,6 +1,6 @@
 """Immutable listing of a log's segments.
 
-During a rename, one reading of the directory may show both names or none, so :func:`list_segments` reads until two
+A reading of the directory during a rename may show both names or neither, so :func:`list_segments` reads until two
 readings agree.
 """
 
@@ -22,18 +22,18 @@ from wald.format.names import Kind, parse_segment_name, segment_name
 
 SEGMENT_KINDS = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
 _SECOND_NS = 1_000_000_000
-_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds, …
-_SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes of 128 bytes), or in even ones (FAT)
+_SETTLED_NS = 100_000_000  # the clock for time stamps in file systems ticks every few milliseconds, …
+_SETTLED_SECONDS_NS = 2_100_000_000  # … every second (ext4 with inodes of 128 bytes) or every other second (FAT)
 
 
 class Segment(NamedTuple):
-    """Segment of a log."""
+    """A segment of a log."""
 
     base_sequence: int
     kind: Kind
     path: Path
 
-    def named(self, kind: Kind) -> Segment:
+    def with_kind(self, kind: Kind) -> Segment:
         return Segment(self.base_sequence, kind, self.path.with_name(segment_name(self.base_sequence, kind)))
 
 
@@ -46,7 +46,7 @@ class Listing:
 
     segments: tuple[Segment, ...]  # readable; without raw forms of sealed segments
     released: tuple[Segment, ...] = ()  # reclaimed, but the files still exist
-    # When each directory last changed; None if another change could get the same time stamp.
+    # Last change of each directory; None if another change could get the same time stamp.
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
 
     def with_released(self) -> Listing:
@@ -60,36 +60,36 @@ class Listing:
         return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
 
     def newest_base(self) -> int:
-        return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
+        return max((each[-1].base_sequence for each in (self.released, self.segments) if each), default=0)
 
     def successors(self) -> dict[int, int]:
         return dict(pairwise(sorted(self.by_base())))
 
-    def covering(self, sequence: int) -> int:
+    def index_covering(self, sequence: int) -> int:
         """Return the index of the segment that covers ``sequence``; 0 if all are newer."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
-    def before(self, segment: Segment) -> Segment | None:
+    def previous(self, segment: Segment) -> Segment | None:
         number = bisect_left(self.segments, segment.base_sequence, key=_base)
         return self.segments[number - 1] if number else None
 
     def between(self, first: int, last: int) -> tuple[Segment, ...]:
-        begin = bisect_left(self.segments, first, key=_base)
-        return self.segments[begin : bisect_right(self.segments, last, key=_base)]
+        start = bisect_left(self.segments, first, key=_base)
+        return self.segments[start : bisect_right(self.segments, last, key=_base)]
 
-    def behind(self, sequence: int) -> Segment | None:
+    def next_after(self, sequence: int) -> Segment | None:
         number = bisect_right(self.segments, sequence, key=_base)
         return self.segments[number] if number < len(self.segments) else None
 
 
 def list_segments(root: Root) -> Listing:
     changed_ns = last_changes(root)
-    found = _scan(root)
+    listing = _scan(root)
     if changed_ns is not None and last_changes(root) == changed_ns:
-        return replace(found, changed_ns=changed_ns)
-    while not _confirms(again := _scan(root), found):
-        found = again
-    return again
+        return replace(listing, changed_ns=changed_ns)
+    while not _agrees(next_listing := _scan(root), listing):
+        listing = next_listing
+    return next_listing
 
 
 def last_changes(root: Root) -> tuple[int, ...] | None:
@@ -99,24 +99,24 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
     except OSError:
         return None
     now_ns = time.time_ns()
-    settled = all(now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
-    return times_ns if settled else None
+    settled = (now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
+    return times_ns if all(settled) else None
 
 
-def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
+def find_being_sealed(root: Root, bases: Collection[int]) -> set[int]:
     """Return those of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file. After a raw segment was renamed, either this
-    function finds the temporary file or the sealer does not find the segment.
+    The sealer creates its temporary file before it opens the raw file. So after a raw segment was renamed, either this
+    function finds the temporary file, or the sealer does not find the segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
-    sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
+    sealing = {int(base) for base, suffix, rest in names if suffix and base.isdecimal() and rest.endswith(TEMPORARY)}
     # After the temporary files, which become sealed segments.
     return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}
 
 
 def _scan(root: Root) -> Listing:
-    best: dict[int, Segment] = {}
+    readable: dict[int, Segment] = {}
     released: dict[int, Segment] = {}
     for directory in root.segment_directories:
         try:
@@ -131,24 +131,24 @@ def _scan(root: Root) -> Listing:
             name = parse_segment_name(entry.name)
             if name is None or name.kind is Kind.INDEX:
                 continue
-            found = released if name.kind.reclaimed else best
-            if name.base_sequence not in found or name.kind is Kind.SEALED:
-                found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
-    return Listing(tuple(sorted(best.values(), key=_base)), tuple(sorted(released.values(), key=_base)))
+            segments = released if name.kind.is_reclaimed else readable
+            if name.base_sequence not in segments or name.kind is Kind.SEALED:
+                segments[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    return Listing(tuple(sorted(readable.values(), key=_base)), tuple(sorted(released.values(), key=_base)))
 
 
-def _confirms(listing: Listing, before: Listing) -> bool:
-    """Return True if two readings agree, except for new and deleted segments, which may differ each time."""
-    now, then = listing.by_base(), before.by_base()
-    newest = before.newest_base()
+def _agrees(listing: Listing, previous: Listing) -> bool:
+    """Return True if two readings agree. New and deleted segments may differ each time."""
+    bases_now, bases_before = listing.by_base(), previous.by_base()
+    newest = previous.newest_base()
     return (
-        all(base in then or base > newest for base in now)
-        and _in_both_states(listing) <= _in_both_states(before)
-        # Each name twice: a segment may be renamed back in between.
+        all(base in bases_before or base > newest for base in bases_now)
+        and _in_both_states(listing) <= _in_both_states(previous)
+        # Twice, because a segment may be renamed back in between.
         and not any(
-            os.path.lexists(segment.named(kind).path)
-            for base, segment in then.items()
-            if base not in now
+            os.path.lexists(segment.with_kind(kind).path)
+            for base, segment in bases_before.items()
+            if base not in bases_now
             for kind in 2 * SEGMENT_KINDS
         )
     )

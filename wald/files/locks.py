@@ -1,8 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
 :meth:`Disk.replace` keeps its temporary file locked until the rename. An unlocked file belongs to a dead process, or to
-a process about to lock it. So files of the last minute stay, and older files are removed under their lock
-(:meth:`Disk.replace` then creates another). On file systems without locks, all stay.
+a process that is about to lock it. So only files older than a minute are removed, under their lock
+(:meth:`Disk.replace` then creates another). Without locks in the file system, all files stay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from wald.files.layout import Root
 from wald.files.safe_open import FileIdentity, open_regular
 
 _STOPPED_STATES = "Tt"  # proc_pid_stat(5)
-_NS = 10**9
-_TEMPORARY = r".+\.[0-9a-f]{16}\.tmp"
+_SECOND_NS = 10**9
+_TEMPORARY_NAME = r".+\.[0-9a-f]{16}\.tmp"
 _YOUNG_SECONDS = 60
 
 
-def command_of(process: int) -> str:
+def process_command(process: int) -> str:
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:  # hidden or ended
@@ -34,7 +34,7 @@ def command_of(process: int) -> str:
     return " ".join(word.decode(errors="replace") for word in words)
 
 
-def name_of(process: int) -> str:
+def process_name(process: int) -> str:
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -42,7 +42,7 @@ def name_of(process: int) -> str:
 
 
 def set_process_name(name: str) -> None:
-    """Set this process's name, at most 15 bytes, until execve(2)."""
+    """Set this process's name (at most 15 bytes) until execve(2)."""
     try:
         with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # does not create the file
             file.write(name.encode())
@@ -60,13 +60,13 @@ class ProcessStatus(NamedTuple):
 
 
 def process_status(process: int) -> ProcessStatus | None:
-    """Return a process's status, or None after its end."""
+    """Return the status of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    started_ns = booted_ns + int(fields[19]) * _NS // os.sysconf("SC_CLK_TCK")
+    started_ns = booted_ns + int(fields[19]) * _SECOND_NS // os.sysconf("SC_CLK_TCK")
     return ProcessStatus(fields[0], int(fields[1]), int(fields[2]), started_ns)
 
 
@@ -75,7 +75,7 @@ def is_stopped(process: int) -> bool:
     return status is not None and status.state in _STOPPED_STATES
 
 
-def is_held(path: Path, disk: Disk) -> bool:
+def is_locked(path: Path, disk: Disk) -> bool:
     try:
         descriptor = open_regular(path)
     except (FileNotFoundError, Damaged):
@@ -91,7 +91,7 @@ def is_held(path: Path, disk: Disk) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Return the processes of this PID namespace that hold a file's lock."""
+    """Return the processes in this PID namespace that hold a file's lock."""
     try:
         return [int(line.split()[4]) for line in _kernel_locks(path)]
     except (OSError, IndexError, ValueError):
@@ -99,8 +99,8 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share each file's locking descriptor, from proc_pid_fdinfo(5)."""
-    found: dict[Path, list[int]] = {}
+    """Return the processes that share each file's locked descriptor, from proc_pid_fdinfo(5)."""
+    processes: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
         with suppress(OSError):
@@ -113,8 +113,8 @@ def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
                     lines.update(line for line in file if line.startswith("lock:"))
         for key, path in by_key.items():
             if any(key in line for line in lines):
-                found.setdefault(path, []).append(process)
-    return found
+                processes.setdefault(path, []).append(process)
+    return processes
 
 
 def _kernel_locks(path: Path) -> list[str]:
@@ -124,7 +124,7 @@ def _kernel_locks(path: Path) -> list[str]:
 
 
 def _lock_key(path: Path) -> str:
-    """Return a file's device and inode as /proc/locks spells them.
+    """Return a file's device and inode in the format of /proc/locks.
 
     On btrfs and overlayfs, stat(2) returns another device.
     """
@@ -153,12 +153,12 @@ def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Pa
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
         return []
-    found = []
+    abandoned = []
     for path in (directory / name for name in sorted(names) if name.startswith(prefix)):
         with suppress(OSError, Damaged):
-            if re.fullmatch(_TEMPORARY, path.name) and remove_abandoned(path, disk, dry_run=True):
-                found.append(path)
-    return found
+            if re.fullmatch(_TEMPORARY_NAME, path.name) and remove_abandoned(path, disk, dry_run=True):
+                abandoned.append(path)
+    return abandoned
 
 
 def remove_leftovers(paths: list[Path], disk: Disk) -> None:
@@ -168,13 +168,13 @@ def remove_leftovers(paths: list[Path], disk: Disk) -> None:
 
 
 def remove_abandoned(path: Path, disk: Disk, *, dry_run: bool = False) -> bool:
-    """Remove a temporary file unless a process writes it, or did within the last minute.
+    """Remove a temporary file unless a process is writing it or wrote it within the last minute.
 
-    Return True if the file is abandoned. Raise Damaged if the file is not regular.
+    Return True if it is abandoned. Raise Damaged if it is not regular.
     """
     descriptor = open_regular(path)
     try:
-        age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step: young
+        age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step
         is_abandoned = age_seconds >= _YOUNG_SECONDS and disk.lock(descriptor)
         is_abandoned = is_abandoned and FileIdentity(path, descriptor).is_current()
         if is_abandoned and not dry_run:

@@ -1,7 +1,7 @@
 """Route directories and their FIFOs: creation, retirement, checks.
 
-``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces that file, which is kept as
-``in.found-1``.
+``rm in; echo x > in`` or log rotation creates a file that no process reads. :func:`make_fifo` renames that file to
+``in.found-1`` and creates a FIFO in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wald.files import modes
 from wald.files.cursor_directory import permit_cursor_owners
 from wald.files.disk import Disk
 from wald.files.layout import Root, require_no_link
-from wald.format.names import FOUND_PREFIX
+from wald.format.names import DISPLACED_PREFIX
 from wald.hints import hint_for
 
 FIFO_MODE = 0o620  # the daemon's group may write
@@ -28,7 +28,7 @@ def add_route(
 ) -> None:
     """Create a route, or reactivate a retired one. Idempotent.
 
-    ``consumers`` is the OS group for :func:`permit_cursor_owners`, None for no change.
+    ``consumers`` is the OS group for :func:`permit_cursor_owners`; None changes nothing.
     """
     route = root.route(name)
     require_no_link(route)
@@ -46,9 +46,9 @@ def add_route(
 
 
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
-    """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
+    """Mark a route as retired. Its records and cursors stay, but no longer prevent deletions.
 
-    The daemon still reads a stdin that feeds the route.
+    The daemon continues to read a stdin that feeds the route.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -66,19 +66,19 @@ def has_fifo(root: Root, route: str) -> bool:
 
 
 def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
-    """Create the FIFO, or set its mode (None: unchanged). Rename a file in its place and return the new path."""
+    """Create the FIFO or set its mode (None: unchanged). Rename a file in its place and return the new path."""
     path = root.fifo(route)
     displaced = None
     if not has_fifo(root, route):
         if os.path.lexists(path):
-            numbers = (int(each.name.removeprefix(FOUND_PREFIX)) for each in displaced_files(root, route))
-            displaced = path.with_name(f"{FOUND_PREFIX}{1 + max(numbers, default=0)}")
+            numbers = (int(each.name.removeprefix(DISPLACED_PREFIX)) for each in displaced_files(root, route))
+            displaced = path.with_name(f"{DISPLACED_PREFIX}{1 + max(numbers, default=0)}")
             os.rename(path, displaced)
         modes.make_fifo(path, FIFO_MODE if mode is None else mode)
     elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
         if path.is_symlink():
             raise InvalidInput(
-                f"{path}: a symbolic link, and the mode of its target is not {mode:04o}",
+                f"{path}: is a symbolic link, and the mode of its target is not {mode:04o}",
                 case="fifo-is-link",
                 mode=mode,
                 target=path.resolve(),
@@ -88,13 +88,13 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
 
 
 def displaced_files(root: Root, route: str) -> list[Path]:
-    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND_PREFIX))
-    return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND_PREFIX).isdecimal()]
+    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(DISPLACED_PREFIX))
+    return [root.route(route) / name for name in sorted(names) if name.removeprefix(DISPLACED_PREFIX).isdecimal()]
 
 
 def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
     """Yield path and message for each reason why lines written to a FIFO do not reach the log."""
-    seen: dict[tuple[int, int], Path] = {}
+    first_paths: dict[tuple[int, int], Path] = {}
     for route in root.route_names():
         for displaced in displaced_files(root, route):
             yield displaced, describe_displaced(root, displaced, route)
@@ -107,7 +107,7 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
                 yield path, f"{path}: not a FIFO, so data written to it is not read; {hint}"
             continue
         status = os.stat(path)
-        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        first = first_paths.setdefault((status.st_dev, status.st_ino), path)
         if first != path:
             hint = hint_for("fifo-of-two-routes", root=root.path, route=route, path=path)
             yield path, f"{path}: the same FIFO as {first}; {hint}"
@@ -115,6 +115,6 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
 
 def describe_displaced(root: Root, path: Path, route: str) -> str:
     return (
-        f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "
+        f"{path}: {path.lstat().st_size} bytes were written to this file instead of the FIFO of route {route}; "
         f"{hint_for('fifo-displaced', root=root.path, route=route, path=path)}"
     )

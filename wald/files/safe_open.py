@@ -1,10 +1,10 @@
 """Opening of regular files without blocking, and small files written in place.
 
-A log's files are opened for reading only here, because another user can plant a FIFO, which would block, a device or a
-link.
+Only this module opens a log's files for reading, because another user can plant a FIFO, which would block, a device or
+a link.
 
-File identities are read by statx(2) without times: since Linux 6.13 (multigrain timestamps), each write after a stat(2)
-changes the inode, and on ext4 the next sync of any file waits for that (40 µs of 150).
+:class:`FileIdentity` uses statx(2) without times: since Linux 6.13 (multigrain timestamps), each write after a stat(2)
+changes the inode, and on ext4 the next sync of any file waits for that change (40 µs of 150).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, BinaryIO
 from wald.errors import Damaged
 from wald.files.disk import AT_FDCWD, Disk
 
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_LINK_OR_SOCKET_ERRORS = (errno.ELOOP, errno.ENXIO)
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
-_FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
+_STATX_FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
 _early_calls = iter(range(16))  # use stat(2): importing ctypes takes a twentieth of a short command
 
 
@@ -38,19 +38,19 @@ def _statx() -> Callable[..., int]:
 
 
 class _StatxCall:
-    """Prepared statx(2) call that returns ``_FIELDS``, or zeros after a failure."""
+    """Prepared statx(2) call that returns ``_STATX_FIELDS``, or zeros after a failure."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
         self._request = directory, path, flags
-        self._found = bytearray(_FIELDS.size)
+        self._buffer = bytearray(_STATX_FIELDS.size)
         self._call: Callable[[], int] | None = None
 
     def __call__(self) -> tuple[int, ...]:
         if next(_early_calls, None) is None:
             if self._call is None:
-                self._call = self._prepared()
+                self._call = self._prepare()
             if not self._call():
-                return _FIELDS.unpack(self._found)
+                return _STATX_FIELDS.unpack(self._buffer)
         directory, path, _ = self._request
         try:  # some containers forbid statx(2)
             status = os.stat(path or directory, follow_symlinks=not path)
@@ -58,7 +58,7 @@ class _StatxCall:
             return (0,) * 4
         return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
 
-    def _prepared(self) -> Callable[[], int]:
+    def _prepare(self) -> Callable[[], int]:
         import ctypes
 
         directory, path, flags = self._request
@@ -68,7 +68,7 @@ class _StatxCall:
             ctypes.c_char_p(path),
             ctypes.c_int(flags),
             ctypes.c_uint(_TYPE_AND_INO),
-            (ctypes.c_char * _FIELDS.size).from_buffer(self._found),
+            (ctypes.c_char * _STATX_FIELDS.size).from_buffer(self._buffer),
         )
 
 
@@ -91,9 +91,9 @@ def is_regular(descriptor: int) -> bool:
 def open_regular(path: Path) -> int:
     """Open a regular file for reading, or raise Damaged."""
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
-        if error.errno in _IS_LINK_OR_SOCKET:
+        if error.errno in _LINK_OR_SOCKET_ERRORS:
             raise _not_regular(path) from error
         raise
     if not is_regular(descriptor):
@@ -114,10 +114,10 @@ def read_regular(path: Path) -> bytes:
 def read_object(path: Path) -> dict[str, Any] | None:
     """Read a JSON object. Return None if the file is missing or invalid."""
     try:
-        found = json.loads(read_regular(path))
+        value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def read_start(path: Path, length: int) -> bytes:
@@ -132,9 +132,9 @@ def _not_regular(path: Path) -> Damaged:
 class InPlaceFile:
     """Small file of ``length`` bytes (the head, the transfers), created with zeros.
 
-    Readers see each write at once. A crash of the machine may lose unsynced bytes: the head is then rebuilt from the
-    segments, and the transfers' pipes are gone. A memory map would raise SIGBUS if another program shortened the file;
-    pwrite(2) extends the file or fails.
+    Readers see each write at once. A crash of the machine may lose unsynced bytes: the next start rebuilds the head
+    from the segments, and the transfers' pipes are gone. A memory map would raise SIGBUS if another program shortened
+    the file; pwrite(2) extends the file or fails.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:
@@ -152,7 +152,7 @@ class InPlaceFile:
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Reopen or recreate the file if the path no longer names it. Return True if so."""
+        """Reopen or recreate the file and return True if the path no longer names it."""
         if self._identity.is_current():
             return False
         self.close()

@@ -1,14 +1,14 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age use the time since boot, including suspension, because the wall clock may be years ahead. Between boots
-no time is known to have passed: a root may be moved, restored or shared.
+Deletions by age use the time since boot, including suspension, because the wall clock may be years ahead. No time
+counts between boots: a root may be moved, restored or shared.
 
 A time namespace (time_namespaces(7)) adds an offset to CLOCK_BOOTTIME but keeps the boot id. A :class:`Moment` is in
 the host's time, and cannot be compared if the offset is unknown.
 
-Append times never decrease, except at a clock step. After the clock was far ahead, an operator has the daemon record a
+Append times never decrease, except at a clock step. If the clock was far ahead, an operator has the daemon record a
 step in ``clock.jsonl``, and append times restart from the clock in the next segment. A step without that segment is
-harmless: no records follow, and the next start completes the step.
+harmless: no records follow the step, and the next start completes it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from wald.files.safe_open import read_regular
 from wald.format.ledger_lines import decode_line, encode_line
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
-_OFFSETS = Path("/proc/self/timens_offsets")  # of the namespace for children
+_OFFSETS = Path("/proc/self/timens_offsets")  # of the time namespace for children
 _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Time since a boot, by the host's clock."""
+    """Time since a boot according to the host's clock."""
 
     boot: str  # boot id; "" if not comparable with other processes' moments
     boottime_ns: int
@@ -49,7 +49,7 @@ def now() -> Moment:
     return Moment("", boottime_ns) if offset_ns is None else Moment(boot, boottime_ns - offset_ns)
 
 
-def moment_of(entry: Mapping[str, Any]) -> Moment | None:
+def parse_moment(entry: Mapping[str, Any]) -> Moment | None:
     match entry:
         case {"boot": str(boot), "boottime": int(boottime_ns)}:
             return Moment(boot, boottime_ns)
@@ -57,14 +57,14 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """Time certain to have passed over a series of moments."""
+    """Time that certainly passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the time certain to have passed between the first moment and ``moment``."""
+        """Return the time that certainly passed between the first moment and ``moment``."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
@@ -106,31 +106,31 @@ def _namespace_offset_ns() -> int | None:
 class ClockStep:
     """A step of the wall clock."""
 
-    base: int  # first sequence that may follow the step
+    base: int  # first sequence that may follow it
     before_ns: int  # last append time before the step
-    at_ns: int  # clock at the step, where append times restart
+    at_ns: int  # clock at the step, from which append times restart
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
     """Return the readable steps in order."""
     steps = []
-    for line in _lines(root):
+    for line in _step_lines(root):
         with suppress(TypeError):
             steps.append(ClockStep(**(decode_line(line) or {})))
     return tuple(sorted(steps, key=lambda step: step.base))
 
 
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
-    """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
+    """Return the last of the ordered ``steps`` whose base is from ``first`` to ``last``.
 
-    Append times restart in a segment if a step is after the previous base and not after its own: the step's segment may
-    be gone.
+    Append times restart in a segment if a step is after the previous base and not after its own, because the step's
+    segment may be gone.
     """
     return next((step for step in reversed(steps) if first <= step.base <= last), None)
 
 
 def require_steps(root: Root) -> None:
-    for number, line in enumerate(_lines(root), start=1):
+    for number, line in enumerate(_step_lines(root), start=1):
         if set(decode_line(line) or {}) != {"base", "before_ns", "at_ns"}:
             raise Damaged(
                 f"{root.clock_steps}: line {number} is not a clock step; look-ups by time may miss records",
@@ -140,16 +140,16 @@ def require_steps(root: Root) -> None:
 
 
 def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
-    disk.replace(root.clock_steps, b"".join(_lines(root)) + encode_line(asdict(step)))
+    disk.replace(root.clock_steps, b"".join(_step_lines(root)) + encode_line(asdict(step)))
 
 
-def ranges(root: Root) -> list[tuple[int, int | None]]:
+def ranges_between_steps(root: Root) -> list[tuple[int, int | None]]:
     """Return the ranges between steps: first sequence and exclusive end (None: open)."""
     bases = sorted({step.base for step in read_steps(root) if step.base > 1})
     return list(zip([1, *bases], [*bases, None], strict=True))
 
 
-def _lines(root: Root) -> list[bytes]:
+def _step_lines(root: Root) -> list[bytes]:
     try:
         return read_regular(root.clock_steps).splitlines(keepends=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -2,7 +2,7 @@
 
 The body's checksum covers padding. The checksums of header and trailer start from a seed, so that no payload contains a
 valid batch, and a batch is valid only at its own position. A batch never spans segments. A line longer than the pipe
-becomes a record in several pieces, whose sequence belongs to the batch with the first piece. Every segment that
+becomes a record in several pieces, and its sequence belongs to the batch with the first piece. Every segment that
 contains a piece lists that sequence.
 """
 
@@ -21,9 +21,9 @@ HEADER = struct.Struct("<4sIIIQqQQIIBBHI")
 assert HEADER.size == 64
 _FIELDS = struct.Struct("<IIQqQQIIBBHI")
 assert _FIELDS.size == HEADER.size - 8  # the bytes under the header checksum
-_LEAD = struct.Struct("<4sI")
+_MAGIC_AND_CHECKSUM = struct.Struct("<4sI")
 TRAILER = struct.Struct("<II")
-_MASK = (1 << 32) - 1
+_MAX_U32 = (1 << 32) - 1
 _ZEROS = bytes(64)
 ALIGNMENT = 8
 
@@ -44,8 +44,8 @@ class Flag(IntFlag):
     """Flags of a batch."""
 
     NONE = 0
-    CONTINUES = 1  # begins inside a record, whose sequence is in the field producer_sequence
-    CONTINUED = 2
+    CONTINUES = 1  # begins inside a record; producer_sequence contains its sequence
+    CONTINUED = 2  # ends inside a record
     UNTERMINATED = 4
     CONTROL = 8  # the payload is a log state or peer (wald.format.log_state); with DROPPED, zeros
     BARRIER = 16  # written after a sync of all earlier bytes of the segment
@@ -61,7 +61,7 @@ FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES
 
 
 class BatchHeader(NamedTuple):
-    """Decoded header of a batch: a tuple, which is fast to create."""
+    """Decoded header of a batch; a tuple, which is fast to create."""
 
     body_checksum: int
     payload_bytes: int
@@ -90,7 +90,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def continues_sequence(self) -> int:
-        """Record inside which the payload begins; 0 if the payload begins with a new record."""
+        """Record whose next piece begins the payload; 0 if the payload begins with a new record."""
         return self.producer_sequence if self.flags & _CONTINUES else 0
 
     @property
@@ -125,7 +125,7 @@ def padded(length: int) -> int:
 
 def seed(salt: int, position: int) -> int:
     """Return the initial checksum value for a header and trailer."""
-    return (salt ^ position >> 3) & _MASK
+    return (salt ^ position >> 3) & _MAX_U32
 
 
 def route_prefix(route: bytes) -> bytes:
@@ -141,10 +141,10 @@ def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], 
     payload_bytes = header[1]
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "the payload is too long"
     fields = _FIELDS.pack(*header)
-    tail = _ZEROS[: -payload_bytes & 7]
-    length = (FRAMING_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
-    head = _LEAD.pack(MAGIC, crc32c(fields, seed)) + fields + prefix
-    return [head, *payload, tail + length + crc32c(length, seed).to_bytes(4, "little")]
+    padding = _ZEROS[: -payload_bytes & 7]
+    length = (FRAMING_BYTES + len(prefix) + payload_bytes + len(padding)).to_bytes(4, "little")
+    start = _MAGIC_AND_CHECKSUM.pack(MAGIC, crc32c(fields, seed)) + fields + prefix
+    return [start, *payload, padding + length + crc32c(length, seed).to_bytes(4, "little")]
 
 
 def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) -> int:
@@ -152,16 +152,16 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) 
     checksum = crc32c(prefix)
     for part in payload:
         checksum = crc32c(part, checksum)
-    tail = -payload_bytes & 7
-    return crc32c(_ZEROS[:tail], checksum) if tail else checksum
+    padding_bytes = -payload_bytes & 7
+    return crc32c(_ZEROS[:padding_bytes], checksum) if padding_bytes else checksum
 
 
 def control_header(
     payload: bytes, base_sequence: int, append_time_ns: int, epoch: int, *, count: int = 0, flags: int = _CONTROL
 ) -> BatchHeader:
-    checksum = checksum_body(b"", [payload], len(payload))
-    position = len(payload), base_sequence, append_time_ns
-    return BatchHeader(checksum, *position, 0, 0, count, epoch & _MASK, int(Encoding.CONTROL), flags, 0)
+    checksum, encoding = checksum_body(b"", [payload], len(payload)), int(Encoding.CONTROL)
+    fields = checksum, len(payload), base_sequence, append_time_ns, 0, 0, count, epoch & _MAX_U32, encoding, flags, 0
+    return BatchHeader(*fields)
 
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
@@ -172,29 +172,29 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
     magic, checksum, _, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, _ = fields
     if magic != MAGIC or crc32c(data[offset + 8 : offset + _HEADER_BYTES], seed) != checksum:
         return None
-    valid = (
+    is_valid = (
         payload_bytes <= PAYLOAD_MAX_BYTES
         and count <= payload_bytes  # each record has a byte
         and route_bytes <= ROUTE_MAX_LENGTH
         and encoding <= _COLUMNS
         and (encoding == 0) == (flags & _CONTROL != 0)
     )
-    return BatchHeader._make(fields[2:]) if valid else None
+    return BatchHeader._make(fields[2:]) if is_valid else None
 
 
-def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
-    """Return the position of the batch with the trailer ``closing``; None if the trailer is invalid."""
-    if len(closing) != _TRAILER_BYTES:
+def batch_start(trailer: bytes | memoryview, end: int, salt: int) -> int | None:
+    """Return the position of the batch whose ``trailer`` ends at ``end``; None if the trailer is invalid."""
+    if len(trailer) != _TRAILER_BYTES:
         return None
-    length, checksum = TRAILER.unpack(closing)
-    begin = end - int(length)
-    if length % ALIGNMENT or begin < 0 or crc32c(closing[:4], seed(salt, begin)) != checksum:
+    length, checksum = TRAILER.unpack(trailer)
+    start = end - int(length)
+    if length % ALIGNMENT or start < 0 or crc32c(trailer[:4], seed(salt, start)) != checksum:
         return None
-    return begin
+    return start
 
 
 BODY_DAMAGED = "the body's checksum is wrong"
-TRAILER_DAMAGED = "the trailer is wrong"
+TRAILER_DAMAGED = "the trailer is invalid"
 _OUTLINE = struct.Struct("<4s8xI41xBH")  # magic, payload length, flags, route length
 assert _OUTLINE.size == 60
 
@@ -210,7 +210,7 @@ class ParseOutcome(Enum):
     DAMAGED = "damaged"
 
 
-class Parsed(NamedTuple):
+class ParseResult(NamedTuple):
     """Result of parsing. ``header`` is None if it is invalid."""
 
     outcome: ParseOutcome
@@ -222,7 +222,7 @@ class StoredBatch(NamedTuple):
     """An intact batch in a buffer."""
 
     data: bytes
-    at: int  # offset in ``data``
+    offset: int  # in ``data``
     position: int  # in the raw segment
     header: BatchHeader
     route: str
@@ -233,51 +233,52 @@ class StoredBatch(NamedTuple):
 
     @property
     def payload(self) -> memoryview:
-        start = self.at + self.header.payload_offset
+        start = self.offset + self.header.payload_offset
         return memoryview(self.data)[start : start + self.header.payload_bytes]
 
 
-def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
-    """Parse the batch at ``offset`` and verify every checksum. Damage is returned, never raised."""
+def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> ParseResult:
+    """Parse the batch at ``offset`` and verify every checksum. Return damage, never raise it."""
     view = memoryview(data)[offset:]
     parsed = parse_header(view[:_HEADER_BYTES], len(view), seed)
     header = parsed.header
     if header is None or parsed.outcome is not ParseOutcome.WHOLE:
         return parsed
-    end = header.total_bytes
-    begin = end - _TRAILER_BYTES
-    if crc32c(view[_HEADER_BYTES:begin]) != header.body_checksum:
-        return Parsed(ParseOutcome.DAMAGED, header, BODY_DAMAGED)
-    length, checksum = TRAILER.unpack_from(view, begin)
-    if length != end or crc32c(view[begin : begin + 4], seed) != checksum:
-        return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED)
+    total_bytes = header.total_bytes
+    body_end = total_bytes - _TRAILER_BYTES
+    if crc32c(view[_HEADER_BYTES:body_end]) != header.body_checksum:
+        return ParseResult(ParseOutcome.DAMAGED, header, BODY_DAMAGED)
+    length, checksum = TRAILER.unpack_from(view, body_end)
+    if length != total_bytes or crc32c(view[body_end : body_end + 4], seed) != checksum:
+        return ParseResult(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED)
     return parsed
 
 
-def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """Parse a header. WHOLE only means that the batch fits into ``left_bytes``; the body is not checked."""
-    header = decode_header(opening, 0, seed)
+def parse_header(data: bytes | memoryview, available_bytes: int, seed: int) -> ParseResult:
+    """Parse a header without checking the body. WHOLE only means that the batch fits into ``available_bytes``."""
+    header = decode_header(data, 0, seed)
     if header is None:
-        if opening == _ZEROS[: len(opening)]:
-            return Parsed(ParseOutcome.END)
-        if len(opening) < _HEADER_BYTES and MAGIC.startswith(opening[: len(MAGIC)]):
-            return Parsed(ParseOutcome.TORN, reason=f"{left_bytes} bytes of a header of {_HEADER_BYTES}")
-        return Parsed(ParseOutcome.DAMAGED, reason="no valid batch header")
-    if left_bytes < header.total_bytes:
-        return Parsed(ParseOutcome.TORN, header, f"{left_bytes} bytes of a batch of {header.total_bytes}")
-    return Parsed(ParseOutcome.WHOLE, header)
+        if data == _ZEROS[: len(data)]:
+            return ParseResult(ParseOutcome.END)
+        if len(data) < _HEADER_BYTES and MAGIC.startswith(data[: len(MAGIC)]):
+            return ParseResult(ParseOutcome.TORN, reason=f"the header has {available_bytes} of {_HEADER_BYTES} bytes")
+        return ParseResult(ParseOutcome.DAMAGED, reason="no valid batch header")
+    if available_bytes < header.total_bytes:
+        reason = f"the batch has {available_bytes} of {header.total_bytes} bytes"
+        return ParseResult(ParseOutcome.TORN, header, reason)
+    return ParseResult(ParseOutcome.WHOLE, header)
 
 
 class Batches:
-    """Single-use iterator over the batches in ``data`` until one is not intact.
+    """Single-use iterator over the batches in ``data`` that stops at the first damaged or torn batch.
 
     ``position`` is the position of ``data`` in the raw segment. ``verified`` means that the caller has verified a
     checksum of all of ``data``, so bodies and trailers need no check.
     """
 
-    def __init__(self, data: bytes, at: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
+    def __init__(self, data: bytes, start: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
         self.data = data
-        self.end = at  # offset in ``data`` after the last batch yielded
+        self.end = start  # offset in ``data`` after the last batch yielded
         self.position = position
         self.salt = salt
         self._verified = verified
@@ -285,57 +286,57 @@ class Batches:
     def __iter__(self) -> Iterator[StoredBatch]:
         data, position = self.data, self.position
         routes: dict[bytes, str] = {}
-        for at, end, fields in whole_batches(
+        for offset, end, fields in whole_batches(
             data, self.end, position=position, salt=self.salt, verified=self._verified
         ):
             self.end = end
-            name = data[at + _HEADER_BYTES : at + _HEADER_BYTES + fields[12]]
+            name = data[offset + _HEADER_BYTES : offset + _HEADER_BYTES + fields[12]]
             route = routes.get(name)
             if route is None:
                 route = routes[name] = name.decode("ascii", "replace")
-            yield StoredBatch(data, at, position + at, BatchHeader._make(fields[2:]), route)
+            yield StoredBatch(data, offset, position + offset, BatchHeader._make(fields[2:]), route)
 
     @property
-    def rest(self) -> Parsed:
-        """Result of parsing the bytes at :attr:`end`."""
+    def rest(self) -> ParseResult:
+        """Result of parsing at :attr:`end`: why the iterator stopped."""
         return parse_batch(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
 def whole_batches(
-    data: bytes, at: int, *, position: int, salt: int, verified: bool = False
+    data: bytes, offset: int, *, position: int, salt: int, verified: bool = False
 ) -> Iterator[tuple[int, int, HeaderFields]]:
-    """Yield offset, end and header of each batch. Faster than :class:`Batches`, because no objects are created."""
+    """Yield offset, end and header of each batch. Faster than :class:`Batches`, because it creates no objects."""
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
-    while at + 64 <= data_bytes:
-        fields = unpack(data, at)
-        magic, header_crc, body_crc, length, _, _, _, _, count, _, encoding, flags, name, _ = fields
-        body, seeded = at + 64, (salt ^ position + at >> 3) & 0xFFFFFFFF  # seed(), without a call
-        if magic != MAGIC or crc32c(data[at + 8 : body], seeded) != header_crc:
+    while offset + 64 <= data_bytes:
+        fields = unpack(data, offset)
+        magic, header_crc, body_crc, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, _ = fields
+        body, seed = offset + 64, (salt ^ position + offset >> 3) & 0xFFFFFFFF  # the function seed(), inlined
+        if magic != MAGIC or crc32c(data[offset + 8 : body], seed) != header_crc:
             return
-        if not count <= length <= PAYLOAD_MAX_BYTES or name > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
+        if not count <= payload_bytes <= PAYLOAD_MAX_BYTES or route_bytes > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
             return
         if (flags & _CONTROL == 0) != (encoding != 0):
             return
-        tail = body + (name + 7 & -8) + (length + 7 & -8)
-        end = tail + 8
+        trailer = body + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
+        end = trailer + 8
         if end > data_bytes:
             return
         if not verified:
-            if crc32c(view[body:tail]) != body_crc:
+            if crc32c(view[body:trailer]) != body_crc:
                 return
-            total = end - at
-            if unpack_trailer(data, tail) != (total, crc32c(total.to_bytes(4, "little"), seeded)):
+            total_bytes = end - offset
+            if unpack_trailer(data, trailer) != (total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed)):
                 return
-        yield at, end, fields
-        at = end
+        yield offset, end, fields
+        offset = end
 
 
-def holds_pieces(data: bytes, at: int) -> bool:
-    """Return True if the bytes at ``at`` contain a piece of a record or are not batches. Verifies no checksums."""
+def holds_pieces(data: bytes, offset: int) -> bool:
+    """Return True if ``data`` contains a piece of a record or is not batches, without verifying checksums."""
     unpack, end = _OUTLINE.unpack_from, len(data)
-    while at + _HEADER_BYTES <= end:
-        magic, payload_bytes, flags, route_bytes = unpack(data, at)
+    while offset + _HEADER_BYTES <= end:
+        magic, payload_bytes, flags, route_bytes = unpack(data, offset)
         if magic != MAGIC or flags & _IN_PIECES:
             return True
-        at += FRAMING_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
-    return at != end
+        offset += FRAMING_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
+    return offset != end

@@ -1,7 +1,7 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-The head is rewritten in place, so a reader that finds a wrong checksum reads again. A bare number is a valid cursor. A
-truncated cursor is therefore valid too, but never claims more than was processed.
+The head is rewritten in place, so a reader that sees a wrong checksum reads again. A bare number is a valid cursor. A
+truncated cursor may therefore be valid, but never claims more than was processed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wald.format.checksum import crc32c
 from wald.format.names import SEQUENCE_MAX
 
 HEAD_BYTES = 160
-_LINE = re.compile(
+_HEAD_LINE = re.compile(
     rb"(seq=(\d{20}) segment=(\d{20}) position=(\d{12}) epoch=(\d{10}) at=(\d{19})) crc=([0-9a-f]{8}) *\n"
 )
 
@@ -48,7 +48,7 @@ def encode_head(head: Head) -> bytes:
 
 def decode_head(data: bytes) -> Head | None:
     """Decode a head line; None if it is torn or invalid."""
-    match = _LINE.fullmatch(data[:HEAD_BYTES])
+    match = _HEAD_LINE.fullmatch(data[:HEAD_BYTES])
     if match is None or crc32c(match[1]) != int(match[7], 16):
         return None
     return Head(*(int(match[group]) for group in range(2, 7)))
@@ -59,7 +59,7 @@ class BadCursor(ValueError):
 
 
 class CursorLines(NamedTuple):
-    """Contents of a cursor file. A bare number has only ``sequence``."""
+    """Contents of a cursor file. A bare number sets only ``sequence``."""
 
     sequence: int
     log_id: bytes | None = None
@@ -69,31 +69,31 @@ class CursorLines(NamedTuple):
 
 
 def encode_cursor(cursor: CursorLines) -> bytes:
-    number = b"%d" % cursor.sequence
+    sequence = b"%d" % cursor.sequence
     if cursor.log_id is None:
-        return number + b"\n"
-    about = {"log": cursor.log_id.hex(), "epoch": cursor.epoch, "group": cursor.group, "at": cursor.at}
-    about["crc"] = f"{crc32c(number):08x}"
-    return number + b"\n" + json.dumps(about).encode() + b"\n"
+        return sequence + b"\n"
+    details = {"log": cursor.log_id.hex(), "epoch": cursor.epoch, "group": cursor.group, "at": cursor.at}
+    details["crc"] = f"{crc32c(sequence):08x}"
+    return sequence + b"\n" + json.dumps(details).encode() + b"\n"
 
 
 def decode_cursor(data: bytes) -> CursorLines:
     if len(data) > CURSOR_MAX_BYTES:
-        raise BadCursor(f"{len(data)} bytes are too long for a cursor")
-    number, _, rest = data.partition(b"\n")
-    number = number.strip()
-    if _NUMBER.fullmatch(number) is None or int(number) > SEQUENCE_MAX:
+        raise BadCursor(f"a cursor has at most {CURSOR_MAX_BYTES} bytes, not {len(data)}")
+    sequence, _, rest = data.partition(b"\n")
+    sequence = sequence.strip()
+    if _NUMBER.fullmatch(sequence) is None or int(sequence) > SEQUENCE_MAX:
         raise BadCursor("the first line is not a sequence")
     if not rest.strip():
-        return CursorLines(int(number))
+        return CursorLines(int(sequence))
     try:
-        about = json.loads(rest)
-        crc, log_id = int(about["crc"], 16), bytes.fromhex(about["log"])
-        cursor = CursorLines(int(number), log_id, int(about["epoch"]), str(about["group"]), str(about["at"]))
+        details = json.loads(rest)
+        crc, log_id = int(details["crc"], 16), bytes.fromhex(details["log"])
+        cursor = CursorLines(int(sequence), log_id, int(details["epoch"]), str(details["group"]), str(details["at"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BadCursor(f"the second line was not written by wald ({error})") from error
     if len(log_id) != _LOG_ID_BYTES:
         raise BadCursor(f"a log id has {_LOG_ID_BYTES} bytes, not {len(log_id)}")
-    if crc != crc32c(number):
-        raise BadCursor("the checksum does not match the number: the file was half written")
+    if crc != crc32c(sequence):
+        raise BadCursor("the checksum does not match the sequence: the file was partly written")
     return cursor

@@ -1,7 +1,7 @@
 """Ledger lines: JSON with a checksum and a hash chain, and the sealed parts of a rotated ledger.
 
-``prev`` reveals a changed, removed or inserted line; ``crc`` also protects the last line. A power cut can leave any
-sectors of the lines that share ``append``.
+``prev`` reveals a changed, removed or inserted line; ``crc`` also protects the last line. Lines of one append share
+``append``, because a power cut can leave any of their sectors.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ GENESIS = "0" * 64
 ABOVE_U64 = 1 << 64  # bound of an open range, minimum of an empty set
 NO_SPAN = (ABOVE_U64, -1)
 NO_TIMES = ((1 << 63) - 1, -1)
-_END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
-_END_BYTES = len(b',"crc":"00000000"}')
-_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() creates one on each call
-_LONG_BYTES = 1024  # removing lists of routes saves time only in longer lines
-_LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
+_CHECKSUM_FIELD = re.compile(rb',"crc":"([0-9a-f]{8})"}')
+_CHECKSUM_FIELD_BYTES = len(b',"crc":"00000000"}')
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() would create one for each call
+_LONG_LINE_BYTES = 1024  # emptying lists of routes saves time only in longer lines
+_ROUTE_LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
-_SKIPPABLE = struct.Struct("<II")  # not from sealed_index, which loads zstandard
+_FRAME_HEADER = struct.Struct("<II")  # not from sealed_index, which loads zstandard
 INDEX_FRAME_MAGIC = 0x184D2A58
 _MAGIC = b"WALDLIX1"
 _FOOTER = struct.Struct("<II8s")
@@ -52,21 +52,21 @@ class DecodedLedger:
     """Contents of a ledger file."""
 
     entries: list[Entry]  # intact lines
-    whole_bytes: int  # end of the last complete line; a torn line may follow
-    broken: list[tuple[int, str]]  # line number, starting at 1, and reason
+    complete_bytes: int  # end of the last complete line; a torn line may follow
+    broken_lines: list[tuple[int, str]]  # numbers, starting at 1, and reasons
     tip: str  # the ``prev`` of the next line
 
 
 def encode_entry(entry: Entry, prev: str, append: int | None = None) -> bytes:
-    whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
-    text = "{" + ",".join(f"{_encoded(key)}:{_json(value)}" for key, value in whole.items())
+    fields = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
+    text = "{" + ",".join(f"{_to_json(key)}:{_value_to_json(value)}" for key, value in fields.items())
     # A path that is not UTF-8 contains surrogates, which JSON escapes preserve.
-    covered = text.encode(errors="backslashreplace")
-    return covered + b',"crc":"%08x"}\n' % crc32c(covered)
+    encoded = text.encode(errors="backslashreplace")
+    return encoded + b',"crc":"%08x"}\n' % crc32c(encoded)
 
 
-def _json(value: object) -> str:
-    return value if isinstance(value, RawJson) else _encoded(value)
+def _value_to_json(value: object) -> str:
+    return value if isinstance(value, RawJson) else _to_json(value)
 
 
 def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
@@ -74,37 +74,38 @@ def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
 
 
 def digest(line: bytes) -> str:
-    """Return the digest of a line, which the next line stores as ``prev``."""
+    """Return the digest of a line for the ``prev`` of the next line."""
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
-def decode_ledger(data: bytes, tip: str | None = GENESIS, *, listed: bool = True) -> DecodedLedger:
+def decode_ledger(data: bytes, tip: str | None = GENESIS, *, with_routes: bool = True) -> DecodedLedger:
     """Decode ledger lines and check their hash chain.
 
-    ``tip`` is the digest of the line before the first; None if unknown. ``listed=False`` leaves long lists of routes
-    empty, which is much faster.
+    ``tip`` is the digest of the line before the first; None if unknown. Decoding is much faster with
+    ``with_routes=False``, which leaves long lists of routes empty.
     """
-    whole = data.rfind(b"\n") + 1
-    lines = data[:whole].split(b"\n")[:-1]
+    complete_bytes = data.rfind(b"\n") + 1
+    lines = data[:complete_bytes].split(b"\n")[:-1]
     entries: list[Entry] = []
-    broken: list[tuple[int, str]] = []
-    for number, (line, entry) in enumerate(zip(lines, _decode_lines(lines, listed=listed), strict=True), start=1):
+    broken_lines: list[tuple[int, str]] = []
+    decoded = zip(lines, _decode_lines(lines, with_routes=with_routes), strict=True)
+    for number, (line, entry) in enumerate(decoded, start=1):
         if isinstance(entry, BadLine):
-            broken.append((number, str(entry)))
+            broken_lines.append((number, str(entry)))
         else:
             entry.pop("append", None)
             prev = entry.pop("prev")
             if prev != tip and tip is not None:
-                broken.append((number, "does not follow the line before it"))
+                broken_lines.append((number, "does not follow the line before it"))
             entries.append(entry)
         tip = digest(line)
-    if has_damaged_newline(data[whole:]):
-        broken.append((len(lines) + 1, "its newline is damaged"))
-    return DecodedLedger(entries, whole, broken, tip or GENESIS)
+    if has_damaged_newline(data[complete_bytes:]):
+        broken_lines.append((len(lines) + 1, "the newline is damaged"))
+    return DecodedLedger(entries, complete_bytes, broken_lines, tip or GENESIS)
 
 
 def span_of(entry: Entry) -> tuple[int, int]:
-    """Return a line's span of sequences, ``base`` or ``first`` to ``last``; NO_SPAN without sequences."""
+    """Return the span of sequences from a line's ``base`` or ``first`` to ``last``; NO_SPAN without sequences."""
     low = entry.get("base", entry.get("first"))
     high = entry.get("last", low)
     if isinstance(low, int) and isinstance(high, int) and low <= high:
@@ -113,8 +114,8 @@ def span_of(entry: Entry) -> tuple[int, int]:
 
 
 def decode_entry(line: bytes) -> Entry:
-    """Decode one line without its newline, or raise BadLine. Keeps ``prev`` and ``append``."""
-    end = _END.fullmatch(line, max(0, len(line) - _END_BYTES))
+    """Decode one line without its newline, or raise BadLine. Keep ``prev`` and ``append``."""
+    end = _CHECKSUM_FIELD.fullmatch(line, max(0, len(line) - _CHECKSUM_FIELD_BYTES))
     if end is None:
         raise BadLine("not a ledger line")
     if int(end[1], 16) != crc32c(line[: end.start()]):
@@ -129,13 +130,12 @@ def decode_entry(line: bytes) -> Entry:
     return entry
 
 
-def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
-    """Decode lines. If all are intact, this is twice as fast as :func:`decode_entry` for each."""
+def _decode_lines(lines: Sequence[bytes], *, with_routes: bool) -> list[Entry | BadLine]:
+    """Decode lines. If all are intact, this is twice as fast as :func:`decode_entry` on each line."""
     with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return _decode_intact(lines, listed=listed)
-    decoded: list[
-        Entry | BadLine
-    ] = []  # slow path: a line is damaged, or a name inside a stripped list contains a bracket
+        return _decode_intact(lines, with_routes=with_routes)
+    # Slow path: a line is damaged, or a name inside an emptied list contains a bracket.
+    decoded: list[Entry | BadLine] = []
     for line in lines:
         try:
             decoded.append(decode_entry(line))
@@ -144,13 +144,13 @@ def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLi
     return decoded
 
 
-def _decode_intact(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
+def _decode_intact(lines: Sequence[bytes], *, with_routes: bool) -> list[Entry | BadLine]:
     for line in lines:
-        if not line.endswith(b',"crc":"%08x"}' % crc32c(line[:-_END_BYTES])):
+        if not line.endswith(b',"crc":"%08x"}' % crc32c(line[:-_CHECKSUM_FIELD_BYTES])):
             raise ValueError("damaged")
     text = b"[%s]" % b",".join(lines)
-    if not listed and len(text) > _LONG_BYTES * len(lines):
-        text = _LISTS.sub(rb'"\1":[]', text)
+    if not with_routes and len(text) > _LONG_LINE_BYTES * len(lines):
+        text = _ROUTE_LISTS.sub(rb'"\1":[]', text)
     entries: list[Any] = json.loads(text)
     for entry, line in zip(entries, lines, strict=True):
         if entry.pop("crc") != line[-10:-2].decode() or "prev" not in entry:
@@ -159,8 +159,8 @@ def _decode_intact(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadL
 
 
 def has_damaged_newline(rest: bytes) -> bool:
-    """Return True if the bytes after the last newline contain a complete line, whose newline must be damaged."""
-    end = _END.search(rest)
+    """Return True if the bytes after the last newline begin with a complete line: its newline is damaged."""
+    end = _CHECKSUM_FIELD.search(rest)
     return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])
 
 
@@ -181,11 +181,11 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 
 class BadPart(ValueError):
-    """Damaged index, or not a ledger part."""
+    """Not a ledger part, or its index is damaged."""
 
 
 class PartFrame(NamedTuple):
-    """One zstd frame of whole lines."""
+    """A zstd frame of complete lines."""
 
     stored_bytes: int
     raw_bytes: int
@@ -211,10 +211,10 @@ class PartIndex:
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES
         for entry in entries:
-            span, at = span_of(entry), entry.get("at")
+            span, at_ns = span_of(entry), entry.get("at")
             low, high = min(low, span[0]), max(high, span[1])
-            if isinstance(at, int):
-                earliest_ns, latest_ns = min(earliest_ns, at), max(latest_ns, at)
+            if isinstance(at_ns, int):
+                earliest_ns, latest_ns = min(earliest_ns, at_ns), max(latest_ns, at_ns)
         bounds = low, high, earliest_ns, latest_ns
         self.frames.append(PartFrame(stored_bytes, raw_bytes, len(entries), *bounds, self.tip))
         self.lines += len(entries)
@@ -226,30 +226,30 @@ class PartIndex:
 
 
 def encode_part_index(index: PartIndex) -> bytes:
-    text = _encoded(asdict(index)).encode()
+    text = _to_json(asdict(index)).encode()
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
-    return _SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
+    return _FRAME_HEADER.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
 
 
 def part_index_bytes(footer: bytes) -> int:
     """Return the length of the index frame that ends with ``footer``."""
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise BadPart("the file does not end with an index")
-    return _SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
+    return _FRAME_HEADER.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
 def decode_part_index(frame: bytes) -> PartIndex:
-    magic, length = _SKIPPABLE.unpack_from(frame)
-    text = frame[_SKIPPABLE.size : -FOOTER_BYTES]
-    known, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])
-    if magic != INDEX_FRAME_MAGIC or length != len(frame) - _SKIPPABLE.size or known != len(text):
+    magic, frame_bytes = _FRAME_HEADER.unpack_from(frame)
+    text = frame[_FRAME_HEADER.size : -FOOTER_BYTES]
+    text_bytes, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])
+    if magic != INDEX_FRAME_MAGIC or frame_bytes != len(frame) - _FRAME_HEADER.size or text_bytes != len(text):
         raise BadPart("the length of the index frame is wrong")
     if checksum != crc32c(text):
         raise BadPart("the checksum of the index is wrong")
     try:
-        found = json.loads(text)
-        frames = [PartFrame._make(each) for each in found["frames"]]
-        before = found["before"] and (found["before"][0], found["before"][1])
-        return PartIndex(found["line"], found["lines"], found["prev"], found["tip"], frames, before)
+        fields = json.loads(text)
+        frames = [PartFrame._make(each) for each in fields["frames"]]
+        before = fields["before"] and (fields["before"][0], fields["before"][1])
+        return PartIndex(fields["line"], fields["lines"], fields["prev"], fields["tip"], frames, before)
     except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise BadPart("not the index of a ledger part") from error
+        raise BadPart("the index is not that of a ledger part") from error

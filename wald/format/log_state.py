@@ -1,6 +1,6 @@
-"""Log state in control batches: routes, producers, peers.
+"""Log states and peers, the payloads of control batches.
 
-The first batch of each segment stores the state, so that recovery need not read older segments.
+The first batch of each segment stores the log state, so that recovery need not read older segments.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _VERSION = 1
 PRODUCERS_MAX = 1024  # limits the control batch to 400 KiB
 PRODUCER_WINDOW = 16  # batches that a client may have in flight and retry
 _CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
-_PAIR = struct.Struct("<QQ")
-_ENTRY = struct.Struct("<QQII")
-_OWNED = struct.Struct("<IQ")
-_FINGERPRINTED = struct.Struct("<IBH")
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
+_WINDOW_HEADER = struct.Struct("<QQ")
+_WINDOW_ENTRY = struct.Struct("<QQII")
+_OWNER_AND_PRODUCER = struct.Struct("<IQ")
+_FINGERPRINT_FIELDS = struct.Struct("<IBH")
+_DECODE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """Return the stored producer id: a hash that hides the client's id from readers. Other users cannot forge it."""
+    """Hash a client's producer id, so that readers do not learn the id and other users cannot forge it."""
     if not producer_id:
         return 0
-    return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
+    return int.from_bytes(blake2b(_OWNER_AND_PRODUCER.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 class BadControl(ValueError):
-    """The payload is not a log state or peer, or has a newer version."""
+    """Not a log state or a peer, or of a newer version."""
 
 
 class Peer(NamedTuple):
-    """A process that has sent batches. This is a tuple because every batch looks up its peer.
+    """A process that has sent batches; a tuple, because every batch looks up its peer.
 
     Attributes:
         user: user id.
@@ -65,8 +65,8 @@ def decode_peer(payload: bytes | memoryview) -> Peer:
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
-    except _UNREADABLE as error:
-        raise BadControl(f"not a peer: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise BadControl(f"the payload is not a peer: {error}") from error
 
 
 def peer_number(position: int) -> int:
@@ -87,7 +87,7 @@ class PreviousEnd(NamedTuple):
 
 
 class DedupEntry(NamedTuple):
-    """A producer's batch, kept to deduplicate. A retry has the same producer sequence and :func:`fingerprint`."""
+    """A producer's batch, kept to recognize a retry by its producer sequence and :func:`fingerprint`."""
 
     producer_sequence: int
     first: int
@@ -105,37 +105,37 @@ class DedupEntry(NamedTuple):
 
 
 def fingerprint(body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
-    """Return a checksum of route, encoding and payload. The body's checksum does not show where the route ends."""
-    return crc32c(_FINGERPRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
+    """Return a checksum of route, encoding and payload: the body's checksum does not show where the route ends."""
+    return crc32c(_FINGERPRINT_FIELDS.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
 class Producers:
-    """Deduplication windows; the least recently active producer is first."""
+    """Deduplication windows, starting with that of the least recently active producer."""
 
     table: dict[int, deque[DedupEntry]] = field(default_factory=dict)
 
     def find(self, producer_id: int, producer_sequence: int) -> DedupEntry | None:
-        for written in reversed(self.table.get(producer_id, ())):
-            if written.producer_sequence == producer_sequence:
-                return written
+        for entry in reversed(self.table.get(producer_id, ())):
+            if entry.producer_sequence == producer_sequence:
+                return entry
         return None
 
-    def expected(self, producer_id: int) -> int | None:
+    def next_expected(self, producer_id: int) -> int | None:
         """Return the next producer sequence of a producer; None if every number is allowed."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
-    def forgotten_upto(self) -> int:
-        """Return an upper bound for sequences of evicted producers; 0 if no producer was evicted.
+    def evicted_upto(self) -> int:
+        """Return an upper bound for the sequences of evicted producers; 0 if no producer was evicted.
 
-        Every evicted producer's last batch is older than that of the next producer to be evicted.
+        The last batch of every evicted producer is older than that of the next producer to be evicted.
         """
         return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
 
-    def add(self, producer_id: int, written: DedupEntry) -> None:
+    def add(self, producer_id: int, entry: DedupEntry) -> None:
         window = self.table.pop(producer_id, None) or deque(maxlen=PRODUCER_WINDOW)
-        window.append(written)
+        window.append(entry)
         self.table[producer_id] = window
         while len(self.table) > PRODUCERS_MAX:
             del self.table[next(iter(self.table))]
@@ -150,7 +150,7 @@ class LogState:
     routes: dict[str, int] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)  # route → record that its next batch must continue
     producers: Producers = field(default_factory=Producers)
-    previous: PreviousEnd | None = field(default=None, compare=False)  # not compared: describes files
+    previous: PreviousEnd | None = field(default=None, compare=False)  # it describes files, not the log
 
     def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
         """Update the state from the next batch. See :func:`still_open` for ``dropped``."""
@@ -182,7 +182,7 @@ def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | Non
     """
     if dropped is None:
         return {}
-    return {route: at for route, at in open_records.items() if at > dropped.get(route, 0)}
+    return {route: sequence for route, sequence in open_records.items() if sequence > dropped.get(route, 0)}
 
 
 def encode_state(state: LogState) -> bytes:
@@ -198,8 +198,8 @@ def encode_state(state: LogState) -> bytes:
         line["previous"] = [f"{state.previous.salt:08x}", state.previous.position]
     parts = [json.dumps(line, separators=(",", ":")).encode(), b"\n"]
     for producer_id, window in state.producers.table.items():
-        parts.append(_PAIR.pack(producer_id, len(window)))
-        parts += [_ENTRY.pack(w.producer_sequence, w.first, w.count, w.fingerprint) for w in window]
+        parts.append(_WINDOW_HEADER.pack(producer_id, len(window)))
+        parts += [_WINDOW_ENTRY.pack(w.producer_sequence, w.first, w.count, w.fingerprint) for w in window]
     return b"".join(parts)
 
 
@@ -209,21 +209,21 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     try:
         line = json.loads(text)
         if line["version"] != _VERSION or not newline:
-            raise BadControl(f"control state of version {line['version']}")
-        state = LogState(int(line["next"]), int(line["at"]), _numbers(line["routes"]), _numbers(line["open"]))
-        state.previous = _ending(line)
+            raise BadControl(f"version {line['version']} of the log state is unknown")
+        state = LogState(int(line["next"]), int(line["at"]), _int_values(line["routes"]), _int_values(line["open"]))
+        state.previous = _previous_end(line)
         position = 0
         for _ in range(int(line["producers"])):
-            producer_id, count = _PAIR.unpack_from(rest, position)
-            position += _PAIR.size
+            producer_id, count = _WINDOW_HEADER.unpack_from(rest, position)
+            position += _WINDOW_HEADER.size
             if count > PRODUCER_WINDOW:
-                raise BadControl(f"{count} batches of one producer")
-            entries = [_ENTRY.unpack_from(rest, position + i * _ENTRY.size) for i in range(count)]
+                raise BadControl(f"a producer has {count} batches; the limit is {PRODUCER_WINDOW}")
+            entries = [_WINDOW_ENTRY.unpack_from(rest, position + i * _WINDOW_ENTRY.size) for i in range(count)]
             state.producers.table[producer_id] = deque(map(DedupEntry._make, entries), PRODUCER_WINDOW)
-            position += count * _ENTRY.size
+            position += count * _WINDOW_ENTRY.size
         if position != len(rest):
             raise BadControl(f"{len(rest) - position} bytes follow the last producer")
-    except _UNREADABLE as error:
+    except _DECODE_ERRORS as error:
         raise BadControl(str(error)) from error
     return state
 
@@ -232,17 +232,17 @@ def decode_previous(payload: bytes | memoryview) -> PreviousEnd | None:
     """Decode only :attr:`LogState.previous`; None if it is unknown."""
     try:
         line = json.loads(bytes(payload).partition(b"\n")[0])
-        return _ending(line) if line["version"] == _VERSION else None
-    except _UNREADABLE:
+        return _previous_end(line) if line["version"] == _VERSION else None
+    except _DECODE_ERRORS:
         return None
 
 
-def _ending(line: Mapping[str, Any]) -> PreviousEnd | None:
+def _previous_end(line: Mapping[str, Any]) -> PreviousEnd | None:
     if line.get("previous") is None:
         return None
     salt, position = line["previous"]
     return PreviousEnd(int(salt, 16), int(position))
 
 
-def _numbers(numbers: dict[str, int]) -> dict[str, int]:
+def _int_values(numbers: dict[str, int]) -> dict[str, int]:
     return {str(name): int(number) for name, number in numbers.items()}

@@ -20,14 +20,14 @@ SEQUENCE_MAX = (1 << 64) - 1
 DEFAULT_GROUP = "processed"
 CURSOR_SUFFIX = ".cursor"
 HANDOVER_SUFFIX = ".drain"
-COMMAND_SUFFIX = ".command"  # result of a handover's command; "-N" follows for worker N
+COMMAND_SUFFIX = ".command"  # result of a handover's command; followed by "-N" for worker N
 WORK_SUFFIX = ".work"
 ASK_SUFFIX = ".ask"
 PIN_SUFFIX = ".pin"
-_GROUP_FILE = r"(?s)(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)"  # compiled at first use, as _LEDGER_PART
+_GROUP_FILE = r"(?s)(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)"  # compiled at first use, like _LEDGER_PART
 CURSORS = "cursors"  # directory in a route for the files of its groups
 WHOLE_SUFFIX = ".whole"  # second link to a sealed segment that is being shrunk
-FOUND_PREFIX = "in.found-"  # a file that was at the path of the route's FIFO; a number follows
+DISPLACED_PREFIX = "in.found-"  # and a number: a file that was at the path of the route's FIFO
 
 VERIFY_LEDGER = "verify.jsonl"
 SKIPS_LEDGER = "skips.jsonl"
@@ -51,7 +51,7 @@ class Kind(Enum):
 
     @property
     def form(self) -> Kind:
-        """Format of the segment: RAW or SEALED."""
+        """Format of the file: RAW or SEALED."""
         return Kind.RAW if self in (Kind.RAW, Kind.RAW_RELEASED, Kind.RAW_DELETING) else Kind.SEALED
 
     @property
@@ -63,7 +63,7 @@ class Kind(Enum):
         return Kind(self.form.value + ".deleting")
 
     @property
-    def reclaimed(self) -> bool:
+    def is_reclaimed(self) -> bool:
         return self in (self.released, self.deleting)
 
 
@@ -107,7 +107,6 @@ def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
 
 
 def check_route(name: str) -> str:
-    """Return ``name`` if valid, or raise InvalidInput."""
     return _check(name, "route")
 
 
@@ -116,14 +115,14 @@ def is_route(name: str) -> bool:
 
 
 def check_group(name: str) -> str:
-    """Return ``name`` if valid, or raise InvalidInput."""
     return _check(name, "group")
 
 
 def _check(name: str, kind: str) -> str:
+    """Return ``name`` if valid, or raise InvalidInput."""
     if _ROUTE.fullmatch(name) is None:
-        shown = name if len(name) <= 40 else name[:37] + "..."
-        raise InvalidInput(f"illegal {kind} name {shown!r}", case="illegal-name", more=ROUTE_MAX_LENGTH - 1)
+        short_name = name if len(name) <= 40 else name[:37] + "..."
+        raise InvalidInput(f"illegal {kind} name {short_name!r}", case="illegal-name", more=ROUTE_MAX_LENGTH - 1)
     return name
 
 

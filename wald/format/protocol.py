@@ -1,6 +1,6 @@
 """The text protocol of the socket (docs/protocol.md): requests and replies are lines, payloads are raw bytes.
 
-After an ERR the connection stays open if the length of the payload is known. Producer ids are per user.
+After an ERR, the connection stays open if the length of the payload is known. Producer ids are per user.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from wald.format.names import SEQUENCE_MAX
 
 LINE_MAX_BYTES = 1024
-REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
+REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger payloads
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a socket buffers about twice as much
 _OPTIONS = re.compile(  # sorted, with a space after each
     rb"(?:enc=(lines|columns) )?(?:pid=(?!0+ )([0-9A-Fa-f]{1,16}) pseq=([0-9]{1,20}) (?:seen=([0-9]{1,20}) )?)?"
@@ -21,7 +21,7 @@ _OPTIONS = re.compile(  # sorted, with a space after each
 
 
 class Code(StrEnum):
-    """Word after ERR."""
+    """Code after ERR."""
 
     BAD_REQUEST = "bad-request"
     BAD_ROUTE = "bad-route"
@@ -111,7 +111,7 @@ def parse_reply(line: bytes) -> str:
         return rest
     code, _, message = rest.partition(" ")
     if status != "ERR" or code not in set(Code):
-        raise ProtocolError(Code.BAD_REQUEST, f"not a reply: {text[:80]!r}")
+        raise ProtocolError(Code.BAD_REQUEST, f"{text[:80]!r} is not a reply")
     raise ProtocolError(Code(code), message)
 
 
@@ -124,14 +124,13 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
         )
     payload_bytes = int(words[2])
     if payload_bytes > request_max_bytes:
-        raise ProtocolError(
-            Code.TOO_LARGE, f"{payload_bytes} bytes; the limit is {request_max_bytes}", payload_bytes=payload_bytes
-        )
+        message = f"the payload has {payload_bytes} bytes; the limit is {request_max_bytes}"
+        raise ProtocolError(Code.TOO_LARGE, message, payload_bytes=payload_bytes)
     options = _OPTIONS.fullmatch(b"".join(word + b" " for word in sorted(words[3:])))
     if options is None or max(int(options[3] or 0), int(options[4] or 0)) > SEQUENCE_MAX:
         raise ProtocolError(
             Code.BAD_REQUEST,
-            "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>, and with these seen=<sequence>",
+            "the options are enc=lines|columns, and pid=<hex, not 0> pseq=<n> with an optional seen=<sequence>",
             payload_bytes=payload_bytes,
         )
     columns, producer_id, seen = options[1] == b"columns", int(options[2] or b"0", 16), options[4]

@@ -20,9 +20,9 @@ from wald.format.batch import padded
 
 PREFIX = struct.Struct("<II")
 assert PREFIX.size == 8
-_CHECKED_AT_ONCE = 1 << 14
-NOT_BEFORE = "wald.not-before"  # header: time before which no work group delivers the record
-_LIMIT_NS = 1 << 63
+_CHECK_CHUNK = 1 << 14
+NOT_BEFORE = "wald.not-before"  # header with the time before which no work group delivers the record
+_TIME_LIMIT_NS = 1 << 63
 _EARLIEST_NS = 10**18
 
 Form = Literal["hex", "base64"]  # how JSON shows bytes that are not UTF-8
@@ -62,46 +62,46 @@ class Record(NamedTuple):
             more: additional fields.
             form: encoding of bytes that are not UTF-8.
         """
-        shown: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
+        fields: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
         if self.event_time_ns is not None:
-            shown["event_time_ns"] = self.event_time_ns
+            fields["event_time_ns"] = self.event_time_ns
         if self.key is not None:
-            shown |= text_or_bytes("key", self.key, form)
+            fields |= text_or_bytes("key", self.key, form)
         if self.headers is not None:
-            shown |= _headers(self.headers, form)
+            fields |= _headers(self.headers, form)
         if not self.terminated:
-            shown["terminated"] = False
-        return json.dumps({**shown, **more} | text_or_bytes("value", self.value, form), ensure_ascii=False)
+            fields["terminated"] = False
+        return json.dumps({**fields, **more} | text_or_bytes("value", self.value, form), ensure_ascii=False)
 
 
 def record_from_json(line: bytes | str) -> Record:
     """Parse the JSON of :meth:`Record.to_json`, or raise ValueError. Spaces in headers are lost."""
     try:
-        shown: dict[str, Any] = json.loads(line)
-        value, headers = _parse_bytes(shown, "value"), shown.get("headers")
+        fields: dict[str, Any] = json.loads(line)
+        value, headers = _parse_bytes(fields, "value"), fields.get("headers")
         if value is None:
             raise ValueError("the record has no value")
         if isinstance(headers, dict):
-            shown = shown | {"headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":"))}
+            fields = fields | {"headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":"))}
         return Record(
-            str(shown["route"]),
-            int(shown["sequence"]),
+            str(fields["route"]),
+            int(fields["sequence"]),
             value,
-            int(shown["append_time_ns"]),
-            _parse_bytes(shown, "key"),
-            None if shown.get("event_time_ns") is None else int(shown["event_time_ns"]),
-            _parse_bytes(shown, "headers"),
-            terminated=bool(shown.get("terminated", True)),
+            int(fields["append_time_ns"]),
+            _parse_bytes(fields, "key"),
+            None if fields.get("event_time_ns") is None else int(fields["event_time_ns"]),
+            _parse_bytes(fields, "headers"),
+            terminated=bool(fields.get("terminated", True)),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a record ({error!r})") from error
+        raise ValueError(f"the JSON is not a record ({error!r})") from error
 
 
 def _headers(raw: bytes, form: Form) -> dict[str, Any]:
     try:
         headers = json.loads(raw.decode())
         if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
-            json.dumps(headers, ensure_ascii=False).encode()  # a lone surrogate could not be printed
+            json.dumps(headers, ensure_ascii=False).encode()  # fails for a lone surrogate
             return {"headers": headers}
     except (ValueError, RecursionError):
         pass
@@ -116,11 +116,11 @@ def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]
         return {f"{name}_{form}": value.hex() if form == "hex" else b64encode(value).decode()}
 
 
-def _parse_bytes(shown: dict[str, Any], name: str) -> bytes | None:
+def _parse_bytes(fields: dict[str, Any], name: str) -> bytes | None:
     """Invert :func:`text_or_bytes`; None if the field is missing."""
-    if f"{name}_hex" in shown:
-        return bytes.fromhex(shown[f"{name}_hex"])
-    return str(shown[name]).encode() if name in shown else None
+    if f"{name}_hex" in fields:
+        return bytes.fromhex(fields[f"{name}_hex"])
+    return str(fields[name]).encode() if name in fields else None
 
 
 class Column(IntFlag):
@@ -135,7 +135,7 @@ class BadColumns(ValueError):
     """The columns payload is malformed."""
 
 
-class Binary(NamedTuple):
+class BinaryColumn(NamedTuple):
     """The Arrow buffers of one variable-size column."""
 
     validity: memoryview | None
@@ -153,14 +153,14 @@ class Binary(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Views of the buffers of a columns payload."""
+class DecodedColumns:
+    """A columns payload as views of its buffers."""
 
     count: int
     times: memoryview | None
-    keys: Binary | None
-    headers: Binary | None
-    values: Binary
+    keys: BinaryColumn | None
+    headers: BinaryColumn | None
+    values: BinaryColumn
 
 
 def encode_columns(
@@ -170,33 +170,33 @@ def encode_columns(
     times_ns: Sequence[int] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """Encode a columns payload. Every column has one entry for each value."""
+    """Encode a columns payload. Columns have one entry for each value."""
     count = len(values)
-    present = Column(0)
+    columns_present = Column(0)
     parts: list[bytes] = []
     if times_ns is not None:
-        present |= Column.TIMES
+        columns_present |= Column.TIMES
         parts.append(struct.pack(f"<{count}q", *times_ns))
     for column, entries in ((Column.KEYS, keys), (Column.HEADERS, headers)):
         if entries is not None:
-            present |= column
+            columns_present |= column
             parts += _nullable(entries)
     parts += _binary(values)
-    return PREFIX.pack(count, present) + _padded(parts)
+    return PREFIX.pack(count, columns_present) + _padded(parts)
 
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
-    """Return the payload with other headers for its first record."""
+    """Return the payload with the first record's headers replaced."""
     columns = decode_columns(payload)
-    count, present = PREFIX.unpack_from(payload)
+    count, columns_present = PREFIX.unpack_from(payload)
     if columns.headers is None:
         validity = b"\x01" + bytes((count + 7) // 8 - 1)
-        changed = [validity, bytes(4) + len(headers).to_bytes(4, "little") * count, headers]
+        header_buffers: list[bytes] = [validity, bytes(4) + len(headers).to_bytes(4, "little") * count, headers]
     else:
-        changed = _nullable([headers, *columns.headers.to_list()[1:]])
-    before = [part for part in (columns.times, *(columns.keys or ())) if part is not None]
-    parts = [*before, *changed, columns.values.offsets, columns.values.data]
-    return PREFIX.pack(count, present | Column.HEADERS) + _padded(parts)
+        header_buffers = _nullable([headers, *columns.headers.to_list()[1:]])
+    buffers_before = [buffer for buffer in (columns.times, *(columns.keys or ())) if buffer is not None]
+    parts = [*buffers_before, *header_buffers, columns.values.offsets, columns.values.data]
+    return PREFIX.pack(count, columns_present | Column.HEADERS) + _padded(parts)
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
@@ -207,27 +207,27 @@ def first_headers(payload: bytes | memoryview) -> bytes | None:
     return bytes(headers.data[: headers.offsets.cast("i")[1]])
 
 
-def decode_columns(payload: bytes | memoryview) -> Columns:
+def decode_columns(payload: bytes | memoryview) -> DecodedColumns:
     """Decode a columns payload without a loop over its records, or raise BadColumns."""
     view = memoryview(payload)
     if len(view) < PREFIX.size:
-        raise BadColumns("too short for the count")
-    count, present = PREFIX.unpack_from(view)
-    if present & ~int(Column.TIMES | Column.KEYS | Column.HEADERS):
-        raise BadColumns(f"unknown columns {present:#x}")
+        raise BadColumns("the payload is too short for the count of records")
+    count, columns_present = PREFIX.unpack_from(view)
+    if columns_present & ~int(Column.TIMES | Column.KEYS | Column.HEADERS):
+        raise BadColumns(f"the columns {columns_present:#x} include an unknown column")
     if count * 4 > len(view):
         raise BadColumns(f"{len(view)} bytes cannot hold {count} records")
-    reader = _Reader(view, count)
-    times = reader.read(8 * count) if present & Column.TIMES else None
-    keys = reader.binary(nullable=True) if present & Column.KEYS else None
-    headers = reader.binary(nullable=True) if present & Column.HEADERS else None
+    reader = _ColumnReader(view, count)
+    times = reader.read(8 * count) if columns_present & Column.TIMES else None
+    keys = reader.binary(nullable=True) if columns_present & Column.KEYS else None
+    headers = reader.binary(nullable=True) if columns_present & Column.HEADERS else None
     values = reader.binary(nullable=False)
     if reader.position != len(view):
         raise BadColumns(f"{len(view) - reader.position} bytes follow the last column")
-    return Columns(count, times, keys, headers, values)
+    return DecodedColumns(count, times, keys, headers, values)
 
 
-class _Reader:
+class _ColumnReader:
     def __init__(self, view: memoryview, count: int) -> None:
         self.view = view
         self.count = count
@@ -236,24 +236,24 @@ class _Reader:
     def read(self, length: int) -> memoryview:
         end = self.position + length
         if self.position + padded(length) > len(self.view):
-            raise BadColumns("a column runs past the end")
+            raise BadColumns("a column runs past the end of the payload")
         buffer = self.view[self.position : end]
         self.position += padded(length)
         return buffer
 
-    def binary(self, *, nullable: bool) -> Binary:
+    def binary(self, *, nullable: bool) -> BinaryColumn:
         validity = self.read((self.count + 7) // 8) if nullable else None
         offsets = self.read(4 * (self.count + 1))
         ends = offsets.cast("i")
-        if ends[0] != 0 or not _growing(ends):
-            raise BadColumns("offsets do not start at 0 or go backwards")
-        return Binary(validity, offsets, self.read(ends[-1]))
+        if ends[0] != 0 or not _is_sorted(ends):
+            raise BadColumns("the offsets do not start at 0 or are not sorted")
+        return BinaryColumn(validity, offsets, self.read(ends[-1]))
 
 
-def _growing(ends: memoryview) -> bool:
-    """Return True if no offset decreases. Works in pieces, because Python's integers take more memory."""
-    for start in range(0, len(ends), _CHECKED_AT_ONCE):
-        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one number of overlap
+def _is_sorted(ends: memoryview) -> bool:
+    """Check the offsets in pieces, because Python's integers take more memory."""
+    for start in range(0, len(ends), _CHECK_CHUNK):
+        piece = ends[start : start + _CHECK_CHUNK + 1].tolist()  # includes the first of the next piece
         if sorted(piece) != piece:
             return False
     return True
@@ -264,7 +264,7 @@ def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def _nullable(entries: Sequence[bytes | None]) -> list[bytes]:
-    """Return validity bitmap, offsets and data of a column."""
+    """Return the validity bitmap, offsets and data of a column."""
     digits = "".join("0" if entry is None else "1" for entry in entries)
     bitmap = int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
     return [bitmap, *_binary([entry or b"" for entry in entries])]
@@ -286,11 +286,11 @@ def not_before(headers: bytes | None) -> int:
         due_ns = int(json.loads(headers)[NOT_BEFORE])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # producers may send anything
         return 0
-    return due_ns if -_LIMIT_NS <= due_ns < _LIMIT_NS else 0
+    return due_ns if -_TIME_LIMIT_NS <= due_ns < _TIME_LIMIT_NS else 0
 
 
 def check_not_before(due_ns: int) -> int:
-    """Return a due time unchanged, or raise ValueError if it cannot be in ns since 1970."""
+    """Return a due time unchanged, or raise ValueError if it is too early to be in ns since 1970."""
     if due_ns < _EARLIEST_NS:
         raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
     return due_ns

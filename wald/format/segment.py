@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
 Raw segments and sparse indexes have the same header, apart from the magic. The sparse index is a hint: readers check
-the batch at a position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum is never
-used. Positions, sequences and append times are in order; the first entry out of order ends the index.
+the batch at each position. A payload may contain bytes that look like a batch, so readers never use an entry with a
+wrong checksum. Positions, sequences and append times ascend; the first entry out of order ends the index.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ VERSION = 1
 
 SEGMENT_HEADER = struct.Struct("<8sIHH16sQQqII")
 assert SEGMENT_HEADER.size == 64
-_CHECKED_FROM = 12  # the checksum covers the rest
+_CHECKSUM_START = 12  # the checksum covers the rest
 
 
 class BadHeader(ValueError):
-    """Not a valid header."""
+    """The header is invalid."""
 
 
 class NewerVersion(BadHeader):
-    """The header is newer than this program."""
+    """The header's version is newer than this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,23 @@ class SegmentHeader:
 
 
 def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
-    span = (header.log_id, header.base_sequence, header.epoch, header.created_at_ns)
-    packed = SEGMENT_HEADER.pack(magic, 0, header.version, SEGMENT_HEADER.size, *span, header.salt, header.writer)
-    return packed[:8] + struct.pack("<I", crc32c(packed[_CHECKED_FROM:])) + packed[_CHECKED_FROM:]
+    fields = header.log_id, header.base_sequence, header.epoch, header.created_at_ns, header.salt, header.writer
+    packed = SEGMENT_HEADER.pack(magic, 0, header.version, SEGMENT_HEADER.size, *fields)
+    return packed[:8] + struct.pack("<I", crc32c(packed[_CHECKSUM_START:])) + packed[_CHECKSUM_START:]
 
 
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a {SEGMENT_HEADER.size}-byte header")
-    found, checksum, version, size, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(data)
-    if found != magic:
-        raise BadHeader(f"the magic is {found!r}, not {magic!r}")
-    if crc32c(data[_CHECKED_FROM : SEGMENT_HEADER.size]) != checksum:
+    stored_magic, checksum, version, size, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(data)
+    if stored_magic != magic:
+        raise BadHeader(f"the magic is {stored_magic!r}, not {magic!r}")
+    if crc32c(data[_CHECKSUM_START : SEGMENT_HEADER.size]) != checksum:
         raise BadHeader("the header's checksum is wrong")
     if version > VERSION:
         raise NewerVersion(f"version {version} is newer than the {VERSION} this program reads")
     if size != SEGMENT_HEADER.size:
-        raise BadHeader(f"a header of {size} bytes in version {version}")
+        raise BadHeader(f"the header has {size} bytes, not the {SEGMENT_HEADER.size} of version {version}")
     return SegmentHeader(log_id, base, epoch, created, salt, version, writer)
 
 
@@ -75,7 +75,7 @@ def version_text(packed: int) -> str:
     return f"{packed >> 24}.{packed >> 16 & 0xFF}.{packed & 0xFFFF}" if packed else ""
 
 
-_FIELDS = struct.Struct("<QQq")
+_SPARSE_FIELDS = struct.Struct("<QQq")
 SPARSE_ENTRY = struct.Struct("<24sII")
 assert SPARSE_ENTRY.size == 32
 SPARSE_INTERVAL_BYTES = 64 * 1024  # a seek reads about one interval
@@ -83,22 +83,22 @@ SPARSE_INTERVAL_BYTES = 64 * 1024  # a seek reads about one interval
 
 @dataclass(slots=True)
 class SparseIndex:
-    """Sequence, position and append time of each indexed batch, and the segment's salt (None: unknown)."""
+    """Sequence, position and append time of each indexed batch, and the segment's salt (None if unknown)."""
 
     entries: list[tuple[int, int, int]] = field(default_factory=list)
     salt: int | None = None
 
 
 def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
-    fields = _FIELDS.pack(sequence, position, append_time_ns)
+    fields = _SPARSE_FIELDS.pack(sequence, position, append_time_ns)
     return SPARSE_ENTRY.pack(fields, crc32c(fields), 0)
 
 
 def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
     """Yield sequence, position and append time of each complete entry; None for a damaged entry."""
-    whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
-    for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
-        yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
+    end = len(data) - max(0, len(data) - SEGMENT_HEADER.size) % SPARSE_ENTRY.size
+    for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : end]):
+        yield _SPARSE_FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
@@ -113,13 +113,13 @@ def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int
     if header.base_sequence != base_sequence or log_id not in (None, header.log_id):
         return None
     index = SparseIndex(salt=header.salt)
-    last = (base_sequence, SEGMENT_HEADER.size - 1, -(1 << 63))
+    previous = (base_sequence, SEGMENT_HEADER.size - 1, -(1 << 63))
     for entry in decode_sparse_entries(data):
         if entry is None:
             continue
         sequence, position, time_ns = entry
-        if sequence < last[0] or position <= last[1] or time_ns < last[2]:
+        if sequence < previous[0] or position <= previous[1] or time_ns < previous[2]:
             break
-        last = entry
+        previous = entry
         index.entries.append(entry)
     return index

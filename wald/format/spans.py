@@ -1,6 +1,6 @@
 """Sets of sequences as spans (ranges that include both ends), and their run lengths in JSON.
 
-In a ledger line, a route's run lengths alternate between other routes' sequences and its own (docs/format.md, "A
+In a ledger line, a route's run lengths alternately count other routes' sequences and its own (docs/format.md, "A
 ledger").
 """
 
@@ -30,29 +30,27 @@ class Spans:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __contains__(self, sequence: int) -> bool:
-        return self.meets(sequence, sequence)
+        return self.overlaps(sequence, sequence)
 
     def add(self, first: int, last: int) -> None:
-        """Add a span, and merge adjacent spans. Ignore an empty span."""
+        """Add a span and merge adjacent spans. Ignore an empty span."""
         if last < first:
             return
-        begin = bisect_left(self._lasts, first - 1)
+        start = bisect_left(self._lasts, first - 1)
         end = bisect_right(self._firsts, last + 1)
-        if begin < end:
-            first, last = min(first, self._firsts[begin]), max(last, self._lasts[end - 1])
-        self._firsts[begin:end] = [first]
-        self._lasts[begin:end] = [last]
+        if start < end:
+            first, last = min(first, self._firsts[start]), max(last, self._lasts[end - 1])
+        self._firsts[start:end] = [first]
+        self._lasts[start:end] = [last]
 
-    def meets(self, first: int, last: int) -> bool:
-        """Return True if any of ``first`` to ``last`` is in the set."""
-        begin = bisect_left(self._lasts, first)
-        return first <= last and begin < len(self._firsts) and self._firsts[begin] <= last
+    def overlaps(self, first: int, last: int) -> bool:
+        start = bisect_left(self._lasts, first)
+        return first <= last and start < len(self._firsts) and self._firsts[start] <= last
 
     def covers(self, first: int, last: int) -> bool:
-        """Return True if all of ``first`` to ``last`` are in the set."""
-        return not any(self.outside(first, last))
+        return not any(self.gaps(first, last))
 
-    def outside(self, first: int, last: int) -> Iterator[Span]:
+    def gaps(self, first: int, last: int) -> Iterator[Span]:
         """Yield the spans of ``first`` to ``last`` that are not in the set."""
         for number in range(bisect_left(self._lasts, first), len(self._firsts)):
             if self._firsts[number] > last:
@@ -64,8 +62,8 @@ class Spans:
             yield first, last
 
     def count(self, first: int, last: int) -> int:
-        """Return how many of ``first`` to ``last`` are in the set."""
-        return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.outside(first, last))
+        """Return the number of members from ``first`` to ``last``."""
+        return max(0, last - first + 1) - sum(end - start + 1 for start, end in self.gaps(first, last))
 
 
 _LIST_MAX = 64
@@ -75,24 +73,24 @@ assert sys.byteorder == "little"  # arrays use memory order
 
 
 class BadRunLengths(ValueError):
-    """The run lengths do not decode."""
+    """The run lengths cannot be decoded."""
 
 
 def run_lengths(spans: Iterable[Span], first: int) -> list[int]:
     """Return the alternating lengths of gaps and sorted ``spans``, starting at ``first``."""
-    lengths, at = [], first
-    for begin, last in spans:
-        lengths += [begin - at, last + 1 - begin]
-        at = last + 1
+    lengths, sequence = [], first
+    for start, last in spans:
+        lengths += [start - sequence, last + 1 - start]
+        sequence = last + 1
     return lengths
 
 
 def spans_of(lengths: Iterable[int], first: int) -> Iterator[Span]:
     """Invert :func:`run_lengths`."""
-    numbers, at = iter(lengths), first
+    numbers, sequence = iter(lengths), first
     for gap, count in zip(numbers, numbers, strict=True):
-        yield at + gap, at + gap + count - 1
-        at += gap + count
+        yield sequence + gap, sequence + gap + count - 1
+        sequence += gap + count
 
 
 def pack(lengths: Sequence[int]) -> list[int] | str:
@@ -110,14 +108,14 @@ def unpack(stored: object, records: int) -> array[int]:
             limit = 2 * _NUMBER_BYTES * max(1, records)
             frame = base64.b64decode(stored, validate=True)
             if zstandard.frame_content_size(frame) > limit:
-                raise BadRunLengths("more numbers than records")
+                raise BadRunLengths("there are more numbers than records")
             lengths.frombytes(zstandard.ZstdDecompressor().decompress(frame, max_output_size=limit))
         elif isinstance(stored, list):
             lengths.extend(stored)
         else:
-            raise BadRunLengths("not a list of numbers")
+            raise BadRunLengths("the run lengths are not a list")
     except (ValueError, TypeError, OverflowError, zstandard.ZstdError) as error:
         raise BadRunLengths(str(error)) from error
     if len(lengths) % 2:
-        raise BadRunLengths("an odd number of numbers")
+        raise BadRunLengths("the number of run lengths is odd")
     return lengths

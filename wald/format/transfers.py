@@ -32,7 +32,7 @@ class Transfer:
 
 
 def encode_transfer(transfer: Transfer) -> bytes:
-    """Encode the slot of a transfer that has not begun, up to and including the mark."""
+    """Encode a slot, up to and including the mark, while the bytes are in the pipe."""
     name = transfer.route.encode("ascii")
     body = _SLOT.pack(
         transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
@@ -41,7 +41,7 @@ def encode_transfer(transfer: Transfer) -> bytes:
 
 
 def decode_transfer(slot: bytes) -> tuple[Transfer, bool] | None:
-    """Return the transfer, and True if its bytes have left the pipe; None for an empty or half-written slot."""
+    """Return the transfer, and True if its bytes have left the pipe; None for an empty or torn slot."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
     taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from wald.format.records import Binary, decode_columns
+from wald.format.records import BinaryColumn, decode_columns
 
 _TIME = pa.timestamp("ns", "UTC")
 schema = pa.schema(
@@ -140,7 +140,7 @@ class _Columns:
         pieces = compute.split_pattern(text, b"\n").values
         return pieces.slice(0, len(pieces) - 1)  # nothing follows the last newline
 
-    def _binary(self, column: Binary | None) -> pa.Array:
+    def _binary(self, column: BinaryColumn | None) -> pa.Array:
         if column is None:
             return _nulls(self._count, pa.binary())
         return self._slice_stored(pa.binary(), [column.validity, column.offsets, column.data])

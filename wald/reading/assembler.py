@@ -269,7 +269,7 @@ class Assembler:
         """Add a stored batch; return the records within ``first`` to ``last`` that it completes."""
         completed: list[Batch | DamagedRange] = []
         header, route = stored.header, stored.route
-        start = stored.at + header.payload_offset
+        start = stored.offset + header.payload_offset
         end = start + header.payload_bytes
         record = self.open_records.get(route)
         if record is not None and record.sequence != header.continues_sequence:

@@ -87,7 +87,7 @@ def _indexed_runs(index: SealedIndex, routes: Routes) -> Iterator[Run]:
         return
     table = index.batch_table()
     for frame in reversed(index.frames):
-        if route_ids.isdisjoint(frame.routes) or index.is_damage(frame):
+        if route_ids.isdisjoint(frame.routes) or index.was_damaged(frame):
             continue
         begin = bisect_left(table.positions, frame.raw_offset)
         end = bisect_left(table.positions, frame.raw_offset + frame.raw_bytes)

@@ -12,7 +12,7 @@ from wald.format.batch import StoredBatch
 from wald.format.ledger_lines import Entry
 from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.times import utc_or_unknown
-from wald.format.work import Start, is_done
+from wald.format.work import JournalStart, is_done
 from wald.hints import hint_for
 from wald.retention.cursors import Cursor, CursorState, read_cursors
 from wald.retention.history import History, ShrunkRecord, bundle_member, candidate_routes
@@ -82,7 +82,7 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
     candidates = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
     # Newest segment first; its released form last.
-    candidates.sort(key=lambda segment: (segment.base_sequence, not segment.kind.reclaimed))
+    candidates.sort(key=lambda segment: (segment.base_sequence, not segment.kind.is_reclaimed))
     for segment in reversed(candidates):
         try:
             opened = view.open(segment)
@@ -161,7 +161,7 @@ def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
         return False
     try:
         with open_file(cursor.path.with_suffix(WORK_SUFFIX)) as journal:
-            return is_done(journal, Start(log_id, cursor.route, cursor.group, 0, 0), sequence)
+            return is_done(journal, JournalStart(log_id, cursor.route, cursor.group, 0, 0), sequence)
     except (OSError, Damaged):  # the group has no workers, or an unreadable journal
         return False
 

@@ -132,7 +132,7 @@ class Scanner:
         self._was_active = False
         self._only_control = False  # only control batches were read, which a new daemon may lengthen
         self._next_sequence: int | None = None  # None before the first batch
-        base = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
+        base = view.segments[view.listing.index_covering(sequence)].base_sequence if view.segments else sequence
         self.segment = base - 1 if base <= sequence else 0  # segments with a larger base follow
         self._pending_damage: DamagedBytes | None = None
 
@@ -190,7 +190,7 @@ class Scanner:
         return RebuiltSegment(due)
 
     def _next_segment(self, view: View) -> Segment | None:
-        segment = view.listing.behind(self.segment)
+        segment = view.listing.next_after(self.segment)
         return segment if segment is not None and segment.base_sequence <= view.bound.segment else None
 
     def _enter(self, segment: Segment, view: View) -> View:
@@ -276,7 +276,7 @@ class Scanner:
         if is_last:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
         else:
-            following = view.listing.behind(segment.base_sequence)
+            following = view.listing.next_after(segment.base_sequence)
             due = None if following is None else following.base_sequence
         if self._pending_damage is not None:
             if gap := self._gap(segment, due or 0):
@@ -300,7 +300,7 @@ class Scanner:
 
     def _report_unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
         """Report a segment that cannot be opened. If the first segment is misplaced, try the previous segment."""
-        before = view.listing.before(segment)
+        before = view.listing.previous(segment)
         if isinstance(error, Misplaced) and self._next_sequence is None and before is not None:
             self.segment = before.base_sequence - 1
             return

@@ -37,7 +37,7 @@ def _split(view: View, selection: Selection) -> Iterator[Portion]:
     """Split the selection into consecutive portions, without gaps even if records are missing."""
     first, last, portion_bytes = selection.first, selection.last, 0
     last_step = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
-    segments = view.segments[view.listing.covering(first) :] if view.segments else ()
+    segments = view.segments[view.listing.index_covering(first) :] if view.segments else ()
     selected = takewhile(lambda segment: segment.base_sequence <= last, segments)
     frames = chain.from_iterable(_frame_extents(each, view) for each in selected)
     for start, raw_bytes, earliest_ns, latest_ns in frames:

@@ -73,10 +73,10 @@ def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Pa
         obsolete = [part for part, line in line_of.items() if line >= opening["from"]]
         if obsolete:
             return None, obsolete
-    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken), len(files) - 1)
+    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken_lines), len(files) - 1)
     obsolete = [file for file, _ in files[bad:-1]]
     carried = [entry for _, decoded in files[bad:] for entry in decoded.entries]
-    damaged = sum(len(decoded.broken) for _, decoded in files[bad:])
+    damaged = sum(len(decoded.broken_lines) for _, decoded in files[bad:])
     kept, sha256, _ = _kept(root, path)
     opening = {"event": _BEGUN, "kept": os.fspath(kept.relative_to(root.path)), "sha256": sha256}
     opening |= {"whole": len(carried), "damaged": damaged}
@@ -168,7 +168,7 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
     for name in LEDGERS:
         path = root.ledger / name
         try:
-            broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken]
+            broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken_lines]
         except (Damaged, OSError):
             continue  # unusable
         if broken:

@@ -230,7 +230,7 @@ class Plan:
 
     def _lost(self, there: Spans) -> Iterator[Span]:
         """Yield lost spans that no ledger line explains, split at segment bounds."""
-        holes = [*there.outside(1, self.facts.last), *((sequence, sequence) for sequence in self.broken)]
+        holes = [*there.gaps(1, self.facts.last), *((sequence, sequence) for sequence in self.broken)]
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
             for begin, end in self.facts.history.unexplained(first, last):

@@ -200,7 +200,7 @@ def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
     """Return (offset, length) → replacement batch, for frames whose batches were all dropped. Readers skip them."""
     found = {}
     for frame in index.frames[1:] if index.shrunk is not None else ():
-        if not frame.routes and not index.is_damage(frame):
+        if not frame.routes and not index.was_damaged(frame):
             span = frame.first_sequence, frame.next_sequence
             header, payload = dropped_batch(frame.raw_bytes, *span, frame.latest_ns, index.epoch)
             found[frame.raw_offset, frame.raw_bytes] = IntactBatch(header, "", frame.raw_offset, memoryview(payload))

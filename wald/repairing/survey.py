@@ -343,5 +343,5 @@ def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None
     with suppress(OSError):
         index = readable_index(segment)
         if index is not None and index.shrunk is not None and index.shrunk.is_complete:
-            return index.shrunk.lasts
+            return index.shrunk.last_by_route
     return history.last_dropped(segment.base_sequence)

@@ -73,7 +73,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, d
         except _Malformed as error:
             errors.append(str(error))
     if deleted is not None:
-        if deleted.meets(line["base"], line["last"]):
+        if deleted.overlaps(line["base"], line["last"]):
             errors.append(REPEATED)
         deleted.add(line["base"], line["last"])
     if sealed is None:

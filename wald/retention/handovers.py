@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from wald.errors import Damaged
-from wald.files.cursor_directory import file_owner, is_own, make_cursor_directory, not_permitted
+from wald.files.cursor_directory import file_owner, is_own_file, make_cursor_directory, not_permitted
 from wald.files.disk import Disk
 from wald.files.layout import Root, scan_cursor_directory
 from wald.files.safe_open import read_start
@@ -83,7 +83,7 @@ class PinWriter:
 
     def _parts(self) -> Parts:
         try:
-            if not is_own(self._path):
+            if not is_own_file(self._path):
                 return {}
             return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
         except (OSError, Damaged, BadPin):  # an invalid pin pins nothing

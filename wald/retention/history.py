@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_read import Line, Lines
+from wald.files.ledger_read import LedgerLine, LedgerLines
 from wald.format.ledger_lines import ABOVE_U64, Entry
 from wald.format.names import LEDGERS
 from wald.format.sealed_index import RouteEntry, merge_routes
@@ -51,7 +51,7 @@ class History:
     """Ledgers of a root, read on demand. They keep lines in memory, so share ``ledgers``."""
 
     def __init__(self, root: Root) -> None:
-        self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
+        self.ledgers = {name: LedgerLines(root.ledger / name) for name in LEDGERS}
         self._segments = self.ledgers["segments.jsonl"]
         self._reclaim = self.ledgers["reclaim.jsonl"]
         self._archive = self.ledgers["archive.jsonl"]
@@ -88,7 +88,7 @@ class History:
         """Return True if a deletion before line ``number`` has any of the same records."""
         return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
 
-    def _deletions(self, first: int, last: int) -> Iterator[Line]:
+    def _deletions(self, first: int, last: int) -> Iterator[LedgerLine]:
         withdrawn: set[int] = set()
         for line in self._reclaim.about(first, last):
             if line.entry.get("event") == "kept":
@@ -141,12 +141,12 @@ class History:
         for begin, end in self._not_reclaimed(first, last):
             about = self._segments.about(begin, end)
             explained = ((line.low, line.high) for line in about if line.is_range("skipped") or line.is_range("lost"))
-            yield from Spans(explained).outside(begin, end)
+            yield from Spans(explained).gaps(begin, end)
 
     def _not_reclaimed(self, first: int, last: int) -> Iterator[Span]:
         # only these spans need segments.jsonl: deletions are known even if that is damaged
         if first <= last:
-            yield from Spans((line.low, line.high) for line in self._deletions(first, last)).outside(first, last)
+            yield from Spans((line.low, line.high) for line in self._deletions(first, last)).gaps(first, last)
 
     def losses(self, first: int, last: int) -> list[Loss]:
         spans = self._not_reclaimed(first, last)
@@ -162,7 +162,7 @@ class History:
         return next(_entries(self._segments, "skipped", sequence, sequence), None)
 
     def version(self) -> tuple[int, ...]:
-        return self._segments.mark()
+        return self._segments.version()
 
     def shrinks(self, base: int) -> Iterator[Entry]:
         """Yield the shrinks of a segment, even unfinished ones, newest first."""
@@ -246,7 +246,7 @@ class History:
         return route_entries(former.get("routes")) if former["base"] == base else None
 
     def last_sealed(self) -> int:
-        return self._segments.highest("sealed")
+        return self._segments.highest_sequence("sealed")
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """Return the last sequence of each route in sealed segments, or None if unknown."""
@@ -291,7 +291,7 @@ class History:
 
     def _read_new_bundles(self) -> None:
         lines = self._archive.oldest_first(
-            self._archive_lines, listed=False, on_damage=lambda error, span: self._unread.append((error, span))
+            self._archive_lines, with_routes=False, on_damage=lambda error, span: self._unread.append((error, span))
         )
         for line in lines:
             if self._archive.generation != self._generation:
@@ -345,7 +345,7 @@ def bundle_member(entry: Entry, sequence: int) -> str | None:
     return max(members)[1] if members else None
 
 
-def _entries(lines: Lines, event: str, first: int, last: int) -> Iterator[Entry]:
+def _entries(lines: LedgerLines, event: str, first: int, last: int) -> Iterator[Entry]:
     return (line.entry for line in lines.about(first, last) if line.is_range(event))
 
 

@@ -152,11 +152,11 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
     """Return True if a repair has since rewritten, and perhaps shortened, the segment."""
-    from wald.files.ledger_read import Lines
+    from wald.files.ledger_read import LedgerLines
 
     with suppress(Damaged):
         # "last" is base - 1 if no whole record exists
-        for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
+        for line in LedgerLines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
             entry = line.entry
             if entry.get("event") == "repaired" and line.low == seen.segment:
                 epoch = entry.get("epoch")

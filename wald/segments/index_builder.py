@@ -22,7 +22,15 @@ from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.batch import HEADER, BatchHeader, Flag, checksum_body, decode_header, seed, whole_batches
 from wald.format.log_state import BadControl, Peer, decode_peer, decode_previous
 from wald.format.names import Kind, parse_segment_name, segment_name
-from wald.format.sealed_index import BatchTable, Frame, FrameTable, RouteTable, SealedIndex, Shrunk, compress_section
+from wald.format.sealed_index import (
+    BatchTable,
+    DroppedRecords,
+    Frame,
+    FrameTable,
+    RouteTable,
+    SealedIndex,
+    compress_section,
+)
 from wald.format.segment import (
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
@@ -136,7 +144,7 @@ class SegmentIndexBuilder:
         sections = {} if self.frames else {"batches": compress_section(self.table.columns())}
         frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)
-        shrunk = Shrunk(b"", 0, dropped, []) if dropped else None  # only the ledger lists the dropped routes
+        shrunk = DroppedRecords(b"", 0, dropped, []) if dropped else None  # only the ledger lists the dropped routes
         identity = header.log_id, header.base_sequence, self.next_sequence, raw_bytes, header.epoch, header.salt
         return SealedIndex(*identity, frames, self.routes(), sha256, damage, shrunk, header.writer, sections)
 

@@ -22,9 +22,9 @@ from wald.format.batch import (
     TRAILER,
     TRAILER_DAMAGED,
     BatchHeader,
-    Parsed,
     ParseOutcome,
-    batch_begin,
+    ParseResult,
+    batch_start,
     decode_header,
     padded,
     parse_header,
@@ -137,7 +137,7 @@ class RawFile:
         """Yield batches and damage, then the end."""
         offset = start
         next_sequence = 0
-        damage: tuple[int, Parsed] | None = None  # damage whose end is unknown
+        damage: tuple[int, ParseResult] | None = None  # damage whose end is unknown
         while True:
             parsed, route = self._parse(offset)
             header = parsed.header
@@ -150,7 +150,7 @@ class RawFile:
                     offset += header.total_bytes
                     next_sequence = header.end_sequence
                     continue
-                parsed = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
+                parsed = ParseResult(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
             damage = damage or (offset, parsed)
             resume_at: int | None = None
             if header is not None:  # an intact header shows where to continue
@@ -163,7 +163,7 @@ class RawFile:
                 return
             offset = resume_at
 
-    def _parse(self, offset: int) -> tuple[Parsed, str]:
+    def _parse(self, offset: int) -> tuple[ParseResult, str]:
         """Parse a batch like :func:`parse_batch`, but in windows, to save memory."""
         opening = self._peek(offset, HEADER.size)
         parsed = parse_header(opening, max(0, self.limit - offset), seed(self.salt, offset))
@@ -175,13 +175,13 @@ class RawFile:
         while position < end:
             part = self._peek(position, end - position, least=1)
             if not part:
-                return Parsed(ParseOutcome.TORN, header, "the file was truncated while it was read"), ""
+                return ParseResult(ParseOutcome.TORN, header, "the file was truncated while it was read"), ""
             checksum = crc32c(part, checksum)
             position += len(part)
         if checksum != header.body_checksum:
-            return Parsed(ParseOutcome.DAMAGED, header, BODY_DAMAGED), ""
-        if batch_begin(self._peek(end, TRAILER.size), end + TRAILER.size, self.salt) != offset:
-            return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
+            return ParseResult(ParseOutcome.DAMAGED, header, BODY_DAMAGED), ""
+        if batch_start(self._peek(end, TRAILER.size), end + TRAILER.size, self.salt) != offset:
+            return ParseResult(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return parsed, route
 
     @cached_property
@@ -246,7 +246,7 @@ class Resync:
 
     def _batch_start(self, end: int) -> int | None:
         """Return the start of the batch before ``end``; None if the trailer is damaged."""
-        return batch_begin(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
+        return batch_start(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
 
     def _confirmed_positions(self, index: SparseIndex) -> Iterator[int]:
         """Yield the positions of index entries that match the segment."""

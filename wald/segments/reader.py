@@ -275,7 +275,7 @@ class SealedSegment(OpenSegment):
 
     def _substitute(self, frame: Frame, route_ids: set[int] | None) -> DamagedBytes | SkippedBatches | None:
         """Return the item that replaces a frame's batches; None if the frame must be decompressed."""
-        if self.index.is_damage(frame):
+        if self.index.was_damaged(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
         # Only the decompressed batches of a shrunk segment reveal the records dropped between them.
         if self.index.shrunk is not None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.listing import Segment
-from wald.files.uptime import ranges
+from wald.files.uptime import ranges_between_steps
 from wald.format.batch import BatchHeader
 from wald.segments.durable_end import readable_head
 from wald.segments.raw_scan import DamagedBytes
@@ -51,7 +51,7 @@ def sequence_since(view: View, time_ns: int) -> int:
 
 def sequence_until(view: View, time_ns: int) -> int:
     """Return the first sequence at and after which no record is older than ``time_ns``, even after a clock step."""
-    for first, until in reversed(ranges(view.root)):
+    for first, until in reversed(ranges_between_steps(view.root)):
         _, at = _search_range(view, time_ns, first, until)
         if at > first:
             return at
@@ -60,7 +60,7 @@ def sequence_until(view: View, time_ns: int) -> int:
 
 def _find_first(view: View, time_ns: int) -> tuple[int, int]:
     """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
-    for first, until in ranges(view.root):
+    for first, until in ranges_between_steps(view.root):
         if until is not None and not _readable_segments(view, first, until):
             continue  # the range was reclaimed
         since, at = _search_range(view, time_ns, first, until)

@@ -22,7 +22,7 @@ from wald.format.batch import (
     encode_batch,
     seed,
 )
-from wald.format.sealed_index import FrameTable, RouteEntry, SealedIndex, Shrunk, merge_routes
+from wald.format.sealed_index import DroppedRecords, FrameTable, RouteEntry, SealedIndex, merge_routes
 from wald.format.spans import Spans
 from wald.segments.index_builder import SegmentIndexBuilder
 from wald.segments.raw_scan import FIRST_BATCH
@@ -70,7 +70,7 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
         raise damaged(source.path, "the segment differs from its index")
     dropped, ranges = list(dropped_builder.routes()), list(builder.dropped)
     if old.shrunk is None:
-        shrunk = Shrunk(old.sha256, source.stored_bytes, ranges, dropped)
+        shrunk = DroppedRecords(old.sha256, source.stored_bytes, ranges, dropped)
     else:
         shrunk = replace(old.shrunk, ranges=ranges, routes=merge_routes(old.shrunk.routes, dropped))
     frames = FrameTable.from_frames(builder.frames)
@@ -167,7 +167,7 @@ def _batches(file: SealedFile) -> Iterator[StoredBatch]:
 
 
 def _bytes_of(batch: StoredBatch) -> memoryview:
-    return memoryview(batch.data)[batch.at : batch.at + batch.header.total_bytes]
+    return memoryview(batch.data)[batch.offset : batch.offset + batch.header.total_bytes]
 
 
 def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:

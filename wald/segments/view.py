@@ -75,7 +75,7 @@ class View:
         return self.bound.limit(segment.base_sequence)
 
     def state(self, segment: Segment) -> State:
-        if segment.kind.reclaimed:
+        if segment.kind.is_reclaimed:
             return State.RELEASED
         if segment.kind is Kind.SEALED:
             return State.SEALED
@@ -89,7 +89,7 @@ class View:
         """Return the result of ``action`` for the first of a segment's names that exists."""
         for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: reclaim may restore an earlier name
             with suppress(FileNotFoundError):
-                return action(segment.named(kind))
+                return action(segment.with_kind(kind))
         raise SegmentGone(
             f"{segment.path}: the segment no longer exists", case="segment-gone", directory=segment.path.parent
         )
@@ -112,7 +112,7 @@ class View:
         A raw segment records its creation; a sealed file is created after its last record. If such a time is in the
         future too, the next segment counts.
         """
-        for segment in self.segments[self.listing.covering(sequence) :]:
+        for segment in self.segments[self.listing.index_covering(sequence) :]:
             with suppress(OSError, Damaged), open_file(segment.path) as file:
                 file_ns = os.fstat(file.fileno()).st_mtime_ns
                 if segment.kind.form is Kind.RAW:
@@ -198,7 +198,7 @@ def recorded_end(view: View, segment: Segment) -> int:
 
     This reveals a truncation that removed only pieces of records, and so no sequence.
     """
-    next_segment = view.listing.behind(segment.base_sequence)
+    next_segment = view.listing.next_after(segment.base_sequence)
     if next_segment is None:
         return 0
     with suppress(Damaged, OSError), closing(view.open(next_segment)) as opened, open_file(segment.path) as file:
@@ -237,7 +237,7 @@ def _checked_head(root: Root, continuity: Continuity | None) -> Head | None:
 def _bound(head: Head | None, listing: Listing) -> Bound:
     if head is not None:
         return Bound(head.segment, head.position, head.sequence)
-    newest = next((segment for segment in reversed(listing.segments) if not segment.kind.reclaimed), None)
+    newest = next((segment for segment in reversed(listing.segments) if not segment.kind.is_reclaimed), None)
     if newest is None or newest.kind is not Kind.RAW:
         return UNBOUNDED
     head_lost, base = False, newest.base_sequence

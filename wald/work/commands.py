@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wald.errors import Locked
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.locks import command_of, is_held, name_of, process_status, sharers
+from wald.files.locks import is_locked, process_command, process_name, process_status, sharers
 from wald.format.names import COMMAND_SUFFIX
 from wald.format.times import utc
 from wald.work.picture import Seen
@@ -89,7 +89,7 @@ def require_none(root: Root, route: str, group: str) -> None:
         Locked: a killed ``wald-drain`` has left one running.
     """
     for path in command_files(root.cursor_directory(route), group):
-        if is_held(path, Disk()):
+        if is_locked(path, Disk()):
             raise Locked(
                 f"{path}: a command that a killed wald-drain has left running has records of route {route} "
                 f"for group {group}",
@@ -121,10 +121,10 @@ def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, lis
 def _commands(path: Path, sharing: list[int], owners: Sequence[int]) -> Iterable[RunningCommand]:
     """Those that a keeper has started: what they have started themselves is not named."""
     left = not set(owners).intersection(sharing)
-    commands = [each for each in sharing if each not in owners and name_of(each) not in (KEEPER, RUNNER)]
+    commands = [each for each in sharing if each not in owners and process_name(each) not in (KEEPER, RUNNER)]
     number = path.name.rpartition(f"{COMMAND_SUFFIX}-")[2]
     worker = int(number) if number.isdecimal() else None
     for each in commands:
         status = process_status(each)
         if status is not None and status.parent not in commands:
-            yield RunningCommand(worker, each, status.group, command_of(each), status.started_ns, left)
+            yield RunningCommand(worker, each, status.group, process_command(each), status.started_ns, left)

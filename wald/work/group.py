@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
 from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.work import Start
+from wald.format.work import JournalStart
 from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch
@@ -116,7 +116,7 @@ class WorkGroup:
                 ownership = stack.enter_context(Ownership(self.log.root, route, self.group, disk))
                 require_none(self.log.root, route, self.group)
             floor = self._enter(disk)
-            start = Start(self.log.identity.log_id, route, group, floor, floor + 1)
+            start = JournalStart(self.log.identity.log_id, route, group, floor, floor + 1)
             replayed = Replayed(by_key=rules.by_key)
             journal = Journal(self.log.root, disk, start, replayed.carry_out)
             stack.callback(journal.close)

@@ -26,7 +26,7 @@ from wald.files.layout import Root
 from wald.files.safe_open import read_regular
 from wald.format.ledger_lines import decode_line
 from wald.format.names import WORK_SUFFIX
-from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
+from wald.format.work import BadWork, JournalLine, JournalStart, decode_work, encode_work, last_read
 from wald.hints import command_line
 from wald.segments.durable_end import readable_head
 
@@ -52,7 +52,7 @@ class Journal:
         is_new: whether it said nothing when it was opened.
     """
 
-    def __init__(self, root: Root, disk: Disk, start: Start, take: Callable[[Line], None]) -> None:
+    def __init__(self, root: Root, disk: Disk, start: JournalStart, take: Callable[[JournalLine], None]) -> None:
         """
         Args:
             start: whose journal it must be, and the floor of a new one.
@@ -82,7 +82,7 @@ class Journal:
             disk.close(self._descriptor)
             raise
 
-    def append(self, lines: Iterable[Line]) -> None:
+    def append(self, lines: Iterable[JournalLine]) -> None:
         """Write lines, which the next :meth:`sync` makes durable.
 
         Raises:
@@ -124,7 +124,7 @@ class Journal:
         """Whether it is time to write it anew."""
         return self._end > _GROWN_BYTES + _GROWN_TIMES * self._anew_bytes
 
-    def rewrite(self, lines: Iterable[Line]) -> None:
+    def rewrite(self, lines: Iterable[JournalLine]) -> None:
         """Replace all lines by these; on disk when this returns, and the old ones are there until then."""
         data = b"".join(encode_work(line, 0) for line in lines)
         self._disk.replace(self.path, data, mode=_MODE)
@@ -171,7 +171,7 @@ class Reading:
     """
 
     size: int
-    start: Start | None = None
+    start: JournalStart | None = None
     lines: int = 0
     end: int = 0
     damage: str = ""
@@ -180,7 +180,7 @@ class Reading:
     last: int = 0
 
 
-def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
+def read_journal(path: Path, take: Callable[[JournalLine], None]) -> Reading:
     """Read a journal. Who does not hold the lock of the group may see a line in the middle of being written, as damage.
 
     Lines count up to the first one that is not whole, or blank. A line behind that which was synced shows that this is
@@ -218,7 +218,7 @@ def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
     return read
 
 
-def read_beside_owner(path: Path) -> tuple[Reading, list[Line]]:
+def read_beside_owner(path: Path) -> tuple[Reading, list[JournalLine]]:
     """Read a journal that its owner may write to meanwhile: what is damage stays so when it is read again.
 
     Returns:
@@ -230,14 +230,14 @@ def read_beside_owner(path: Path) -> tuple[Reading, list[Line]]:
     for number in range(_READ_AGAIN):
         if number:
             time.sleep(_AGAIN_SECONDS)
-        lines: list[Line] = []
+        lines: list[JournalLine] = []
         read = read_journal(path, lines.append)
         if not read.damage:
             break
     return read, lines
 
 
-def read_whole(path: Path, root: Root, take: Callable[[Line], None]) -> Reading:
+def read_whole(path: Path, root: Root, take: Callable[[JournalLine], None]) -> Reading:
     """Read a journal as :func:`read_journal` does; damage is an error.
 
     Raises:
@@ -291,7 +291,7 @@ def _has_end(text: bytes) -> bool:
     return False
 
 
-def _decoded(piece: bytes) -> tuple[Line, int]:
+def _decoded(piece: bytes) -> tuple[JournalLine, int]:
     """Decode a line; its last byte before the newline may be a blank that the line should have overwritten."""
     if not piece.endswith(b"\n"):
         raise BadWork("a line without its end")
@@ -300,18 +300,22 @@ def _decoded(piece: bytes) -> tuple[Line, int]:
     return decode_work(piece)
 
 
-def _begin(read: Reading, line: Line) -> None:
+def _begin(read: Reading, line: JournalLine) -> None:
     """Take in the first line, which is the only one that says whose journal it is."""
     if read.start is None:
-        if not isinstance(line, Start):
+        if not isinstance(line, JournalStart):
             raise BadWork("its first line does not say whose it is")
         read.start = line
-    elif isinstance(line, Start):
+    elif isinstance(line, JournalStart):
         raise BadWork("two lines say whose it is")
 
 
-def _same(line: Line, start: Start) -> bool:
-    return isinstance(line, Start) and (line.log_id, line.route, line.group) == (start.log_id, start.route, start.group)
+def _same(line: JournalLine, start: JournalStart) -> bool:
+    return isinstance(line, JournalStart) and (line.log_id, line.route, line.group) == (
+        start.log_id,
+        start.route,
+        start.group,
+    )
 
 
 def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:

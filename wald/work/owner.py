@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wald.errors import WaldError
 from wald.format.records import Record, not_before
-from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, Line, Start, WorkerLease
+from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
 from wald.reading.assembler import Rows
 from wald.work.claims import Named
 from wald.work.deliveries import Part, Refusal, Settled
@@ -55,7 +55,7 @@ class Owner:
 
     def __init__(
         self,
-        start: Start,
+        start: JournalStart,
         rules: Rules,
         replayed: Replayed,
         source: Source,
@@ -105,7 +105,7 @@ class Owner:
         lines, self._lines = self._lines, [Commit()]
         return [line for line in lines if line]
 
-    def snapshot(self) -> Iterator[Line]:
+    def snapshot(self) -> Iterator[JournalLine]:
         """All that the journal has to say."""
         since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
         return written(self._start, self._deliveries, self._failures, self._dead, since_1970_ns)

@@ -9,7 +9,7 @@ from wald.errors import Locked
 from wald.files.cursor_directory import GroupFile
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.locks import command_of, holders, name_of
+from wald.files.locks import holders, process_command, process_name
 from wald.format.names import HANDOVER_SUFFIX
 
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
@@ -49,7 +49,7 @@ class Ownership(GroupFile):
                 hint="use the WorkGroup that is open, also in other threads, or close it first",
             )
         if found:
-            command = command_of(found[0]) or name_of(found[0])
+            command = process_command(found[0]) or process_name(found[0])
             return Locked(
                 f"{self.path}: another process works on route {route} for group {group}: process {found[0]}, {command}",
                 hint="wait for its end; a wald-gate releases the group 30 s after the last request "

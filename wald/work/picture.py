@@ -18,9 +18,9 @@ from wald.files import locks
 from wald.files.cursor_directory import is_companion, not_permitted
 from wald.files.disk import Disk
 from wald.files.layout import Root, scan_cursor_directory
-from wald.files.locks import command_of
+from wald.files.locks import process_command
 from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_group_file, is_route
-from wald.format.work import Commit, Line, WorkerLease
+from wald.format.work import Commit, JournalLine, WorkerLease
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import Cursor
@@ -98,7 +98,7 @@ class Waiting(NamedTuple):
 class _Leased(Replayed):
     """The lines carried out with who has what, which a new owner does not ask."""
 
-    def carry_out(self, line: Line) -> None:
+    def carry_out(self, line: JournalLine) -> None:
         if isinstance(line, Commit):
             for first, last in line.done:  # first: a worker that needed longer may have been done in the same turn
                 self.deliveries.finish_all(Run(first, last))
@@ -130,7 +130,7 @@ class Picture:
         Damaged: the lines do not fit each other.
     """
 
-    def __init__(self, path: Path, lines: list[Line], floor: int, now_ns: int) -> None:
+    def __init__(self, path: Path, lines: list[JournalLine], floor: int, now_ns: int) -> None:
         try:
             replayed = _Leased(by_key=False)
             for line in lines:
@@ -283,7 +283,7 @@ def look(log: Log, file: WorkFile, now_ns: int) -> Seen:
     return Seen(file, owner, cursor, reading, picture, damage)
 
 
-def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], str]:
+def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[JournalLine], str]:
     """Read the journal of a group, also one that its owner writes to meanwhile.
 
     Returns:
@@ -308,8 +308,8 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], s
 def owner_of(file: WorkFile) -> OwnerProcess | None:
     """The process that works for a group; None if none does."""
     if found := locks.holders(file.lock):
-        return OwnerProcess(found[0], command_of(found[0]))
-    return OwnerProcess(None, "") if locks.is_held(file.lock, Disk()) else None
+        return OwnerProcess(found[0], process_command(found[0]))
+    return OwnerProcess(None, "") if locks.is_locked(file.lock, Disk()) else None
 
 
 def remove_files(file: WorkFile, disk: Disk) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wald.errors import Locked
 from wald.files import locks
-from wald.files.cursor_directory import is_own
+from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk
 from wald.work.commands import require_none
 from wald.work.ownership import Ownership
@@ -24,7 +24,7 @@ def remove_group(file: WorkFile) -> list[Path]:
         NotPermitted: this user may not.
     """
     root, route, group = file.root, file.route, file.group
-    if is_own(file.path):
+    if is_own_file(file.path):
         with Ownership(root, route, group, Disk()):
             require_none(root, route, group)  # without its file, the next start would not wait for it
             return _remove(file)

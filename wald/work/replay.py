@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from wald.format.work import Commit, DeadRecord, FailureReason, Line, Page, Start, WorkerLease
+from wald.format.work import Commit, DeadRecord, FailureReason, JournalLine, JournalPage, JournalStart, WorkerLease
 from wald.work.deliveries import Deliveries
 from wald.work.terms import Failure
 from wald.work.window import Run, runs_of
@@ -33,14 +33,14 @@ class Replayed:
         self.failures = {sequence: failure for sequence, failure in self.failures.items() if is_open(sequence)}
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if is_open(sequence)}
 
-    def carry_out(self, line: Line) -> None:
+    def carry_out(self, line: JournalLine) -> None:
         """Carry out the next line."""
         deliveries = self.deliveries
         window = deliveries.window
         match line:
-            case Start():
+            case JournalStart():
                 window.floor, window.end = line.floor, line.end
-            case Page():
+            case JournalPage():
                 window.put_page(line.first, line.tries)
                 self._delay(line.due)
             case Commit():
@@ -74,12 +74,12 @@ def note(failures: dict[int, Failure], why: FailureReason) -> None:
 
 
 def written(
-    start: Start,
+    start: JournalStart,
     deliveries: Deliveries,
     failures: Mapping[int, Failure],
     dead: Mapping[int, DeadRecord],
     since_1970_ns: int,
-) -> Iterator[Line]:
+) -> Iterator[JournalLine]:
     """All that is known, as lines.
 
     Args:
@@ -106,9 +106,9 @@ def _held(deliveries: Deliveries, since_1970_ns: int) -> list[WorkerLease]:
     return list(held.values())
 
 
-def _pages(deliveries: Deliveries) -> Iterator[Page]:
+def _pages(deliveries: Deliveries) -> Iterator[JournalPage]:
     """What is open, and how often it was delivered."""
     due = deliveries.due_times()
     for first, tries in deliveries.window.pages():
         waiting = [(s, due[s]) for s in Run(first, first + len(tries) - 1).among(due)] if due else []
-        yield Page(first, tries, waiting)
+        yield JournalPage(first, tries, waiting)

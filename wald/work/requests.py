@@ -67,7 +67,7 @@ def ask(root: Root, route: str, group: str, what: Mapping[str, Any], seconds: fl
         disk.truncate(descriptor, 0)
         _append(descriptor, {"ask": number, **what})
         while (answer := _find(descriptor, "answered", number)) is None:
-            if not locks.is_held(path.with_suffix(HANDOVER_SUFFIX), disk):
+            if not locks.is_locked(path.with_suffix(HANDOVER_SUFFIX), disk):
                 raise OwnerGone
             if time.monotonic() > until:
                 _withdraw(root, path, descriptor, number, seconds)
@@ -111,7 +111,7 @@ class Requests:
         try:
             _append_only(descriptor)
             asked = _find(descriptor, "ask")
-            if asked is None or not isinstance(asked["ask"], str) or not locks.is_held(self._path, disk):
+            if asked is None or not isinstance(asked["ask"], str) or not locks.is_locked(self._path, disk):
                 return
             number = asked["ask"]
             if _find(descriptor, "taken", number) or not _is_first(descriptor, "taken", number):

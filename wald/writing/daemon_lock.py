@@ -170,7 +170,7 @@ def require_free(root: Root, disk: Disk) -> None:
     """Raise Locked or PermissionError if this user cannot start a daemon on ``root``. Writes nothing."""
     if os.path.lexists(root.lock):
         disk.close(disk.open_lock(root.lock))  # fails without permission
-        _await(lambda: not locks.is_held(root.lock, disk), root)
+        _await(lambda: not locks.is_locked(root.lock, disk), root)
 
 
 def _await(is_free: Callable[[], bool], root: Root) -> None:

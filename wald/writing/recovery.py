@@ -528,9 +528,9 @@ def _replay_raw(segment: Segment, log_id: bytes, replay: _Replay) -> None:
 
 def _replay_sealed(sealed: SealedFile, replay: _Replay, errors: list[str]) -> None:
     if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
-        replay.dropped = sealed.index.shrunk.lasts
+        replay.dropped = sealed.index.shrunk.last_by_route
     for number, frame in enumerate(sealed.index.frames):
-        if sealed.index.is_damage(frame):
+        if sealed.index.was_damaged(frame):
             continue  # its bytes may look like batches
         try:
             data = sealed.frame(number)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wald.files.layout import Root
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 from wald.files.safe_open import read_object
 from wald.format.times import utc
 
@@ -99,6 +99,6 @@ def no_daemon(root: Root, disk: Disk) -> str:
     """
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: this log has never had one"
-    if is_held(root.lock, disk):
+    if is_locked(root.lock, disk):
         return ""
     return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"

@@ -23,7 +23,7 @@ from wald.errors import Damaged, Locked, UnsupportedFormat
 from wald.files import locks, uptime
 from wald.files.disk import Disk
 from wald.files.layout import SHRUNK_SUFFIX, TEMPORARY, Root
-from wald.files.ledger_read import Lines
+from wald.files.ledger_read import LedgerLines
 from wald.files.ledger_write import Ledger, lock_ledger
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
@@ -75,7 +75,7 @@ def seal(
     if both:
         ledger.settle()
         with suppress(Damaged):  # at worst a line is written twice
-            known = [line.entry for line in Lines(ledger.path).about(base, base)]
+            known = [line.entry for line in LedgerLines(ledger.path).about(base, base)]
     for entry in _entries(sealed, moment(), cut_ns=cut_ns, now_ns=now()):
         if not any(all(line.get(key) == entry.get(key) for key in ("event", "base", "position")) for line in known):
             ledger.append(entry)

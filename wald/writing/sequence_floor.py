@@ -17,13 +17,13 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_read import Lines, highest_in_parts
+from wald.files.ledger_read import LedgerLines, highest_in_parts
 from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger_lines import BadLine, decode_entry
 from wald.format.names import WORK_SUFFIX
 from wald.format.spans import Spans
-from wald.format.work import BadWork, Start, decode_work, last_read
+from wald.format.work import BadWork, JournalStart, decode_work, last_read
 
 _BARE_MAX = 1 << 20
 _OURS_MAX = 1 << 40
@@ -88,7 +88,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
     try:
         with open_file(journal) as file:
             start, _ = decode_work(file.readline(_START_MAX_BYTES))
-            if not isinstance(start, Start) or start.log_id != log_id:
+            if not isinstance(start, JournalStart) or start.log_id != log_id:
                 return 0
             begin, end = file.tell(), file.seek(0, os.SEEK_END)
             length = _TAIL_BYTES
@@ -130,7 +130,7 @@ def given_up(root: Root, first: int, last: int) -> bool:
     """Return True if, by the ledger, repairs gave up all records from ``first`` to ``last``."""
     lost = Spans()
     with suppress(Damaged):
-        for line in Lines(root.ledger / "segments.jsonl").about(first, last):
+        for line in LedgerLines(root.ledger / "segments.jsonl").about(first, last):
             if line.is_range("lost"):
                 lost.add(line.low, line.high)
     return lost.covers(first, last)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from wald import aio
 from wald.errors import Locked, WaldError
-from wald.files.locks import name_of
+from wald.files.locks import process_name
 from wald.log import Log
 from wald.work.picture import OwnerProcess, WorkFile, owner_of
 from wald_gate.groups.making import require_group
@@ -266,7 +266,7 @@ def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
 
 
 def _owned(owner: OwnerProcess, route: str, group: str) -> str:
-    name = "" if owner.pid is None else name_of(owner.pid)
+    name = "" if owner.pid is None else process_name(owner.pid)
     process = f"process {owner.pid} ({name})" if name else "another process"
     return f"{process} works on route {route} for group {group}"
 

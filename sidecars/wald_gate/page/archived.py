@@ -86,10 +86,10 @@ class Bundled:
         self._met.add(base)
         if self._trouble or base in self._whole:
             return
-        if self._judged.meets(base, base):  # it was taken back
+        if self._judged.overlaps(base, base):  # it was taken back
             self._forget()
         if status.state is State.ACTIVE:  # there may be more in it by now
-            if any(runs.meets(base, max(base, status.last_sequence or 0)) for runs in self._runs.values()):
+            if any(runs.overlaps(base, max(base, status.last_sequence or 0)) for runs in self._runs.values()):
                 self._partly.add(base)
             return
         is_whole, is_partly = _share(self._runs, ((each.route, each.first, each.last) for each in status.routes))
@@ -123,7 +123,7 @@ class Bundled:
         found: list[ReclaimedSegment] = []
         read: list[tuple[int, int]] = []
         for first, last in reversed(gaps):
-            for run in list(self._judged.outside(first, last)):
+            for run in list(self._judged.gaps(first, last)):
                 left = _AT_MOST - len(found)
                 some = list(islice(self._history.reclaimed_segments(*run), left))
                 found += some
@@ -151,7 +151,7 @@ def _share(runs: Mapping[str, Spans], routes: Iterable[tuple[str, int, int]]) ->
     if not runs:
         return False, False
     held = [(runs.get(name), first, last) for name, first, last in routes]
-    is_partly = any(found is not None and found.meets(first, last) for found, first, last in held)
+    is_partly = any(found is not None and found.overlaps(first, last) for found, first, last in held)
     return is_partly and all(found is not None and found.covers(first, last) for found, first, last in held), is_partly
 
 

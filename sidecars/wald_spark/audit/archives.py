@@ -10,7 +10,7 @@ from wald.checking.checker import Level
 from wald.errors import WaldError
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.ledger_read import reported_entries
+from wald.files.ledger_read import readable_entries
 from wald_archive.api import (
     BagName,
     Bags,
@@ -116,7 +116,7 @@ def _recorded(place: str, roots: Iterable[Root]) -> Recorded:
     """What all ledgers record of one destination; a destination that is in no ledger is proven by itself."""
     recorded = Recorded()
     for root in roots:
-        of_one = recorded_at(reported_entries(root.ledger / "archive.jsonl"), place)
+        of_one = recorded_at(readable_entries(root.ledger / "archive.jsonl"), place)
         recorded.bundles |= of_one.bundles
         recorded.whole |= of_one.whole
         recorded.unfinished |= of_one.unfinished

@@ -11,7 +11,7 @@ from wald.checking.verifier import Verification
 from wald.errors import Damaged, UnsupportedFormat
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.files.ledger_read import reported_entries
+from wald.files.ledger_read import readable_entries
 from wald.files.listing import list_segments
 from wald.format.spans import Spans
 from wald.retention.audit import Ruling, audit_deletion, audit_shrink
@@ -38,7 +38,7 @@ class LogAudit:
         self._verification = Verification(root, first=first)
         self._bundles = {
             (str(line.get("dest")), str(line.get("bag")), str(line.get("bundle")))
-            for line in reported_entries(root.ledger / "archive.jsonl")
+            for line in readable_entries(root.ledger / "archive.jsonl")
             if line.get("event") == "archived"
         }
         self.work = [SegmentWork(target, _stored_bytes(target)) for target in self._verification.segments_to_check()]

@@ -20,7 +20,7 @@ from tracing import traced
 from wald import Consumer, WorkGroup
 from wald.errors import Locked
 from wald.files.disk import Disk
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 
 
 def parent_of(process_id: int) -> int:
@@ -89,7 +89,7 @@ def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Bui
     assert output_of("group", "skip", "a", "processed", "1", "--root", built.root.path).endswith(b"1 record of 1\n")
     jobs.let_go(1, 3)
     files = list(built.root.cursor_directory("a").glob("processed.command*"))
-    eventually(lambda: not any(is_held(each, Disk()) for each in files))
+    eventually(lambda: not any(is_locked(each, Disk()) for each in files))
     with WorkGroup(built.root.path, "a") as work:
         assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain asks how it ended
 

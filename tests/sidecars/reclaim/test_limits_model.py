@@ -29,7 +29,7 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.files.routes import add_route, retire_route
-from wald.files.uptime import moment_of
+from wald.files.uptime import parse_moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
@@ -255,7 +255,7 @@ class Histories(RuleBasedStateMachine):
         staying = {held.base for held in ended.complete}
         for held in sorted([*before.complete, *(each.held for each in before.released)], key=lambda held: held.base):
             line, base = lines.get(held.base, {"event": "kept"}), held.base
-            moment = moment_of(line)
+            moment = parse_moment(line)
             written = None
             if line["event"] == "reclaimed" and moment is not None:
                 written = OnRecord(moment, frozenset(line.get("lost", {})))

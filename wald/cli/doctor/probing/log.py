@@ -26,7 +26,7 @@ from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
 from wald.files.disk import Disk, free_bytes, total_bytes
 from wald.files.identity import check_root, read_identity
 from wald.files.layout import Root
-from wald.files.locks import is_held
+from wald.files.locks import is_locked
 from wald.files.routes import has_fifo
 from wald.files.safe_open import read_regular
 from wald.hints import group_name, user_name
@@ -133,7 +133,7 @@ def _safe_has_fifo(root: Root, route: str) -> bool:
 def running(root: Path, socket: Path) -> tuple[Running, Mapping[str, Any]]:
     """The daemon, and its answer to STAT; ``Any``: it is JSON."""
     here = Root(root)
-    if not is_held(here.lock, Disk()):
+    if not is_locked(here.lock, Disk()):
         return Running(), {}
     who = in_words(signed(here))
     if socket.exists() and not os.access(socket, os.W_OK, effective_ids=True):
