@@ -239,9 +239,9 @@ class Log:
             InvalidInput: ``sequence`` is below 1.
             Damaged: no segment has the record, and the ledger that should report it is damaged.
         """
-        from wald.reading.lookup import where
+        from wald.reading.lookup import locate_record
 
-        return where(self.view(), sequence)
+        return locate_record(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
         """Return the source of a batch of :meth:`batches`; for the socket, also the user and the process.

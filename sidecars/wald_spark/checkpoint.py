@@ -27,7 +27,7 @@ from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.hints import command_line
 from wald.retention.cursors import Cursor, new_group_warning, reject_leftover_journal
-from wald.segments.continuity import Continuity, Seen
+from wald.segments.continuity import Continuity, LastSeen
 from wald_spark.locations import local_path
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 
@@ -86,7 +86,7 @@ def _require_same_past(path: Path, root: Root, positions: Sequence[Position], lo
     setting = command_line(root.path, "cursor set")
     hint = f"{path} belongs to the log before the restore; move the cursor with {setting}, or use a new stream"
     for position in filter(lambda each: each.epoch, positions):
-        Continuity(root, log_id, Seen(position.last, position.epoch, position.life), hint=hint).require()
+        Continuity(root, log_id, LastSeen(position.last, position.epoch, position.life), hint=hint).require()
 
 
 def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: Position) -> None:

@@ -34,7 +34,7 @@ class Position(NamedTuple):
     """In one log: records began < s ≤ last were delivered.
 
     Attributes:
-        epoch, life: the daemon's start when ``last`` was read, as in :class:`Seen`.
+        epoch, life: the daemon's start when ``last`` was read, as in :class:`LastSeen`.
     """
 
     began: int

@@ -18,7 +18,7 @@ from wald.reading.reader import read_selection
 from wald.reading.selection import Selection
 from wald.retention.history import History
 from wald.retention.missing import Missing
-from wald.segments.continuity import Continuity, Seen, seen_at
+from wald.segments.continuity import Continuity, LastSeen, last_seen_at
 from wald.segments.durable_end import Bound, lost_head
 from wald.segments.view import View, read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
@@ -52,7 +52,7 @@ class LogPiece:
     raw_bytes: int
     tolerance: Tolerance = STRICT
     gaps: bool = False
-    seen: Seen | None = None
+    seen: LastSeen | None = None
 
     @property
     def log(self) -> str:
@@ -137,7 +137,7 @@ def pieces_of(
         planning = _Planning(History(location.root), damage, tolerance.loss, gaps)
         blocks = list(planning.blocks(view, wanted, active=active))
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
-    seen = seen_at(view.root, view.head) if view.head else None
+    seen = last_seen_at(view.root, view.head) if view.head else None
     return [
         LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance, gaps, seen)
         for block in joined_blocks(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wald.errors import InvalidInput, NotFound
 from wald.hints import command_line
-from wald.segments.continuity import Continuity, Seen, seen_at
+from wald.segments.continuity import Continuity, LastSeen, last_seen_at
 from wald.segments.view import View
 from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
@@ -30,7 +30,7 @@ class Progress:
     Attributes:
         last: of all routes except those in ``held_back``.
         held_back: for each route that a record without an end holds back, the last record that is done.
-        epoch, life: the daemon's start when that was read, as in :class:`Seen`.
+        epoch, life: the daemon's start when that was read, as in :class:`LastSeen`.
     """
 
     last: int
@@ -145,7 +145,7 @@ def new_records(
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
     if view.head is not None:
-        seen = seen_at(view.root, view.head)
+        seen = last_seen_at(view.root, view.head)
         after = replace(after, epoch=seen.epoch, life=seen.life)
     return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=before is None))
 
@@ -153,7 +153,7 @@ def new_records(
 def _require_same_past(view: View, before: Progress) -> None:
     if view.head is not None:
         hint = f"another --out begins with the oldest record; {command_line(view.root.path, 'verify')} checks the log"
-        seen = Seen(before.last, before.epoch, before.life)
+        seen = LastSeen(before.last, before.epoch, before.life)
         Continuity(view.root, view.log_id, seen, hint=hint).check(view.head)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from wald.errors import Damaged, InvalidInput, NotFound, Replaced, RolledBack
 from wald.files.identity import read_identity
 from wald.format.head import Head
-from wald.segments.continuity import Continuity, Seen
+from wald.segments.continuity import Continuity, LastSeen
 from wald.segments.durable_end import read_head
 from wald.segments.view import View
 from wald_spark.admission import Extents
@@ -78,13 +78,13 @@ class StreamLog:
             RolledBack: it is an older copy.
         """
         if self.head is not None and position != self._verified:
-            seen = Seen(position.last, position.epoch, position.life)
+            seen = LastSeen(position.last, position.epoch, position.life)
             Continuity(self.location.root, self.location.log_id, seen, hint=_HINT).check(self.head)
             self._verified = position
 
     def at(self, position: Position, last: int) -> Position:
         """Return ``position`` moved to ``last``, with the start of the daemon that the last poll has met."""
-        seen = self._continuity.seen
+        seen = self._continuity.last_seen
         return Position(position.began, last, seen.epoch, seen.life) if seen else Position(position.began, last)
 
     def _require_continuity(self, head: Head) -> None:

@@ -27,18 +27,18 @@ from wald.format.log_state import LogState
 from wald.format.sealed_index import BadSealed, FrameTable, SealedIndex, encode_sealed_index, encode_seek_table
 from wald.format.segment import BadHeader
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
-from wald.segments.sealed_file import FRAME_BYTES, Compressed, SealedFile, compress_segment
+from wald.segments.sealed_file import FRAME_BYTES, CompressedSegment, SealedFile, compress_segment
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"
 
 
-def compress(folder: Path, raw: bytes, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, Compressed]:
+def compress(folder: Path, raw: bytes, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, CompressedSegment]:
     """The sealed file of a raw segment with this content."""
     (folder / "raw").write_bytes(raw)
     return _compress_file(folder / "raw", frame_bytes=frame_bytes)
 
 
-def _compress_file(raw: Path, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, Compressed]:
+def _compress_file(raw: Path, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, CompressedSegment]:
     sealed = raw.with_name("sealed.zst")
     sealed.unlink(missing_ok=True)
     disk = Disk()

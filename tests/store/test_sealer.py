@@ -25,7 +25,7 @@ from wald.format.batch import Buffer
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
 from wald.segments.index_builder import SparseIndexWriter
-from wald.segments.sealed_file import Compressed, SealedFile
+from wald.segments.sealed_file import CompressedSegment, SealedFile
 from wald.writing.sealing import pending, remove_temporaries, seal
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
@@ -56,7 +56,7 @@ def damaged_segment() -> bytes:
     return bytes(data)
 
 
-def seal_with(root: Root, found: Segment, disk: Disk) -> Compressed:
+def seal_with(root: Root, found: Segment, disk: Disk) -> CompressedSegment:
     ledger = Ledger(root.ledger / "segments.jsonl", disk)
     try:
         return seal(root, found, disk, ledger, now=lambda: NOW_NS, moment=lambda: Moment("a boot", 7))
@@ -64,7 +64,7 @@ def seal_with(root: Root, found: Segment, disk: Disk) -> Compressed:
         ledger.close()
 
 
-def seal_all(root: Root) -> list[Compressed]:
+def seal_all(root: Root) -> list[CompressedSegment]:
     """What a start of the daemon does."""
     remove_temporaries(root, Disk())
     return [seal_with(root, found, Disk()) for found in pending(root, 1 << 40)]

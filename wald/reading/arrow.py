@@ -40,7 +40,7 @@ _FIELDS = {field.name: field for field in [*schema, _SEGMENT]}
 BATCH_BYTES = 1 << 20  # small batches are merged up to this size
 
 
-class Stored(Protocol):
+class BatchLike(Protocol):
     """Required part of :class:`wald.reading.assembler.Batch`, which imports this module."""
 
     @property
@@ -66,9 +66,9 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([_FIELDS[name] for name in columns])
 
 
-def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
+def record_batches(batches: Iterable[BatchLike], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
     """Yield ``batches`` as Arrow, merging consecutive small batches of lines."""
-    pending: list[Stored] = []
+    pending: list[BatchLike] = []
     pending_bytes = 0
     for batch in batches:
         if pending and (batch.is_columns or pending_bytes + len(batch.payload) > BATCH_BYTES):
@@ -83,7 +83,7 @@ def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.na
         yield record_batch(pending, columns)
 
 
-def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
+def record_batch(batches: Sequence[BatchLike], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
     """Convert one batch, or several batches of lines, to one Arrow batch."""
     arrays = _Columns(batches)
     return pa.RecordBatch.from_arrays([getattr(arrays, name)() for name in columns], schema=schema_of(columns))
@@ -92,7 +92,7 @@ def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.name
 class _Columns:
     """Arrow columns of batches, one method per field."""
 
-    def __init__(self, batches: Sequence[Stored]) -> None:
+    def __init__(self, batches: Sequence[BatchLike]) -> None:
         self._batches = batches
         self._counts = np.array([batch.count for batch in batches])
         self._count = int(self._counts.sum())

@@ -52,11 +52,11 @@ class Whereabouts:
     bundle_entry: Entry | None = None
 
 
-def where(view: View, sequence: int) -> Whereabouts:
+def locate_record(view: View, sequence: int) -> Whereabouts:
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     history = History(view.root)
-    answer = _locate(view, sequence, history)
+    answer = _find_record(view, sequence, history)
     if answer.state is State.NEVER_ISSUED:
         return answer
     try:
@@ -70,7 +70,7 @@ def where(view: View, sequence: int) -> Whereabouts:
     return replace(answer, reclaimed=deletions[0] if deletions else None)
 
 
-def _locate(view: View, sequence: int, history: History) -> Whereabouts:
+def _find_record(view: View, sequence: int, history: History) -> Whereabouts:
     """Find the record in the segments, or its fate in the ledgers."""
     bound = view.bound
     segments = [*view.listing.released, *view.segments]
@@ -133,7 +133,7 @@ def _find_in(view: View, sequence: int, segment: Segment, opened: OpenSegment) -
 
 def _location(view: View, sequence: int, segment: Segment, item: StoredBatch) -> Whereabouts:
     state = view.state(segment)
-    place = f"in {segment.path.name} at {item.position}, route {item.route}"
+    place = f"in {segment.path.name} at position {item.position}, route {item.route}"
     if state is State.RELEASED:
         place = f"reclaimed, but still {place}"
     head_sequence = view.bound.sequence if view.bound.sequence is not None else item.header.end_sequence - 1

@@ -49,11 +49,11 @@ class Matcher:
 
     def cannot_match(self, data: bytes | memoryview) -> bool:
         """Return True if ``data``, lines or columns, contains no matching record."""
-        return bool(self._literal) and find_bytes(self._searchable(data), self._literal) < 0
+        return bool(self._literal) and find_bytes(self._fold_case(data), self._literal) < 0
 
     def find_matches(self, batch: Batch) -> list[tuple[int, bytes]]:
         """Return the sequence and value of each match."""
-        text = self._searchable(batch.payload)
+        text = self._fold_case(batch.payload)
         occurrences = count_bytes(text, self._literal) if self._literal else batch.count
         if not occurrences:
             return []
@@ -73,7 +73,7 @@ class Matcher:
         elif not self.cannot_match(batch.payload):
             yield from (record for record in batch.records() if self.matches(record.value))
 
-    def _searchable(self, data: bytes | memoryview) -> bytes | memoryview:
+    def _fold_case(self, data: bytes | memoryview) -> bytes | memoryview:
         """Return ``data``, in lower case if case is ignored. The result is valid until the next call."""
         if not self._folds or not self._literal:
             return data

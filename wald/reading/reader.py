@@ -127,7 +127,7 @@ class _Reading:
         self._root = view.root
         self._scanner: Scanner | None = None
         # A reader with an explicit start may need released segments.
-        self._view = view if selection.earliest else view.including_released()
+        self._view = view if selection.from_earliest else view.including_released()
         self._selection = selection
         self._first = min([selection.first, *selection.floors.values()])
         self._open_sequences: dict[str, int] = {}  # by route: open record to read again
@@ -396,10 +396,10 @@ class _Reading:
             self._report_unexplained(first, dropped.last, [], torn)
         elif torn:
             self._report_missing_records([_as_reclaimed(each) for each in torn], first, last, "")
-        everything = selection.routes is None and not selection.floors
-        if first > last or (dropped.segment == self._dropped_segment and not everything):
+        is_everything = selection.routes is None and not selection.floors
+        if first > last or (dropped.segment == self._dropped_segment and not is_everything):
             return
-        if everything:
+        if is_everything:
             entries = [RouteEntry("", last - first + 1, first, last)]
         else:
             self._dropped_segment, last = dropped.segment, selection.last
@@ -407,7 +407,7 @@ class _Reading:
         if not entries:
             return
         begin, end = min(entry.first for entry in entries), max(entry.last for entry in entries)
-        latest_ns = dropped.latest_ns if everything else None
+        latest_ns = dropped.latest_ns if is_everything else None
         reclaimed = _without_pieces(ReclaimedSegment(begin, end, tuple(entries), latest_ns=latest_ns), torn)
         self._report_missing_records([reclaimed], first, last, "")
 
@@ -449,7 +449,7 @@ class _Reading:
         missing = replace(
             counted,
             routes=frozenset(cursor_routes) or counted.routes,
-            asked=bool(cursor_routes) or not (selection.earliest or selection.floors),
+            asked=bool(cursor_routes) or not (selection.from_earliest or selection.floors),
             group=selection.group if cursor_routes else None,
             archive=self._history.archive_location(counted.route, first, last),
             lost=lost,
@@ -458,7 +458,7 @@ class _Reading:
         self._on_missing(missing)
 
     def _floor(self, route: str) -> int:
-        """Return the first record that the group needs, by its current cursor: reclaimed records may be processed."""
+        """Return the first record that the group needs. Reread the cursor: processed records may be reclaimed."""
         selection = self._selection
         if route not in selection.floors or route in selection.new_routes:
             return selection.floor(route)

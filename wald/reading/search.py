@@ -95,7 +95,7 @@ def search(view: View, selection: Selection, show: Show, *, cannot_match: Cannot
 
     ``cannot_match`` returns True for bytes in which ``show`` would find nothing.
     """
-    view = view if selection.earliest else view.including_released()
+    view = view if selection.from_earliest else view.including_released()
     portions = list(_split(view, selection))
     find = partial(_search_portion, view, selection, show, cannot_match)
     if jobs == 1 or len(portions) == 1:

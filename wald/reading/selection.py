@@ -37,7 +37,7 @@ class Selection:
     last: int = SEQUENCE_MAX  # ``until_ns`` may end earlier
     from_ns: int = -(1 << 63)  # append times: from ≤ t < until
     until_ns: int = (1 << 63) - 1
-    earliest: bool = False
+    from_earliest: bool = False
     new_routes: frozenset[str] = frozenset()  # without a cursor, and therefore read from 1
     group: str = DEFAULT_GROUP
 
@@ -84,7 +84,7 @@ def _select_start(view: View, routes: frozenset[str] | None, start: Start, group
         time_ns = nanoseconds(start)
         return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)
     if start == "earliest":
-        return Selection(routes, 1, earliest=True)
+        return Selection(routes, 1, from_earliest=True)
     if start == "end":
         return Selection(routes, end_of(view))
     if start == "cursor":

@@ -24,7 +24,7 @@ from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.head import Head, encode_head
 from wald.format.ledger_lines import Entry
 from wald.format.log_state import LogState
-from wald.segments.sealed_file import Compressed
+from wald.segments.sealed_file import CompressedSegment
 from wald.writing.daemon_lock import Lock, require_free
 from wald.writing.sealing import pending, seal
 from wald.writing.writer import Draft, Route, Writer
@@ -82,7 +82,7 @@ class NewLog:
         self._lines: list[Entry] = []
         self._routes: dict[str, Route] = {}
         self._writer: Writer | None = None
-        self._sealed: Compressed | None = None
+        self._sealed: CompressedSegment | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
         if root.identity.exists():  # finished by another process since

@@ -26,7 +26,7 @@ _REPORTS = 64  # more than the daemon keeps
 _FileStamp = tuple[int, int, int] | None  # device, inode, mtime
 
 
-class Seen(NamedTuple):
+class LastSeen(NamedTuple):
     """Last record and end of the bytes that a process has seen. Unknown fields are 0 or ""."""
 
     sequence: int
@@ -36,19 +36,19 @@ class Seen(NamedTuple):
     position: int = 0
 
 
-def seen_at(root: Root, head: Head) -> Seen:
-    return Seen(head.sequence, head.epoch, _life(read_object(root.report(head.epoch))), head.segment, head.position)
+def last_seen_at(root: Root, head: Head) -> LastSeen:
+    return LastSeen(head.sequence, head.epoch, _life(root, head.epoch), head.segment, head.position)
 
 
 class Continuity:
-    """Thread-safe check that a path still has the log that this process, or ``seen``, has seen."""
+    """Thread-safe check that a path still has the log seen by this process, or in ``last_seen``."""
 
-    def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
+    def __init__(self, root: Root, log_id: bytes, last_seen: LastSeen | None = None, *, hint: str = "") -> None:
         self._root = root
         self._log_id = log_id
         self._hint = hint
         self._lock = threading.Lock()
-        self.seen = seen
+        self.last_seen = last_seen
         self._stamps: tuple[_FileStamp, _FileStamp] = (None, None)
         self._replaced: Replaced | None = None
 
@@ -70,25 +70,25 @@ class Continuity:
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
-        seen = self.seen
+        seen = self.last_seen
         stamps = self._current_stamps(seen.epoch if seen else 0)
         is_later = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
         if is_later and stamps == self._stamps and stamps[0] is not None:
             if head is not None and seen is not None:
-                self.seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
+                self.last_seen = LastSeen(head.sequence, head.epoch, seen.life, head.segment, head.position)
             return
         self._require_same_log()
         if head is not None and not is_later:
             head = readable_head(self._root)  # another thread may have seen a newer head
         if head is not None:
             if seen is not None and (reason := self._rollback_reason(seen, head)):
-                last_seen = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
+                evidence = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
                 raise RolledBack(
-                    f"{self._root.path}: an older copy of the log was restored here: {last_seen}, and {reason}",
+                    f"{self._root.path}: an older copy of the log was restored here: {evidence}, and {reason}",
                     case="older-copy",
                     instead=self._hint,
                 )
-            self.seen = seen_at(self._root, head)
+            self.last_seen = last_seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
                 stamps = self._current_stamps(head.epoch)  # a report is complete before its epoch has a head
         self._stamps = stamps
@@ -108,13 +108,13 @@ class Continuity:
                 case="other-log",
             )
 
-    def _rollback_reason(self, seen: Seen, head: Head) -> str:
+    def _rollback_reason(self, seen: LastSeen, head: Head) -> str:
         """Return the evidence that the log is an older copy, or ""."""
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             return f"the log ends at record {head.sequence} of epoch {head.epoch}"
         if not seen.epoch:
             return ""
-        life = _life(read_object(self._root.report(seen.epoch)))
+        life = _life(self._root, seen.epoch)
         if life and seen.life and life != seen.life:
             return f"epoch {seen.epoch} belongs to another start of the daemon"
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
@@ -135,11 +135,12 @@ def _stamp(path: Path) -> _FileStamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _life(report: Mapping[str, Any] | None) -> str:
+def _life(root: Root, epoch: int) -> str:
+    report = read_object(root.report(epoch))
     return "" if report is None else str(report.get("life") or "")
 
 
-def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
+def _begins_before(report: Mapping[str, Any], seen: LastSeen, root: Root) -> bool:
     """Return True if the reported start found fewer records, or pieces of records, than ``seen``."""
     first_sequence, scanned_bytes = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(first_sequence, int) and first_sequence <= seen.sequence:
@@ -150,7 +151,7 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
     return is_shorter and is_same_segment and not is_damaged and not _is_repaired(root, seen)
 
 
-def _is_repaired(root: Root, seen: Seen) -> bool:
+def _is_repaired(root: Root, seen: LastSeen) -> bool:
     """Return True if a repair has since rewritten, and perhaps shortened, the segment."""
     from wald.files.ledger_read import LedgerLines
 

@@ -87,16 +87,16 @@ FindIndex = Callable[[], SparseIndex | None]
 class RawFile:
     """Open raw segment, readable up to ``limit``. The caller closes the descriptor.
 
-    ``index`` and ``durable``, the head's position (0 if unknown), are used only after damage.
+    ``index`` and ``durable_end``, the head's position (0 if unknown), are used only after damage.
     """
 
     def __init__(
-        self, descriptor: int, *, limit: int | None = None, durable: int = 0, index: FindIndex = lambda: None
+        self, descriptor: int, *, limit: int | None = None, durable_end: int = 0, index: FindIndex = lambda: None
     ) -> None:
         self._descriptor = descriptor
         file_bytes = os.fstat(descriptor).st_size
         self.limit = file_bytes if limit is None else min(limit, file_bytes)
-        self._durable = durable
+        self._durable_end = durable_end
         self._index = index
         self._memory: memoryview | None = None
         self._window = memoryview(b"")
@@ -186,7 +186,7 @@ class RawFile:
 
     @cached_property
     def _resync(self) -> Resync:
-        ends = self._durable, padded(self._data_end)
+        ends = self._durable_end, padded(self._data_end)
         return Resync(self.read, self.salt, ends=ends, index=self._index())
 
     @cached_property

@@ -99,9 +99,8 @@ class SalvagedSegment(OpenSegment):
         try:
             from_headers = read_frame_lengths(self._read, offset)
         except BadFrame as error:
-            rest_bytes = self._file_bytes - offset
-            problem = str(error) if rest_bytes > 0 else "the file is truncated"
-            return from_table or FrameLengths(max(0, rest_bytes), 0), problem
+            rest = self._file_bytes - offset
+            return from_table or FrameLengths(max(0, rest), 0), str(error) if rest > 0 else "the file is truncated"
         if from_table is None or from_table == from_headers or not self._content(offset, begin, from_headers)[1]:
             return from_headers, ""
         return from_table, "the frame's headers are damaged"

@@ -102,7 +102,7 @@ class FrameWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class Compressed:
+class CompressedSegment:
     """Result of :func:`compress_segment`."""
 
     index: SealedIndex
@@ -118,7 +118,7 @@ def compress_segment(
     index: FindIndex = lambda: None,
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
-) -> Compressed:
+) -> CompressedSegment:
     """Write the sealed form of a complete raw segment to an empty file, which the caller syncs.
 
     Damaged bytes are kept, even at the end. The sparse ``index`` helps to find batches after damage. Memory: a few
@@ -142,7 +142,7 @@ def compress_segment(
     builder.sort_routes()
     sealed = builder.index(header, writer.raw_bytes, damage, sha256=writer.sha256.digest())
     writer.finish(sealed)
-    return Compressed(sealed, writer.stored_bytes, gaps)
+    return CompressedSegment(sealed, writer.stored_bytes, gaps)
 
 
 def index_raw(source: int) -> SealedIndex:
@@ -223,7 +223,7 @@ class SealedFile:
         try:
             # zstd allocates the claimed length, so check the claim first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
-                raise damaged(self.path, f"frame {number} should claim {frame.raw_bytes} bytes", frame.offset)
+                raise damaged(self.path, f"frame {number} does not contain {frame.raw_bytes} bytes", frame.offset)
             if not self._is_plausible(frame, stored):
                 reason = f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch of that length"
                 raise damaged(self.path, reason, frame.offset)

@@ -359,7 +359,7 @@ class _Recovery:
         torn_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
         with open_file(newest.path) as file:
             index = partial(find_index, newest.path.parent, log_id, base)
-            raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+            raw = RawFile(file.fileno(), limit=limit, durable_end=durable_bytes, index=index)
             salt = raw.salt
             header, reason = _header_fact(raw, log_id, base)
             for found in raw.scan():

@@ -32,7 +32,7 @@ from wald.format.names import Kind, parse_segment_name
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
 from wald.segments.index_builder import find_index, remove_index
-from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
+from wald.segments.sealed_file import LEVEL, CompressedSegment, SealedFile, compress_segment
 from wald.segments.view import recorded_end, truncated_segment, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
@@ -58,7 +58,7 @@ def seal(
     reserve: bool = True,
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
-) -> Compressed:
+) -> CompressedSegment:
     """Replace a raw segment by its sealed form.
 
     ``reserve`` first allocates the largest possible sealed form, so that nothing else takes the room. On a tmpfs, this
@@ -86,7 +86,7 @@ def seal(
 
 def _publish(
     root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool
-) -> Compressed:
+) -> CompressedSegment:
     """Compress and verify a segment; rename the result to ``target``, unless that exists (``both``) and is correct."""
     temporary = target.with_name(target.name + _OURS)
     try:
@@ -129,7 +129,7 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
     return names
 
 
-def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, reserve: bool) -> Compressed:
+def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, reserve: bool) -> CompressedSegment:
     if temporary.exists():
         disk.unlink(temporary)
     target = disk.create(temporary)
@@ -164,7 +164,7 @@ def _digest(path: Path) -> bytes:
         return sealed.sha256()
 
 
-def _entries(sealed: Compressed, moment: Moment, *, cut_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
+def _entries(sealed: CompressedSegment, moment: Moment, *, cut_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
     index, base = sealed.index, sealed.index.base_sequence
     yield {"event": "cut", "base": base, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
     for gap in sealed.gaps:
