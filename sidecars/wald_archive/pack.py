@@ -162,7 +162,7 @@ class Packer:
             start = "earliest"  # records that were reclaimed before this group existed are not missing
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
-                f"{cursor.message}; cannot tell which records have been processed",
+                f"{cursor.message}; it is unknown which records have been processed",
                 hint=self._setting_cursor(request, f"{self._archived(request)} --rewind"),
             )
         with closing(self._batches(request.route, start, None)) as batches:

@@ -266,5 +266,5 @@ def test_after_a_restored_backup_every_new_record_is_delivered(tmp_path: Path) -
     assert errors(root) == []
     found = built.log.where(20)
     assert found.state is State.SKIPPED
-    assert "skipped 11 to 45" in found.message
+    assert "skipped sequences 11 to 45" in found.message
     assert built.log.where(46).durable

@@ -196,8 +196,8 @@ def _fate(view: View, sequence: int, damage: str, history: History, *, dropped_f
         return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
     skipped = history.skipped(sequence)
     if skipped is not None:
-        sequences = f"{skipped['base']} to {skipped['last']}"
-        message = f"the daemon skipped {sequences}, so no such record exists in this log: {skipped.get('why')}"
+        skipped_range = f"the daemon skipped sequences {skipped['base']} to {skipped['last']}"
+        message = f"{skipped_range}, so no such record exists in this log: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
     if losses:
         return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {losses[0].reason}", segment=segment)

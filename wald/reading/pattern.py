@@ -29,7 +29,7 @@ class BadPattern(ValueError):
 
 
 class Matcher:
-    """Finder of records that match a pattern, or with ``invert`` do not. ``ignore_case`` is limited to ASCII."""
+    """Finder of records that match a pattern or, with ``invert``, do not. ``ignore_case`` is limited to ASCII."""
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
         source = re.escape(pattern) if fixed else pattern

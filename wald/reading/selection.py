@@ -118,7 +118,7 @@ def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Sel
             new_routes.add(name)
         else:
             raise Damaged(
-                f"{cursor.message}; cannot tell which records have been processed",
+                f"{cursor.message}; it is unknown which records have been processed",
                 case="cursor-unusable",
                 root=root.path,
                 route=name,

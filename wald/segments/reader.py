@@ -366,14 +366,14 @@ def require_matching_name(segment: Segment, log_id: bytes) -> None:
     check_name(segment, log_id, header)
     if form is not segment.kind.form:
         description = "a raw segment" if form is Kind.RAW else "a sealed segment"
-        raise _misplaced(segment, f"offset 0: contains {description}, which does not match its name")
+        raise _misplaced(segment, f"offset 0: the file contains {description}, so its name is wrong")
 
 
 def check_name(segment: Segment, log_id: bytes, header: SegmentHeader | SealedIndex | None) -> None:
     if header is not None and header.log_id != log_id:
         raise _misplaced(segment, f"offset 16: the segment belongs to log {header.log_id.hex()}", foreign=True)
     if header is not None and header.base_sequence != segment.base_sequence:
-        raise _misplaced(segment, f"offset 32: contains segment {header.base_sequence}, which does not match its name")
+        raise _misplaced(segment, f"offset 32: the file contains segment {header.base_sequence}, so its name is wrong")
 
 
 def _misplaced(segment: Segment, reason: str, *, foreign: bool = False) -> Misplaced:

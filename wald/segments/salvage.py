@@ -53,7 +53,7 @@ class SalvagedSegment(OpenSegment):
             raise
 
     def file_offset(self, position: int) -> int:
-        number = bisect_right(self._damage, position, key=lambda gap: gap[0]) - 1
+        number = bisect_right(self._damage, position, key=lambda damage: damage[0]) - 1
         return self._damage[number][1] if number >= 0 else 0
 
     def batches(self, position: int, limit: int | None, *_: object) -> Iterator[SegmentItem]:
@@ -62,16 +62,16 @@ class SalvagedSegment(OpenSegment):
     def stored_items(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
         """Yield the items of :meth:`batches`, but DROPPED batches in stored form."""
         self.tail = None
-        offset = begin = 0
+        offset = raw_offset = 0
         expected = self.base_sequence
-        while limit is None or begin < limit:
-            lengths, header_problem = self._frame_lengths(offset, begin)
+        while limit is None or raw_offset < limit:
+            lengths, header_problem = self._frame_lengths(offset, raw_offset)
             if lengths.skippable and not header_problem:
                 return  # the index follows the frames
-            if begin + lengths.raw_bytes > position or not lengths.raw_bytes:
-                data, problem = self._content(offset, begin, lengths)
-                at = FIRST_BATCH if begin == 0 else 0  # one batch of zeros may contain the position
-                batches = Batches(data, at, position=begin, salt=self.salt or 0)
+            if raw_offset + lengths.raw_bytes > position or not lengths.raw_bytes:
+                data, problem = self._content(offset, raw_offset, lengths)
+                at = FIRST_BATCH if raw_offset == 0 else 0  # one batch of zeros may contain the position
+                batches = Batches(data, at, position=raw_offset, salt=self.salt or 0)
                 for batch in batches:
                     if limit is not None and batch.position >= limit:
                         return
@@ -84,16 +84,16 @@ class SalvagedSegment(OpenSegment):
                     expected = max(expected, batch.header.end_sequence)
                 problem = problem or batches.rest.reason
                 if not lengths.raw_bytes:  # the position of the next frame is unknown
-                    self._damage.append((begin + at, offset))
+                    self._damage.append((raw_offset + at, offset))
                     rest_bytes = max(1, self._file_bytes - offset)
-                    self.tail = SegmentEnd(begin + at, ParseOutcome.DAMAGED, header_problem or problem, rest_bytes)
+                    self.tail = SegmentEnd(raw_offset + at, ParseOutcome.DAMAGED, header_problem or problem, rest_bytes)
                     return
                 if at < lengths.raw_bytes:
-                    self._damage.append((begin + at, offset))
-                    yield DamagedBytes(begin + at, lengths.raw_bytes - at, problem or header_problem)
-            offset, begin = offset + lengths.stored_bytes, begin + lengths.raw_bytes
+                    self._damage.append((raw_offset + at, offset))
+                    yield DamagedBytes(raw_offset + at, lengths.raw_bytes - at, problem or header_problem)
+            offset, raw_offset = offset + lengths.stored_bytes, raw_offset + lengths.raw_bytes
 
-    def _frame_lengths(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
+    def _frame_lengths(self, offset: int, raw_offset: int) -> tuple[FrameLengths, str]:
         """Return a frame's lengths, 0 if unknown, and the problem with its headers, or ""."""
         from_table = self._lengths.get(offset)
         try:
@@ -101,7 +101,7 @@ class SalvagedSegment(OpenSegment):
         except BadFrame as error:
             rest = self._file_bytes - offset
             return from_table or FrameLengths(max(0, rest), 0), str(error) if rest > 0 else "the file is truncated"
-        if from_table is None or from_table == from_headers or not self._content(offset, begin, from_headers)[1]:
+        if from_table is None or from_table == from_headers or not self._content(offset, raw_offset, from_headers)[1]:
             return from_headers, ""
         return from_table, "the frame's headers are damaged"
 
@@ -125,14 +125,14 @@ class SalvagedSegment(OpenSegment):
         self.salt = header.salt
         return header
 
-    def _content(self, offset: int, begin: int, lengths: FrameLengths) -> tuple[bytes, str]:
+    def _content(self, offset: int, raw_offset: int, lengths: FrameLengths) -> tuple[bytes, str]:
         """Decompress a frame, like :func:`decompress_start`."""
         raw_bytes = lengths.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(lengths.stored_bytes, self._file_bytes - offset))
         if raw_bytes <= FRAME_BYTES:
             stored_bytes = min(stored_bytes, _STORED_MAX_BYTES)
         else:  # a false length must not allocate memory
-            header = decode_header(self._frame_opening(offset), 0, seed(self.salt or 0, begin))
+            header = decode_header(self._frame_opening(offset), 0, seed(self.salt or 0, raw_offset))
             if header is None or header.total_bytes != raw_bytes:
                 return b"", f"the frame claims {raw_bytes} bytes, but does not begin with a batch of that length"
         return decompress_start(self._read(offset, stored_bytes), raw_bytes)

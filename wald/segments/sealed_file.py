@@ -54,7 +54,7 @@ def decompress_start(stored: bytes, max_bytes: int) -> tuple[bytes, str]:
             if raw_bytes == max_bytes:
                 stream.read(1)  # compares the checksum after the last byte
     except zstandard.ZstdError as error:
-        return b"".join(parts), f"a frame cannot be decompressed ({error})"
+        return b"".join(parts), f"the frame cannot be decompressed ({error})"
     return b"".join(parts), "" if raw_bytes == max_bytes else "the frame is truncated"
 
 

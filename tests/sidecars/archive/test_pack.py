@@ -379,7 +379,7 @@ def test_a_cursor_that_cannot_be_trusted_is_an_error(mixed: Built, dest: Path, c
     """Never a beginning at 0."""
     mixed.root.cursor("a", "processed").write_bytes(content)
 
-    with pytest.raises(Damaged, match="cannot tell which records have been processed"):
+    with pytest.raises(Damaged, match="it is unknown which records have been processed"):
         archive(mixed, dest)
     assert not dest.exists()
 

@@ -255,7 +255,7 @@ def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) 
     path = built.root.cursor("a", "processed")
     path.write_text("not a number\n")
     command = Keeping(tmp_path)
-    with pytest.raises(Damaged, match="cannot tell which records have been processed"):
+    with pytest.raises(Damaged, match="it is unknown which records have been processed"):
         InProcess(built.root.path).run(*command.words)
 
     assert command.runs == []
