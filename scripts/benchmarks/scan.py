@@ -28,7 +28,7 @@ from wald.files.ledger_write import Ledger
 from wald.log import Log
 from wald.reading.selection import Start
 from wald.writing.recovery import recover
-from wald.writing.sealing import pending, seal
+from wald.writing.sealing import seal, segments_to_seal
 
 _LOOKS = 300
 _NO_BASE = 1 << 63
@@ -85,7 +85,7 @@ def seal_seconds(root: Path) -> float:
     here, disk = Root(root), Disk()
     ledger = Ledger(here.ledger / "segments.jsonl", disk)
     began = time.perf_counter()
-    for segment in pending(here, _NO_BASE):
+    for segment in segments_to_seal(here, _NO_BASE):
         seal(here, segment, disk, ledger, now=time.time_ns)
     seconds = time.perf_counter() - began
     ledger.close()

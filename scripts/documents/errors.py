@@ -31,10 +31,10 @@ def errors_made() -> dict[str, set[tuple[str, str]]]:
         for path in (ROOT / folder).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
-                    name, message = call.func.id, shown(call.args[0])
                     hints = [hint for each in call.keywords for hint in hints_of(each)] or [""]
-                    if _WORD.search(message):
-                        found[name] |= {(f"`{message}`", f"`{each}`" if _WORD.search(each) else "") for each in hints}
+                    for message in filter(_WORD.search, map(shown, branches_of(call.args[0]))):
+                        rows = {(f"`{message}`", f"`{each}`" if _WORD.search(each) else "") for each in hints}
+                        found[call.func.id] |= rows
     return found
 
 
@@ -42,14 +42,13 @@ def hints_of(given: ast.keyword) -> list[str]:
     """Return the hints that a keyword argument of an error gives, as a text or by its cases."""
     if given.arg == "hint":
         return [shown(given.value)]
-    return [hint_for_any(case) for case in cases_of(given.value)] if given.arg == "case" else []
+    branches = branches_of(given.value) if given.arg == "case" else []
+    return [hint_for_any(each.value) for each in branches if isinstance(each, ast.Constant)]
 
 
-def cases_of(node: ast.expr) -> list[str]:
-    """Return the cases among which an expression selects."""
-    if isinstance(node, ast.IfExp):
-        return cases_of(node.body) + cases_of(node.orelse)
-    return [node.value] if isinstance(node, ast.Constant) else []
+def branches_of(node: ast.expr) -> list[ast.expr]:
+    """Return the values among which an expression selects."""
+    return [*branches_of(node.body), *branches_of(node.orelse)] if isinstance(node, ast.IfExp) else [node]
 
 
 def hint_for_any(case: str) -> str:

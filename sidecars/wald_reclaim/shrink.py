@@ -103,7 +103,7 @@ class Shrinker:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segment(found.base_sequence, Kind.SEALED))
                 try:
                     require_matching_name(segment._replace(path=self.root.segments / name), self.log_id)
-                    if self._history.reclaimed(segment.base_sequence) is not None:
+                    if self._history.deletion_of(segment.base_sequence) is not None:
                         self.disk.unlink(self.root.segments / name)  # the segment was reclaimed in the meantime
                     else:
                         self._settle(segment, self._compares)

@@ -106,7 +106,7 @@ def first_record(view: View, *, partial: bool) -> int:
     if partial or oldest == 1:
         return oldest
     try:
-        return next(History(view.root).unexplained(1, oldest - 1), (oldest, oldest))[0]
+        return next(History(view.root).unexplained_spans(1, oldest - 1), (oldest, oldest))[0]
     except Damaged:  # of the ledger; planning reports it
         return 1
 
@@ -192,7 +192,7 @@ class _Planning:
         """Return the errors for missing records that no ledger explains, or for the ledger itself."""
         hint = PARTIAL_HINT if missing.oldest else f"{command_line(view.root.path, 'verify')} lists all damage"
         try:
-            unexplained = list(self.history.unexplained(missing.first, missing.next - 1))
+            unexplained = list(self.history.unexplained_spans(missing.first, missing.next - 1))
         except Damaged as error:
             return [error]
         return [

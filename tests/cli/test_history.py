@@ -97,7 +97,9 @@ def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
     text = "\n".join(lines)
 
     assert code == 4
-    assert "NOT ALLOWED: record 5 of route a was deleted, and not read by processed at 4; its sha256 is None" in text
+    assert (
+        "NOT ALLOWED: record 5 of route a was deleted before it was read by processed at 4; its sha256 is None" in text
+    )
     assert lines[-1].endswith("the chain is whole; 1 deletions not allowed")
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
     ledger.append({"event": "kept", "base": 4, "why": "unread", "at": 2})

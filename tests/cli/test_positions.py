@@ -130,7 +130,7 @@ def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]
     path.mkdir()
 
     code, message, hint = refusal_of("cursor", *line, "--root", root)
-    assert (code, message) == (Refused.exit_code, f"{path}: a directory, not a cursor")
+    assert (code, message) == (Refused.exit_code, f"{path}: is a directory, not a cursor")
     assert hint == f"ls -lR {path}; rm -r {path}, as root"
 
 
@@ -144,7 +144,7 @@ def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
     assert first.stdout == b"1\n"
     assert first.stderr.decode() == (
         "wald: group typo is new on route a, which already has processed: "
-        "from now on the records that it has not read are retained\n"
+        "from now on, records are retained until it has read them\n"
         f"  hint: to remove the group: {taken_away}\n"
     )
     assert wald("cursor", "set", "a", 1, "--group", "typo", "--root", root).stderr == b""

@@ -134,7 +134,7 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
     output_of("repair", "--accept-loss", "--root", log)
     for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("grep", "e", "a")):
         done = wald(*reading, "--root", log)
-        assert b"are missing; given up by a repair" in done.stderr
+        assert b"are missing; they were given up by a repair" in done.stderr
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
     shown = json.loads(output_of("cursor", "show", "a", "--json", "--root", log))
     assert (shown["lag_records"], shown["lost_records"]) == (3, 3)

@@ -87,8 +87,8 @@ def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: D
     code, found = status(root)
 
     assert code == FAILING
-    assert any("were durable and are missing" in message for message in found["last_crash"]["lost"])
-    acknowledged = next(each for each in found["findings"] if "were acknowledged and are missing" in each["message"])
+    assert any("durable bytes are missing" in message for message in found["last_crash"]["lost"])
+    acknowledged = next(each for each in found["findings"] if "acknowledged records" in each["message"])
     assert acknowledged["severity"] == "failing"
 
 

@@ -101,7 +101,7 @@ def test_the_log_owner_refuses_a_cursor_of_another_user_and_root_moves_it() -> N
             code, message, hint = refusal(daemon, HOST, *words)
             assert (code, message) == (
                 Refused.exit_code,
-                f"{path}: the cursor of user {ALICE.user_id}, so the log's owner does not use it",
+                f"{path}: the cursor belongs to user {ALICE.user_id}, so the log's owner does not use it",
             ), words
             assert f"wald --root {daemon.root} cursor remove a --group g removes" in hint
         code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")
@@ -138,7 +138,7 @@ def test_no_program_of_the_log_owner_starts_from_a_cursor_that_another_user_left
             for prefix in (HOST.prefix, []):  # the log's owner, and root
                 done = run([*prefix, *line])
                 assert (done.returncode, done.stdout) == (1 if "-c" in line else Refused.exit_code, b""), done.stderr
-                assert f"the cursor of user {ALICE.user_id}" in done.stderr.decode()
+                assert f"the cursor belongs to user {ALICE.user_id}" in done.stderr.decode()
         assert not list(destination.rglob("manifest*"))
         assert (daemon.root / "routes/a/cursors/g.cursor").stat().st_uid == ALICE.user_id
 

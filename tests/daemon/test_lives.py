@@ -43,7 +43,7 @@ def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     daemon.kill()
     assert "ended" not in report(root, 2)
     daemon.start_again()
-    assert report(root, 3)["before"] == "the last one (epoch 2) was not stopped: it was killed, or crashed"
+    assert report(root, 3)["before"] == "the last one (epoch 2) was not stopped: it was killed or crashed"
     daemon.kill()
     path = root / "recovery/0000000003.json"
     path.write_text(json.dumps(report(root, 3) | {"boot": "another"}))
@@ -74,7 +74,7 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     output_of("append", "a", "--root", root, stdin=b"x\n")
     assert json.loads(output_of("head", "--json", "--root", root))["no_daemon"] == ""
     daemon.kill()
-    message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed, or crashed"
+    message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed or crashed"
     for command in ("head", "routes", "explain"):
         assert said(command, root=root) == f"{message}\n  hint: wald --root {root} run\n", command
     report = json.loads(wald("head", "--json", "--root", root).stdout)
@@ -131,7 +131,7 @@ def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_p
     assert refused.wait() == 2
     assert message in refused.log
     assert contents(root) == before
-    assert said("head", root=root).splitlines()[0].endswith("(epoch 1) was not stopped: it was killed, or crashed")
+    assert said("head", root=root).splitlines()[0].endswith("(epoch 1) was not stopped: it was killed or crashed")
     assert (tmp_path / "file").read_text() == "precious"
 
 

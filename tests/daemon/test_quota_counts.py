@@ -52,7 +52,7 @@ class Life:
 
     def start_again(self) -> None:
         self.quotas.close()
-        if self.built.writer.advanced:
+        if self.built.writer.has_advanced:
             self.built.cut()
         self.quotas = self.begun()
 
@@ -66,7 +66,7 @@ class Life:
             self.records += range(placed[0].base_sequence, placed[0].last_sequence + 1)
 
     def cut(self) -> None:
-        if self.built.writer.advanced:
+        if self.built.writer.has_advanced:
             self.built.cut()
             self.built.seal()
             self.quotas.count([], self.built.writer.base_sequence)

@@ -112,7 +112,7 @@ def test_what_one_route_alone_holds_back_counts_for_all_its_groups(built: Built)
     built.log.set_cursor("b", 8)
     backlog, _ = look(built)
 
-    assert backlog.alone == {"a": size(built, 2, 6)}
+    assert backlog.exclusive_bytes == {"a": size(built, 2, 6)}
     assert group(built, "a").exclusive_bytes == 0
 
 
@@ -125,22 +125,22 @@ def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) ->
 
 def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(built: Built) -> None:
     backlog, _ = look(built)
-    growth = backlog.growth(now_ns=START_NS + 1002 * SECOND_NS)
+    growth = backlog.growth_meter.growth(now_ns=START_NS + 1002 * SECOND_NS)
 
     assert growth is not None
     payloads = 4 + 4  # of the two raw segments
     assert growth.bytes_per_second == pytest.approx((size(built, 2, 6) + payloads) / 1000)
     assert sum(growth.routes.values()) == pytest.approx(growth.bytes_per_second)
     assert growth.routes["b"] == pytest.approx((size(built, 2) * 2 / 8 + 4) / 1000)
-    assert growth.seconds_until(1000) == pytest.approx(1000 / growth.bytes_per_second)
+    assert growth.seconds_until_full(1000) == pytest.approx(1000 / growth.bytes_per_second)
 
 
 def test_growth_is_not_told_from_a_few_minutes(built: Built) -> None:
     """Whoever has sent a megabyte in a second does not send 86 GB a day."""
     backlog, _ = look(built)
 
-    assert backlog.growth(now_ns=START_NS + 600 * SECOND_NS) is None
-    assert backlog.growth(now_ns=START_NS + 603 * SECOND_NS) is not None
+    assert backlog.growth_meter.growth(now_ns=START_NS + 600 * SECOND_NS) is None
+    assert backlog.growth_meter.growth(now_ns=START_NS + 603 * SECOND_NS) is not None
 
 
 @pytest.mark.parametrize("apart_seconds", [1, 7, 100, 3600])
@@ -175,8 +175,8 @@ def test_a_segment_costs_as_many_steps_with_a_hundred_routes_as_with_ten(tmp_pat
 
 
 def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:
-    assert look(built)[0].growth(now_ns=START_NS) is None
-    assert look(Built(tmp_path / "empty"))[0].growth(now_ns=START_NS) is None
+    assert look(built)[0].growth_meter.growth(now_ns=START_NS) is None
+    assert look(Built(tmp_path / "empty"))[0].growth_meter.growth(now_ns=START_NS) is None
 
 
 def test_a_segment_that_cannot_be_read_is_reported_and_the_rest_is_counted(built: Built) -> None:
@@ -208,4 +208,4 @@ def test_the_newest_segment_is_reported_as_such(built: Built) -> None:
     built.path(9, Kind.RAW).unlink()
     backlog = Backlog(built.view)
 
-    assert [status.newest for status in backlog.segments()] == [False, False, False, True]
+    assert [status.is_newest for status in backlog.segments()] == [False, False, False, True]

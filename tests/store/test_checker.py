@@ -49,7 +49,7 @@ def write_anything(built: Built, chance: random.Random, batches: int) -> None:
         route = chance.choice("abc")
         is_open = route in built.writer.state.open_records
         what = chance.randrange(6)
-        if what == 0 and built.writer.advanced:
+        if what == 0 and built.writer.has_advanced:
             built.cut()
         elif what == 1 and not is_open:
             built.piece(route, b"begun", begins=True, ends=False)

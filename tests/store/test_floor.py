@@ -233,13 +233,13 @@ def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_give
     following = again(built)
 
     assert following.lines("a", [b"new"]) == 46
-    assert any("11 to 45 were acknowledged and are missing" in words for words in following.report.errors)
+    assert any("acknowledged records 11 to 45 are missing" in words for words in following.report.errors)
 
 
 def test_without_anything_above_the_end_nothing_is_passed_over(built: Built) -> None:
     built.log.set_cursor("a", LAST)
 
-    assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).why == ""
+    assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).reason == ""
     assert again(built).lines("a", [b"new"]) == LAST + 1
 
 

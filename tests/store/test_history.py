@@ -42,17 +42,17 @@ def archived(route: str, first: int, last: int, **more: Any) -> dict[str, Any]:
 def test_a_deletion_that_was_taken_back_is_none(root: Root) -> None:
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4), {"event": "kept", "base": 3})
 
-    assert list(History(root).unexplained(1, 4)) == [(3, 4)]
+    assert list(History(root).unexplained_spans(1, 4)) == [(3, 4)]
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
-    assert list(History(root).unexplained(1, 4)) == []
+    assert list(History(root).unexplained_spans(1, 4)) == []
 
 
 def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: Root) -> None:
     tell(root, "reclaim.jsonl", reclaimed(1, 4))
     (root.ledger / "segments.jsonl").write_bytes(b"damaged\n")
-    assert list(History(root).unexplained(1, 4)) == []
+    assert list(History(root).unexplained_spans(1, 4)) == []
     with pytest.raises(Damaged):
-        list(History(root).unexplained(1, 5))  # a start may have passed over the last
+        list(History(root).unexplained_spans(1, 5))  # a start may have passed over the last
 
 
 def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or_of_a_shared_one(root: Root) -> None:
@@ -96,30 +96,30 @@ def test_a_shrink_without_valid_run_lengths_does_not_say_what_it_dropped(root: R
         tell(root, "reclaim.jsonl", line | {"runs": runs})
         found = [History(root).shrunk_record(sequence) for sequence in (1, 3)]
 
-        assert [each and each.dropped for each in found] == [True if dropped is False else None, dropped]
+        assert [each and each.is_dropped for each in found] == [True if dropped is False else None, dropped]
 
 
 def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
     history = History(root)
-    assert history.reclaimed(1) is None
+    assert history.deletion_of(1) is None
     tell(root, "reclaim.jsonl", reclaimed(1, 2))
-    assert history.reclaimed(1) is not None
+    assert history.deletion_of(1) is not None
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
-    assert history.reclaimed(4) is not None
+    assert history.deletion_of(4) is not None
     tell(root, "reclaim.jsonl", {"event": "kept", "base": 1})
-    assert history.reclaimed(1) is None
+    assert history.deletion_of(1) is None
     with (root.ledger / "reclaim.jsonl").open("ab") as file:
         file.write(b"damaged\n")
     for _ in range(2):
         with pytest.raises(Damaged, match="line 4"):
-            history.reclaimed(4)
+            history.deletion_of(4)
 
 
 def test_the_lines_of_a_ledger_that_grows_are_read_once(root: Root) -> None:
     history, costs = History(root), []
     for number in range(200):
         tell(root, "reclaim.jsonl", reclaimed(1 + number, 1 + number))
-        costs.append(steps(partial(history.reclaimed, 1 + number)))
+        costs.append(steps(partial(history.deletion_of, 1 + number)))
 
     assert costs[-1] < 2 * costs[1]
 
@@ -127,14 +127,14 @@ def test_the_lines_of_a_ledger_that_grows_are_read_once(root: Root) -> None:
 def test_damage_in_what_was_read_is_noticed_when_the_ledger_grows(root: Root) -> None:
     history, path = History(root), root.ledger / "reclaim.jsonl"
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
-    assert history.reclaimed(4) is not None
+    assert history.deletion_of(4) is not None
     data = bytearray(path.read_bytes())
     data[20] ^= 1
     path.write_bytes(data)
     tell(root, "reclaim.jsonl", reclaimed(5, 6))
     for _ in range(2):
         with pytest.raises(Damaged, match="line 1"):
-            history.reclaimed(4)
+            history.deletion_of(4)
 
 
 def test_lines_that_were_taken_back_are_forgotten(root: Root) -> None:
@@ -143,7 +143,7 @@ def test_lines_that_were_taken_back_are_forgotten(root: Root) -> None:
     tell(root, "reclaim.jsonl", reclaimed(1, 2))
     durable = path.stat().st_size
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
-    assert history.reclaimed(4) is not None
+    assert history.deletion_of(4) is not None
     os.truncate(path, durable)
     tell(root, "reclaim.jsonl", reclaimed(5, 6), reclaimed(7, 8))
 
@@ -154,7 +154,7 @@ def test_lines_that_were_taken_back_are_forgotten(root: Root) -> None:
 def test_a_ledger_in_place_of_another_is_read_from_its_beginning(root: Root, lines: int) -> None:
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
     history = History(root)
-    assert history.reclaimed(4) is not None
+    assert history.deletion_of(4) is not None
     (root.ledger / "reclaim.jsonl").rename(root.ledger / "reclaim.jsonl.damaged")
     tell(root, "reclaim.jsonl", *(reclaimed(10 * number, 10 * number + 1) for number in range(1, lines + 1)))
 
@@ -171,14 +171,14 @@ def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> Non
     )
     history = History(root)
 
-    found = [entry and entry["bundle"] for entry in map(history.archived, range(1, 11))]
+    found = [entry and entry["bundle"] for entry in map(history.newest_bundle, range(1, 11))]
     assert found == ["a", "a", "b", "b", "b", "a", "b", "b", "a", None]
 
 
 def test_of_two_copies_the_last_one_made_is_reported(root: Root) -> None:
     tell(root, "archive.jsonl", archived("a", 1, 5, bundle="tape", at=2), archived("a", 1, 5, bundle="disk", at=1))
 
-    entry = History(root).archived(3)
+    entry = History(root).newest_bundle(3)
     assert entry is not None
     assert entry["bundle"] == "tape"
 
@@ -214,7 +214,7 @@ def test_bundles_that_follow_one_another_leave_no_gap(
 def test_runs_count_from_where_the_bundle_before_ended(root: Root) -> None:
     tell(root, "archive.jsonl", archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))
     history = History(root)
-    assert [sequence for sequence in range(1, 20) if history.archived(sequence)] == [6, 7, 11, 12]
+    assert [sequence for sequence in range(1, 20) if history.newest_bundle(sequence)] == [6, 7, 11, 12]
 
 
 @pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])
@@ -235,4 +235,4 @@ def test_runs_that_are_no_runs_are_not_believed(root: Root, runs: object) -> Non
     """The range is all there is then."""
     tell(root, "archive.jsonl", archived("a", 1, 5, after=0, runs=runs))
 
-    assert History(root).archived(3) is not None
+    assert History(root).newest_bundle(3) is not None

@@ -19,7 +19,7 @@ NAMING = ("create", "allocate", "rename", "unlink")  # what the threads can see 
 def scheduled(path: Path, schedule: Schedule) -> Built:
     """A log of which the writer pauses where it meets its other thread; it holds one record."""
     built = Built(path, disk=PausingDisk(schedule, *NAMING), segment_max_bytes=1 << 16)
-    built.writer._blanks._mutex = Lock(schedule)  # type: ignore[assignment]
+    built.writer._preallocator._mutex = Lock(schedule)  # type: ignore[assignment]
     built.lines("a", [b"0"])
     return built
 

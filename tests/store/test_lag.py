@@ -13,7 +13,7 @@ from running import output_of
 from wald.files.listing import list_segments
 from wald.retention.backlog import Backlog
 from wald.retention.cursors import read_cursors
-from wald.retention.progress import lags
+from wald.retention.progress import measure_lags
 from wald.segments.view import read_view
 
 
@@ -53,7 +53,7 @@ def asked(built: Built, route: str) -> set[int]:
     backlog = Backlog(read_view(root, log_id))
     list(backlog.segments())
     return {
-        lags(read_view(root, log_id), cursors)[route, "processed"].records,
+        measure_lags(read_view(root, log_id), cursors)[route, "processed"].records,
         backlog.groups[route, "processed"].lag.records,
     }
 

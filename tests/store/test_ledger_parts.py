@@ -114,21 +114,21 @@ def test_look_ups_find_the_same_before_and_after_a_cut(root: Root, path: Path) -
         ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
         if number % 7 == 3:
             ledger.append({"event": "kept", "base": 10 * number + 1})
-    before = [history.reclaimed(sequence) for sequence in range(700)]
-    gaps = list(history.unexplained(1, 650))
+    before = [history.deletion_of(sequence) for sequence in range(700)]
+    gaps = list(history.unexplained_spans(1, 650))
     deletions = list(history.deletions())
     there = list(History(root).latest_deletions(range(700)))
     for again in (history, History(root)):
         ledger.cut()
         assert parts_of(path)
-        assert [again.reclaimed(sequence) for sequence in range(700)] == before
-        assert list(again.unexplained(1, 650)) == gaps
+        assert [again.deletion_of(sequence) for sequence in range(700)] == before
+        assert list(again.unexplained_spans(1, 650)) == gaps
         assert list(again.deletions()) == deletions
         assert list(again.latest_deletions(range(700))) == there
     ledger.append({"event": "kept", "base": 1}, reclaimed(31, 40))
     ledger.close()
-    assert history.reclaimed(5) is None
-    assert history.reclaimed(35) is not None
+    assert history.deletion_of(5) is None
+    assert history.deletion_of(35) is not None
     assert {entry["base"] for entry in history.latest_deletions({1, 31, 41})} == {31, 41}
 
 
@@ -243,12 +243,12 @@ def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(ro
     base = stored_index(parts[1]).frames[0].low
 
     history = History(root)
-    assert history.reclaimed(1) is not None
-    assert history.reclaimed(995) is not None
+    assert history.deletion_of(1) is not None
+    assert history.deletion_of(995) is not None
     with pytest.raises(Damaged, match=rf"{parts[1].path.name}: line 1: the frame at offset 0 is damaged"):
-        history.reclaimed(base)
+        history.deletion_of(base)
     with pytest.raises(Damaged):
-        list(history.unexplained(1, 1000))
+        list(history.unexplained_spans(1, 1000))
     broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
     assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; refusing to rely on this ledger")]}
 
@@ -260,11 +260,13 @@ def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> No
         part.path.write_bytes(flipped(data, 8 * (len(data) - 40)))
         assert read_index(part) == replace(index, before=None)
 
-    assert [History(root).reclaimed(sequence) is not None for sequence in (1, 500, 1000, 1001)] == [True] * 3 + [False]
+    assert [History(root).deletion_of(sequence) is not None for sequence in (1, 500, 1000, 1001)] == [True] * 3 + [
+        False
+    ]
     ledger = opened(path)
     ledger.append(reclaimed(1001, 1010))
     ledger.close()
-    assert History(root).reclaimed(1001) is not None
+    assert History(root).deletion_of(1001) is not None
     broken = [decoded.broken_lines for _, decoded in read_files(path)]
     assert [line for each in broken for line, _ in each] == [0] * len(parts_of(path))
 
@@ -277,18 +279,18 @@ def test_an_unreadable_part_concerns_only_questions_about_its_sequences(root: Ro
         whole, (low, high) = part.path.read_bytes(), stored_index(part).span
         part.path.write_bytes(content)
         history = History(root)
-        assert all(history.reclaimed(sequence) for sequence in range(1, 1000, 7) if not low <= sequence <= high)
-        assert list(history.unexplained(high + 1, 1005)) == [(1001, 1005)]
+        assert all(history.deletion_of(sequence) for sequence in range(1, 1000, 7) if not low <= sequence <= high)
+        assert list(history.unexplained_spans(high + 1, 1005)) == [(1001, 1005)]
         assert list(history.latest_deletions([high + 1, 2000])) == (
-            [] if high == 1000 else [history.reclaimed(high + 1)]
+            [] if high == 1000 else [history.deletion_of(high + 1)]
         )
         for sequence in range(low, high + 1, 50):
             with pytest.raises(Damaged, match=part.path.name):
-                history.reclaimed(sequence)
+                history.deletion_of(sequence)
         broken = {file.name for file, decoded in read_files(path) if decoded.broken_lines}
         assert part.path.name in broken
         part.path.write_bytes(whole)
-        assert history.reclaimed(low) is not None  # the same reader notices that it was restored
+        assert history.deletion_of(low) is not None  # the same reader notices that it was restored
 
 
 def test_two_unreadable_parts_are_damage_for_all_questions_that_reach_them(root: Root, path: Path) -> None:
@@ -299,9 +301,9 @@ def test_two_unreadable_parts_are_damage_for_all_questions_that_reach_them(root:
     for part in parts[-3:-1]:
         part.path.write_bytes(b"")
 
-    assert History(root).reclaimed(newer[0]) is not None
+    assert History(root).deletion_of(newer[0]) is not None
     with pytest.raises(Damaged, match=parts[-3].path.name):
-        History(root).reclaimed(1)
+        History(root).deletion_of(1)
 
 
 def test_records_in_bundles_are_known_around_an_unreadable_part(root: Root) -> None:
@@ -334,12 +336,12 @@ def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is
     filled(path, 100)
     parts = parts_of(path)
     parts[0].path.unlink()
-    assert History(root).reclaimed(1) is None
-    assert History(root).reclaimed(1000) is not None
+    assert History(root).deletion_of(1) is None
+    assert History(root).deletion_of(1000) is not None
     assert [decoded.broken_lines for _, decoded in read_files(path)] == [[]] * len(parts)
     parts[2].path.unlink()
     with pytest.raises(Damaged, match=rf"{parts[3].path.name}: line 1: does not follow the line before it"):
-        History(root).reclaimed(1000)
+        History(root).deletion_of(1000)
     assert [decoded.broken_lines for _, decoded in read_files(path) if decoded.broken_lines] == [
         [(1, "does not follow the line before it")]
     ]
@@ -427,8 +429,8 @@ def test_a_look_up_reads_the_lines_of_one_frame(root: Root, path: Path) -> None:
     for begin, count in ((0, 100), (100, 900)):
         filled(path, count, begin=begin)
         history = History(root)
-        assert history.reclaimed(5) is not None
-        costs.append(steps(partial(history.reclaimed, 315)))
+        assert history.deletion_of(5) is not None
+        costs.append(steps(partial(history.deletion_of, 315)))
 
     assert costs[1] < 2 * costs[0]  # a comparison for each frame, and no line of another one
 

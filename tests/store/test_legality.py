@@ -13,6 +13,7 @@ from wald.retention.audit import EXPIRING, REPEATED, audit_deletion
 Line = dict[str, Any]
 SHA256 = "ab" * 32
 HELD = {"route": "a", "count": 10, "first": 1, "last": 10}
+LISTS_ALL = "of route a, the line lists records 1 to 10 (10 in total)"
 RULES = ("read", *EXPIRING, "found released, reason unknown")
 
 # What a line may say of route a, which has ten records in the segment, and whether by that everybody had read them.
@@ -48,7 +49,7 @@ def test_every_claim_by_every_rule() -> None:
         expired = rule in EXPIRING and lost is not None
         unread = 0 if read else 10 - SLOWEST[name]
         assert (not ruling.errors) == (lost == unread if expired else read)
-        assert ruling.lost == (lost if expired else 0)
+        assert ruling.unread_records == (lost if expired else 0)
 
 
 def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
@@ -59,33 +60,39 @@ def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
         ruling = audit_deletion(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
 
         assert (not ruling.errors) == (rule in EXPIRING)
-        assert ruling.lost == 6 * (rule in EXPIRING)
+        assert ruling.unread_records == 6 * (rule in EXPIRING)
         assert audit_deletion(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
         assert audit_deletion(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
 
 
 def test_words_name_record_route_and_group() -> None:
     assert audit_deletion(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
-        "record 10 of route a was deleted, and not read by archive at 4",
+        "record 10 of route a was deleted before it was read by archive at 4",
     )
     assert audit_deletion(line(HELD | {"cursors": {}}), None).errors == (
-        "record 10 of route a was deleted, and no cursor of the route is recorded",
+        "record 10 of route a was deleted, but no cursor of the route is recorded",
     )
 
 
 def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
     for was, words in [
         (sealed(("a", 10, 1, 10)), []),
-        (sealed(("a", 10, 1, 10), ("b", 1, 11, 11)), ["it leaves out route b, of which it held 1 records, 11 to 11"]),
-        (sealed(), ["it names route a, of which it held nothing"]),
-        (sealed(("a", 9, 1, 10)), ["of route a it records 10 records, 1 to 10, and it held 9 records, 1 to 10"]),
-        (sealed(("a", 10, 2, 10)), ["of route a it records 10 records, 1 to 10, and it held 10 records, 2 to 10"]),
-        (sealed(("a", 10, 1, 11)), ["of route a it records 10 records, 1 to 10, and it held 10 records, 1 to 11"]),
-        (sealed(("a", 10, 1, 10), last=21), ["its last is 20, and was 21 when it was sealed"]),
-        (sealed(("a", 10, 1, 10), base=2), ["its base is 1, and was 2 when it was sealed"]),
-        (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, and was cd when it was sealed"]),
-        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not list the contents"]),
-        (sealed() | {"routes": [["a"]]}, ["the sealed line does not list the contents"]),
+        (
+            sealed(("a", 10, 1, 10), ("b", 1, 11, 11)),
+            ["the line omits route b, of which the segment held record 11 (1 in total)"],
+        ),
+        (sealed(), ["the line names route a, of which the segment held nothing"]),
+        (sealed(("a", 9, 1, 10)), [f"{LISTS_ALL}, but the segment held records 1 to 10 (9 in total)"]),
+        (sealed(("a", 10, 2, 10)), [f"{LISTS_ALL}, but the segment held records 2 to 10 (10 in total)"]),
+        (sealed(("a", 10, 1, 11)), [f"{LISTS_ALL}, but the segment held records 1 to 11 (10 in total)"]),
+        (sealed(("a", 10, 1, 10), last=21), ["its last is 20, but was 21 when it was sealed"]),
+        (sealed(("a", 10, 1, 10), base=2), ["its base is 1, but was 2 when it was sealed"]),
+        (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, but was cd when it was sealed"]),
+        (
+            {"event": "sealed", "base": 1, "last": 20, "sha256": SHA256},
+            ["the sealed line does not list the segment's contents"],
+        ),
+        (sealed() | {"routes": [["a"]]}, ["the sealed line does not list the segment's contents"]),
     ]:
         assert list(audit_deletion(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
 
@@ -94,7 +101,7 @@ def test_a_line_without_cursors_proves_nothing() -> None:
     """wald-reclaim writes this of a released segment that is in no ledger."""
     bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
     assert audit_deletion(bare, sealed()).errors == (
-        "no cursors are recorded (found released, reason unknown): it cannot be proven that the deletion was allowed",
+        "no cursors are recorded (found released, reason unknown), so nothing proves that the deletion was allowed",
     )
 
 
@@ -105,7 +112,7 @@ def test_a_segment_without_records_may_go() -> None:
 def test_of_a_segment_that_no_ledger_records_the_cursors_count() -> None:
     ruling = audit_deletion(line(HELD | {"cursors": {"processed": 10}}), None)
     assert ruling.errors == ()
-    assert ruling.notes == ("no ledger records its contents when it was sealed",)
+    assert ruling.notes == ("no ledger line lists its contents when it was sealed",)
 
 
 def test_a_segment_that_still_exists_is_reported() -> None:
@@ -157,7 +164,7 @@ def test_deletions_that_overlap_are_found() -> None:
         ({"retired": True}, ()),
         (
             {"cursors": {"processed": 9}},
-            ("it was damaged, and nothing proves that record 10 of route a was read",),
+            ("the segment was damaged, and nothing proves that record 10 of route a was read",),
         ),
     ],
 )
@@ -169,5 +176,5 @@ def test_of_a_segment_without_index_the_line_says_what_was_left_and_its_cursors_
     del content["sha256"]
 
     assert audit_deletion(content, sealed(("a", 10, 1, 10))).errors == errors
-    lost = "it was damaged, and nothing proves that record 20 of route b was read"
+    lost = "the segment was damaged, and nothing proves that record 20 of route b was read"
     assert audit_deletion(content, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)

@@ -15,7 +15,7 @@ from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.files.locks import is_locked
-from wald.writing.daemon_lock import Lock, in_words, signature
+from wald.writing.daemon_lock import Lock, describe_daemon, read_signature
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -70,7 +70,7 @@ def test_each_life_has_a_larger_epoch(root: Root) -> None:
     for epoch in range(1, 5):
         lock = take(root)
         assert lock.epoch == epoch
-        assert f"epoch {epoch}" in in_words(signature(root))
+        assert f"epoch {epoch}" in describe_daemon(read_signature(root))
         lock.release()
 
 
@@ -95,7 +95,7 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes
 def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
     for reported in (b"", b"nonsense", b"[]"):
         root.lock.write_bytes(reported)
-        assert in_words(signature(root)) == "the lock file does not name it"
+        assert describe_daemon(read_signature(root)) == "the lock file does not name it"
 
 
 class TestLost:

@@ -50,7 +50,7 @@ def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
     assert found == [1, 2, 5, 6]
     (range_,) = missing
     assert (range_.first, range_.last, range_.records, range_.exact) == (3, 4, 2, True)
-    assert "records 3 to 4 lost: 2 records of route a are missing; given up" in range_.message()
+    assert "records 3 to 4 are lost: 2 records of route a are missing; they were given up" in range_.message()
     with pytest.raises(NotFound, match="the file is gone"):
         list(given_up.log.records("a", start=3))
 
@@ -100,7 +100,7 @@ def test_lost_records_at_the_end_of_a_log_are_reported_before_there_is_a_later_o
         (8, 8, True),
         (7, 8, True),
     ]
-    with pytest.raises(NotFound, match="records 7 to 8 lost"):
+    with pytest.raises(NotFound, match="records 7 to 8 are lost"):
         list(log.records("a", 5))
     assert [record.sequence for record in log.records("a", 5, 6)] == [5, 6]
 
@@ -126,4 +126,4 @@ def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_a
 def test_a_start_does_not_call_damage_what_a_repair_has_given_up(short: Built) -> None:
     report = Built(short.root.path, epoch=2).report
     assert report.errors == []
-    assert [message for message in report.info if "records 7 to 8" in message and "given them up" in message]
+    assert [message for message in report.info if "records 7 to 8" in message and "gave them up" in message]

@@ -21,7 +21,7 @@ def test_a_failure_at_any_step_loses_nothing_and_leaves_no_name_in_doubt(tmp_pat
         path.write_bytes(b"a stranger")
         disk.left = bad
         try:
-            built.writer.name_again()
+            built.writer.restore_name()
             survived = disk.left >= 0
         except OSError:
             survived = False
@@ -40,7 +40,7 @@ def test_what_stands_in_its_place_is_linked_before_it_is_replaced(tmp_path: Path
     built.writer.path.unlink()
     built.writer.path.write_bytes(b"a stranger")
     disk.steps.clear()
-    found = built.writer.name_again()
+    found = built.writer.restore_name()
     assert found is not None
     assert found.read_bytes() == b"a stranger"
     assert [name for name, _ in disk.steps if name == "rename"] == ["rename"]

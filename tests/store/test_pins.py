@@ -256,10 +256,10 @@ def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built
     built.log.set_cursor("b", 4)
     for route in ("a", "b"):
         retire_route(built.root, built.disk, route, now="")
-    assert claims(built).waived(routes) == ("b",)
+    assert claims(built).waived_routes(routes) == ("b",)
 
     built.root.cursor("a", "processed").write_text("three")
-    assert claims(built).waived(routes) == ("a", "b")
+    assert claims(built).waived_routes(routes) == ("a", "b")
     assert claims(built).problems() == []
     add_route(built.root, built.disk, "a")
     assert len(claims(built).problems()) == 1

@@ -21,7 +21,7 @@ from wald.files.routes import add_route
 from wald.files.safe_open import open_regular
 from wald.format.names import Kind
 from wald.retention.cursors import read_cursors
-from wald.retention.progress import progress
+from wald.retention.progress import read_progress
 from wald.segments.durable_end import read_head
 from wald.writing.daemon_lock import Lock
 
@@ -113,7 +113,7 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
         "read on": lambda: list(log.records("a", "cursor", on_damage=lambda _: None)),
         "where": lambda: log.where(1),
         "cursor": lambda: log.cursor("a"),
-        "progress": lambda: progress(built.view),
+        "progress": lambda: read_progress(built.view),
         "dump": lambda: list(dump(path)),
     }
     for name, call in calls.items():
@@ -154,7 +154,7 @@ def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built
         assert log.set_cursor("a", 6).effective == 6
         assert (path.parents[1] / "number").read_text() == "6\n"
         return
-    with pytest.raises(Refused, match="only replaced on request"):
+    with pytest.raises(Refused, match="replaced only on request"):
         log.set_cursor("a", 6)
     if what != "directory":
         assert log.set_cursor("a", 6, rewind=True).effective == 6

@@ -335,7 +335,7 @@ def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]],
                 model.append((sequence, route, value + piece))
 
         for what, route, content in script:
-            if what == "cut" and built.writer.advanced:
+            if what == "cut" and built.writer.has_advanced:
                 built.cut()
             elif what == "seal":
                 built.seal()

@@ -29,14 +29,14 @@ from wald.files.listing import list_segments
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_segment_header
 from wald.segments.raw_scan import FIRST_BATCH
-from wald.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, decide, recover
+from wald.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, decide_fate, recover
 
 # The table.
 
 
 def test_every_combination_of_facts_has_a_fate() -> None:
     for header, content in itertools.product(Header, Content):
-        fate = decide(header, content)
+        fate = decide_fate(header, content)
         not_ours = header in (Header.FOREIGN, Header.NEWER)
 
         assert (fate is Fate.REFUSE) == not_ours
@@ -99,8 +99,8 @@ def test_a_segment_of_which_nothing_can_be_read_is_kept_aside(tmp_path: Path, na
     newest(path).write_bytes(damaged)
     built = start_again(path)
     assert built.report.fate == "quarantine"
-    assert any("nothing in it is readable" in line for line in built.report.errors)
-    assert any("records 3 to 6 were acknowledged" in line for line in built.report.errors)
+    assert any("no part of the segment is readable" in line for line in built.report.errors)
+    assert any("acknowledged records 3 to 6" in line for line in built.report.errors)
     assert quarantined(path) == [damaged]
     assert (path / built.report.kept_in).read_bytes() == damaged
     assert built.writer.state.next_sequence == state.next_sequence
@@ -242,7 +242,7 @@ def test_a_start_passes_if_the_one_before_set_the_only_segment_aside_and_was_kil
     alone(path)
     newest(path).rename(path / directory / f"{newest(path).name}.2")
     built = start_again(path, epoch=3)
-    assert any("records 1 to 2 were acknowledged" in line for line in built.report.errors)
+    assert any("acknowledged records 1 to 2" in line for line in built.report.errors)
     goes_on(built, [], 3)
 
 

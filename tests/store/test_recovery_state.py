@@ -68,7 +68,7 @@ class TestLongRecords:
         os.truncate(newest(path), end)
         built = Built(path, epoch=2)
         assert built.report.fate == "cut"
-        assert any("records 2 to 3 were acknowledged" in line for line in built.report.errors)
+        assert any("acknowledged records 2 to 3" in line for line in built.report.errors)
         assert [segment.base_sequence for segment in list_segments(built.root).segments] == [1, 2, 4]
         assert sum(file.read_bytes().count(b" and on") for file in built.root.segments.iterdir()) == (kind == "pieces")
         built.piece("long", b" end\n", begins=False, ends=True)
@@ -242,8 +242,8 @@ class TestHead:
         position = offsets(path)[-2]
         os.truncate(newest(path), position)
         built = start_again(path)
-        assert [line for line in built.report.errors if "records 6 to 6 were acknowledged" in line]
-        assert [line for line in built.report.errors if f"offset {position}: " in line and "were durable" in line]
+        assert [line for line in built.report.errors if "acknowledged records 6 to 6" in line]
+        assert [line for line in built.report.errors if f"offset {position}: " in line and "durable bytes are" in line]
         head = decode_head(built.root.head.read_bytes())
         assert head is not None
         assert head.sequence == 6
@@ -254,7 +254,7 @@ class TestHead:
         story(path)
         newest(path).unlink()
         built = start_again(path)
-        assert any("records 3 to 6 were acknowledged" in line for line in built.report.errors)
+        assert any("acknowledged records 3 to 6" in line for line in built.report.errors)
         goes_on(built, ALL[:2], 7)
 
 

@@ -186,7 +186,7 @@ def test_a_log_that_is_good_is_not_touched(log: Path) -> None:
 
 def test_an_index_that_is_made_again_has_the_digest_that_the_ledger_has(log: Path) -> None:
     path = middle(log)
-    sealed = History(Root(log)).sealed(int(path.name[:20]))
+    sealed = History(Root(log)).sealing_of(int(path.name[:20]))
     end_of(path)
     repair(log, accept_loss=False)
     with SealedFile(path) as file:
@@ -428,7 +428,7 @@ def test_a_sealed_part_of_a_ledger_that_is_damaged_makes_way_for_its_whole_lines
         repair(root, accept_loss=False)
         assert errors(root) == []
         assert readable(root)[0] == before
-        assert History(Root(root)).skipped(9059) is not None
+        assert History(Root(root)).skip_of(9059) is not None
         entries = [entry for _, decoded in read_files(root / "ledger/segments.jsonl") for entry in decoded.entries]
         bases = [entry["base"] for entry in entries if entry["event"] == "skipped"]
         assert len(bases) == len(set(bases)) < 60

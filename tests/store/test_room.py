@@ -51,7 +51,7 @@ class Model:
     def takes(self) -> bool:
         """Whether input is taken: then a segment is filled, and another one begun."""
         segment = self.sizes.segment_bytes
-        if not self.spare and self.free >= self.sizes.kept_bytes + segment:
+        if not self.spare and self.free >= self.sizes.headroom_bytes + segment:
             self.spare = True
         if self.free + self.spare * segment < self.sizes.needed_bytes:
             return False
@@ -150,11 +150,11 @@ def test_what_fills_the_disk_is_reported(tmp_path: Path) -> None:
         room = DiskBudget(segments, sizes(16 * MIB, MIB, 2 * MIB))
         fill(segments / "1.wal")
         assert room.cause(free_bytes(segments)) is Cause.SEGMENTS
-        assert not room.lets_seal(MIB)
-        assert not room.lets_allocate(MIB)
-        assert room.left_bytes(0) < 0
+        assert not room.can_seal(MIB)
+        assert not room.can_allocate(MIB)
+        assert room.remaining_bytes(0) < 0
         (segments / "1.wal").unlink()
-        assert room.lets_seal(MIB)
-        assert room.lets_allocate(MIB)
+        assert room.can_seal(MIB)
+        assert room.can_allocate(MIB)
         fill(disk / "other")
         assert room.cause(free_bytes(segments)) is Cause.OTHERS

@@ -26,7 +26,7 @@ from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
 from wald.segments.index_builder import SparseIndexWriter
 from wald.segments.sealed_file import CompressedSegment, SealedFile
-from wald.writing.sealing import pending, remove_temporaries, seal
+from wald.writing.sealing import remove_temporaries, seal, segments_to_seal
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
 NOW_NS = TIME_NS + 10**9
@@ -67,7 +67,7 @@ def seal_with(root: Root, found: Segment, disk: Disk) -> CompressedSegment:
 def seal_all(root: Root) -> list[CompressedSegment]:
     """What a start of the daemon does."""
     remove_temporaries(root, Disk())
-    return [seal_with(root, found, Disk()) for found in pending(root, 1 << 40)]
+    return [seal_with(root, found, Disk()) for found in segments_to_seal(root, 1 << 40)]
 
 
 def reported(root: Root) -> list[dict[str, Any]]:
@@ -293,8 +293,8 @@ def test_pending_are_the_raw_segments_below_the_active_one(root: Root) -> None:
     root.segment(20, Kind.SEALED).write_bytes(b"")
     root.segment(5, Kind.SEALED).write_bytes(b"")
     (root.segments / "next.tmp").write_bytes(b"")
-    assert [found.base_sequence for found in pending(root, 300)] == [1, 20]
-    assert {found.kind for found in pending(root, 5000)} == {Kind.RAW}
+    assert [found.base_sequence for found in segments_to_seal(root, 300)] == [1, 20]
+    assert {found.kind for found in segments_to_seal(root, 5000)} == {Kind.RAW}
 
 
 def test_what_an_earlier_attempt_left_is_in_nobodys_way(root: Root) -> None:

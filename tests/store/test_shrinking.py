@@ -346,7 +346,7 @@ def test_what_is_behind_the_cursors_reads_the_same(
         built.lines(route, [b"%d" % number + BIG for number in range(count)])
         if cuts:
             built.cut()
-    if built.writer.advanced:
+    if built.writer.has_advanced:
         built.cut()
     built.lines("a", [b"last"])
     built.seal()

@@ -23,7 +23,7 @@ from wald.format.names import Kind
 from wald.format.times import utc
 from wald.reading.selection import Start, Stop
 from wald.retention.backlog import Backlog
-from wald.retention.progress import lags
+from wald.retention.progress import measure_lags
 from wald.segments.raw_scan import FIRST_BATCH
 
 WRONG_TIMES = b"because the clock was ahead"
@@ -48,7 +48,7 @@ def test_a_lag_is_measured_by_the_stamps_of_files_where_append_times_are_in_the_
     view, cursor = built.view, built.log.cursor("a")
     backlog = Backlog(view)
     list(backlog.segments())
-    for lag in (lags(view, [cursor])["a", "processed"], backlog.groups["a", "processed"].lag):
+    for lag in (measure_lags(view, [cursor])["a", "processed"], backlog.groups["a", "processed"].lag):
         assert lag.records == 1
         assert lag.oldest_ns is not None
         assert lag.oldest_ns > now_ns
@@ -74,7 +74,7 @@ def test_a_correction_of_the_clock_is_no_reason_to_warn(tmp_path: Path) -> None:
     built = Built(tmp_path / "root", now_ns=now_ns + 5 * SECOND_NS)
     built.lines("a", [b"1"])
     assert "append times" not in wald("status", "--root", tmp_path / "root").stdout.decode()
-    lag = lags(built.view, [built.log.cursor("a")])["a", "processed"]
+    lag = measure_lags(built.view, [built.log.cursor("a")])["a", "processed"]
     assert lag.seconds(now_ns) == 0
 
 
@@ -97,7 +97,7 @@ def stepped(root: Path, seed: int, *, reclaim: bool = False) -> tuple[Built, dic
         match chosen.randrange(8):
             case 0:
                 step(built, built.now_ns)
-            case 1 if built.writer.advanced:
+            case 1 if built.writer.has_advanced:
                 built.cut()
                 built.seal(keep=chosen.randrange(2))
         built.lines("a", [b"%d" % number])

@@ -285,7 +285,7 @@ def restart(built: Built) -> Built:
 
 def removed_and_named_again(built: Built) -> Built:
     built.writer.path.unlink()
-    built.writer.name_again()
+    built.writer.restore_name()
     return built
 
 
@@ -326,7 +326,7 @@ class TestAFollowerThatIsPaused:
         assert steps(follower) == [(1, b"first")]
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
-        if built.writer.advanced:
+        if built.writer.has_advanced:
             built.cut()
             built.seal()
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)

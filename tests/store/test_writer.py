@@ -72,7 +72,7 @@ class TestPlaces:
 
     def test_a_segment_without_a_sequence_is_not_cut(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log")
-        assert not built.writer.advanced
+        assert not built.writer.has_advanced
         with pytest.raises(AssertionError, match="successor"):
             built.cut()
 
@@ -174,7 +174,7 @@ def test_sequences_have_no_gap_whatever_happens_between_commits(
         for action in actions:
             built.now_ns += chance.randrange(-5, 10) * 1_000_000_000
             if action == "cut":
-                if built.writer.advanced:
+                if built.writer.has_advanced:
                     built.cut()
             elif action == "seal":
                 built.seal()

@@ -58,7 +58,7 @@ class Cut:
     sealed: bool
 
     def append(self, built: Built) -> None:
-        if built.writer.advanced:
+        if built.writer.has_advanced:
             built.cut()
         if self.sealed:
             built.seal()

@@ -169,7 +169,7 @@ class WholeLog:
             self.begun[route] = first + len(after), again
 
     def cut(self) -> None:
-        if self.built.writer.advanced:
+        if self.built.writer.has_advanced:
             self.built.cut()
 
     def seal(self) -> None:
@@ -186,7 +186,7 @@ class WholeLog:
             self.built.publish()
         else:
             writer.path.unlink()
-            writer.name_again()
+            writer.restore_name()
 
     def reclaim(self) -> None:
         """Delete what every group has read, and shrink what one of them pins."""

@@ -60,7 +60,7 @@ def test_what_was_not_read_is_passed_over(log: Built, order: Order) -> None:
         eventually(lambda: said)
     assert len(said) == 1
     assert said[0].startswith("a: ")
-    assert "records 11 to 20 lost" in said[0]
+    assert "records 11 to 20 are lost" in said[0]
     assert said[0].endswith("; going on behind")
     assert cursor(log) == 30
 
@@ -130,7 +130,7 @@ def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(bu
         assert started.lines("a", [b"new"]) == 6
         assert drained(work, 6) == [1, 6]
         eventually(lambda: said)
-    assert "records 4 to 5 lost" in said[0]
+    assert "records 4 to 5 are lost" in said[0]
     assert "a start of the daemon passed over them, as routes/a/cursors/g.work is at 5" in said[0]
 
 
@@ -150,7 +150,7 @@ def test_each_of_several_losses_is_reported(built: Built) -> None:
     with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
         assert drained(work, 5) == [1, 5]
         eventually(lambda: len(said) == 2)
-    assert ["record 2 lost" in said[0], "record 4 lost" in said[1]] == [True, True]
+    assert ["record 2 is lost" in said[0], "record 4 is lost" in said[1]] == [True, True]
 
 
 def test_a_record_that_is_given_up_may_be_lost(log: Built) -> None:

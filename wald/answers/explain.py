@@ -17,7 +17,7 @@ from wald.log import Log
 from wald.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.retention.cursors import Cursor, CursorState
 from wald.segments.view import State
-from wald.writing.run_reports import no_daemon
+from wald.writing.run_reports import no_daemon_message
 
 PINS_MAX = 100  # of one segment: each of thousands of groups may pin each of thousands of segments
 ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
@@ -33,7 +33,7 @@ def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, o
     sizes: Counter[str] = Counter()
     for status in counted(backlog.segments(), counts, sizes):
         yield _segment_object(status)
-    growth = backlog.growth(now_ns=now_ns)
+    growth = backlog.growth_meter.growth(now_ns=now_ns)
     for group in backlog.groups.values():
         yield _group_object(group, growth, now_ns)
     yield {
@@ -42,9 +42,9 @@ def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, o
         "bytes": _by_key(sizes),
         "free_bytes": backlog.free_bytes,
         "bytes_per_second": growth.bytes_per_second if growth else None,
-        "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
-        "pinned_alone": dict(backlog.alone),
-        "no_daemon": no_daemon(log.root, Disk()),
+        "seconds_until_full": growth.seconds_until_full(backlog.free_bytes) if growth else None,
+        "pinned_alone": dict(backlog.exclusive_bytes),
+        "no_daemon": no_daemon_message(log.root, Disk()),
     }
 
 
@@ -64,7 +64,7 @@ def state_of(status: SegmentStatus) -> str:
     if status.pins:
         return "pinned"
     if status.state in (State.SEALED, State.CUT):
-        return "newest" if status.newest else "free"
+        return "newest" if status.is_newest else "free"
     return str(status.state.value)
 
 

@@ -9,7 +9,7 @@ from wald.answers.fields import time_fields
 from wald.answers.work import count_of
 from wald.log import Log
 from wald.retention.cursors import Cursor, CursorState
-from wald.retention.progress import Lag, lags
+from wald.retention.progress import Lag, measure_lags
 from wald.work.commands import RunningCommand, commands_of
 from wald.work.picture import Seen, look, work_files
 
@@ -53,7 +53,7 @@ def with_lags(log: Log, seen: list[Seen]) -> list[FoundGroup]:
         at, picture = each.cursor, each.picture
         for name, sequence in (("unfinished", picture.floor), ("behind", picture.end - 1)):
             begins.append(Cursor(at.route, f"{number} {name}", at.path, CursorState.VALID, sequence))
-    counted = lags(log.view(), begins)
+    counted = measure_lags(log.view(), begins)
     commands = commands_of(seen)
     return [
         FoundGroup(

@@ -13,7 +13,7 @@ from wald.files.layout import Root
 from wald.files.uptime import read_steps
 from wald.format.times import utc
 from wald.setting_types import format_bytes
-from wald.writing.run_reports import crashes, run_reports
+from wald.writing.run_reports import crash_reports, run_reports
 
 CRASH = "crash"
 STARTED = "started"
@@ -91,7 +91,7 @@ def excerpt(
 
 def crash_events(root: Root) -> Iterator[Event]:
     """The lives that did not end with a stop, as far as a start has found that, the oldest first."""
-    for crash in sorted(crashes(root), key=lambda crash: crash.found_ns or 0):
+    for crash in sorted(crash_reports(root), key=lambda crash: crash.found_ns or 0):
         if crash.found_ns is not None:
             entry = {"event": CRASH, "epoch": crash.epoch, "why": crash.how, "lost": list(crash.lost)}
             yield Event(crash.found_ns, "", 0, entry | {"cut_bytes": crash.cut_bytes})
@@ -117,7 +117,7 @@ def event_fields(event: Event) -> dict[str, object]:
         "line": event.number,
         "allowed": None if ruling is None else not ruling.errors,
         "reasons": [] if ruling is None else list(ruling.errors),
-        "lost_records": 0 if ruling is None else ruling.lost,
+        "lost_records": 0 if ruling is None else ruling.unread_records,
         "entry": ledger_fields({key: value for key, value in event.entry.items() if key not in ("at", "event")}),
     }
 
@@ -238,7 +238,7 @@ def _judgement(event: Event) -> str:
         return "taken back later"
     if ruling.errors:
         return f"NOT ALLOWED: {'; '.join(ruling.errors)}"
-    lost = f", {ruling.lost} records expired unread" if ruling.lost else ""
+    lost = f", {ruling.unread_records} records expired unread" if ruling.unread_records else ""
     return f"allowed by the rule {event.entry.get('rule')}{lost}{_cursors(event.entry)}"
 
 

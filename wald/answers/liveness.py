@@ -20,8 +20,8 @@ from wald.files.layout import Root
 from wald.files.locks import holders, is_locked, is_stopped
 from wald.files.safe_open import read_object
 from wald.hints import command_line
-from wald.writing.daemon_lock import is_hidden
-from wald.writing.run_reports import last_end, run_reports, signed
+from wald.writing.daemon_lock import is_lock_hidden
+from wald.writing.run_reports import describe_last_end, last_daemon_fields, run_reports
 
 
 class Life(Enum):
@@ -72,9 +72,9 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
     Args:
         seconds: how long it may take to answer.
     """
-    wrote = signed(root)
+    wrote = last_daemon_fields(root)
     if not is_locked(root.lock, Disk()):
-        if is_hidden(root) and not next(run_reports(root), {}).get("ended"):
+        if is_lock_hidden(root) and not next(run_reports(root), {}).get("ended"):
             return _unlisted(root, identity, socket, seconds, wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:
@@ -85,7 +85,7 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
 
 def frozen(root: Root) -> Liveness | None:
     """The daemon that has the lock, if its process is stopped."""
-    pid, wrote = next(iter(holders(root.lock)), None), signed(root)
+    pid, wrote = next(iter(holders(root.lock)), None), last_daemon_fields(root)
     if pid is None or not is_stopped(pid):
         return None
     message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it accepts nothing"
@@ -94,7 +94,7 @@ def frozen(root: Root) -> Liveness | None:
 
 def socket_of(root: Root) -> Path:
     """Where the last life of the daemon listened, by its settings."""
-    epoch = signed(root).get("epoch")
+    epoch = last_daemon_fields(root).get("epoch")
     report = (read_object(root.report(epoch)) if isinstance(epoch, int) else None) or {}
     match report.get("settings"):
         case {"socket": {"value": str(value)}} if named := value.strip('"'):
@@ -115,7 +115,7 @@ def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
     starting = command_line(root.path, "run")
     if not wrote:
         return Liveness(Life.NEVER, "no daemon has run on this log", starting)
-    ended = last_end(root) or "the last one ended before it had recovered the log"
+    ended = describe_last_end(root) or "the last one ended before it had recovered the log"
     return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
 
 

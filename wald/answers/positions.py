@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def head_fields(root: Root, head: Head) -> dict[str, object]:
     """The head as ``wald head --json`` has it."""
     from wald.files.disk import Disk
-    from wald.writing.run_reports import no_daemon
+    from wald.writing.run_reports import no_daemon_message
 
     return {
         "sequence": head.sequence,
@@ -23,7 +23,7 @@ def head_fields(root: Root, head: Head) -> dict[str, object]:
         "position": head.position,
         "epoch": head.epoch,
         **time_fields("at", head.at_ns),
-        "no_daemon": no_daemon(root, Disk()),
+        "no_daemon": no_daemon_message(root, Disk()),
     }
 
 

@@ -8,12 +8,12 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.retention.cursors import Cursor
 from wald.retention.progress import Progress
-from wald.writing.run_reports import no_daemon
+from wald.writing.run_reports import no_daemon_message
 
 
 def routes_fields(root: Root, every: Iterable[Progress]) -> dict[str, object]:
     """Routes as ``wald routes --json`` has them."""
-    return {"routes": [_route_fields(route) for route in every], "no_daemon": no_daemon(root, Disk())}
+    return {"routes": [_route_fields(route) for route in every], "no_daemon": no_daemon_message(root, Disk())}
 
 
 def _route_fields(route: Progress) -> dict[str, object]:

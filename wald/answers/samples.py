@@ -27,8 +27,8 @@ from wald.retention.backlog import Backlog, Condition, SegmentStatus, condition_
 from wald.retention.blockers import sealed_index
 from wald.retention.progress import last_sequences
 from wald.segments.view import SegmentGone, View
-from wald.writing.daemon_lock import in_words
-from wald.writing.run_reports import signed
+from wald.writing.daemon_lock import describe_daemon
+from wald.writing.run_reports import last_daemon_fields
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ class HeadSource:
             return ""
         if changed_ns != self._idle_since_ns:
             self._idle_since_ns = None if is_locked(root.lock, Disk()) else changed_ns
-        return in_words(signed(root)) if self._idle_since_ns is None else ""
+        return describe_daemon(last_daemon_fields(root)) if self._idle_since_ns is None else ""
 
 
 class LogSource:
@@ -200,7 +200,7 @@ class LogSource:
             tuple(backlog.groups.values()),
             last_sequences(view),
             None if since is None else backlog.received(),
-            backlog.growth(now_ns=time.time_ns()),
+            backlog.growth_meter.growth(now_ns=time.time_ns()),
             backlog.free_bytes,
             shutil.disk_usage(root.segments).total,
             tuple(message for _, message in fifo_problems(root)),

@@ -197,7 +197,7 @@ def inventory(log_samples: Sequence[LogSample], *, now: float, now_ns: int) -> I
         after.free_bytes,
         after.total_bytes,
         growth.bytes_per_second if growth else None,
-        growth.seconds_until(after.free_bytes) if growth else None,
+        growth.seconds_until_full(after.free_bytes) if growth else None,
     )
 
 

@@ -29,7 +29,7 @@ from wald.segments.durable_end import seconds_ahead
 from wald.segments.view import durable_head, no_segment
 from wald.setting_types import format_bytes, format_seconds
 from wald.work.checking import check_journals
-from wald.writing.run_reports import CrashReport, crashes
+from wald.writing.run_reports import CrashReport, crash_reports
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
@@ -149,7 +149,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
     """
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
-    crash = next(crashes(root, running=running), None)
+    crash = next(crash_reports(root, running=running), None)
     report = (read_object(root.report(daemon.epoch)) if daemon.epoch is not None else None) or {}
     free = free_bytes(root.segments if root.segments.is_dir() else root.path)
     if before is None:
@@ -183,8 +183,8 @@ def _contents(log: Log, now_ns: int) -> Contents:
     except Damaged as error:
         return Contents(unreadable=((error.message, error.hint),))
     unreadable += tuple(_unmounted(log))
-    growth = backlog.growth(now_ns=now_ns)
-    full = growth.seconds_until(backlog.free_bytes) if growth else None
+    growth = backlog.growth_meter.growth(now_ns=now_ns)
+    full = growth.seconds_until_full(backlog.free_bytes) if growth else None
     return Contents(tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full)
 
 
@@ -192,7 +192,12 @@ def _unmounted(log: Log) -> Iterator[tuple[str, str]]:
     """Report a log without any segment whose newest record no repair has given up."""
     view = log.view()
     last = view.bound.sequence
-    if not view.segments and not view.listing.released and last and list(History(log.root).unexplained(last, last)):
+    if (
+        not view.segments
+        and not view.listing.released
+        and last
+        and list(History(log.root).unexplained_spans(last, last))
+    ):
         error = no_segment(log.root, last)
         yield error.message, error.hint
 

@@ -184,7 +184,7 @@ class Verification:
             still = {
                 route: at
                 for route, at in before.open_records.items()
-                if not self.history.is_given_up(at) and self.history.reclaimed(at) is None
+                if not self.history.is_given_up(at) and self.history.deletion_of(at) is None
             }
             before = replace(before, open_records=still)
         return done.following(before) or check(target, before)
@@ -193,7 +193,7 @@ class Verification:
         """Report a sealed segment without a ledger line, unless the sealer may still write it."""
         if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
             with _IGNORE_DAMAGE:
-                sealed = self.history.sealed(segment.base_sequence)
+                sealed = self.history.sealing_of(segment.base_sequence)
                 if sealed is None or sealed["base"] != segment.base_sequence:
                     message = "the ledger has no line about its sealing; a repair writes one"
                     yield Finding(Level.INFO, segment.path, 0, message)
@@ -219,13 +219,13 @@ class Verification:
 
     def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
         try:
-            return list(self.history.unexplained(first, last))
+            return list(self.history.unexplained_spans(first, last))
         except Damaged:  # the check of the ledgers reports it
             return [(first, last)] if first <= last else []
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
         for loss in self._losses(first, last):
-            held, what = loss.extent, "are not here" if loss.unrestored else "lost"
+            held, what = loss.extent, "are not here" if loss.is_unrestored else "lost"
             among = "among " if loss.records < held.last - held.first + 1 else ""
             records = f"{loss.records} records {what}, on record: {among}{held.first} to {held.last}"
             yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {loss.reason}")
@@ -250,7 +250,7 @@ class Verification:
             sealed, shrunk, base = None, frozenset[str](), segment.base_sequence
             dropped = self.history.last_dropped(base)
             with _IGNORE_DAMAGE:
-                sealed = self.history.sealed(base)
+                sealed = self.history.sealing_of(base)
                 shrunk = frozenset(str(shrinking.get("sha256")) for shrinking in self.history.shrinks(base))
             sha256 = None if sealed is None else str(sealed.get("sha256"))
             return SegmentToCheck(segment, log_id, sha256=sha256, shrunk=shrunk, dropped=dropped)

@@ -177,6 +177,6 @@ def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
         others = f", and {more} more" if more else ""
         why = f"{pin.route}/{pin.group} is at {pin.at} and needs it up to {pin.needs}{others}"
         return Verdict(False, why, command_line(root.path, "explain"))
-    if status.newest:
+    if status.is_newest:
         return Verdict(False, "it is the newest segment, behind which the next start goes on")
     return Verdict(False, "no group needs it, but only wald-reclaim records why it may go", reclaiming)

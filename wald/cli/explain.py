@@ -69,7 +69,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     cutting = command_line(log.root.path, "cut")
     stretches = _stretches(counted(backlog.segments(), counts, sizes))
     lines = [f"  {_segments_line(stretch, cutting)}" for stretch in stretches]
-    growth = backlog.growth(now_ns=now_ns)
+    growth = backlog.growth_meter.growth(now_ns=now_ns)
     yield "\n".join([_headline(counts, sizes), *lines])
     groups = [
         group for group in backlog.groups.values() if group.pinned_segments or group.lag.records or group.cursor.message
@@ -80,8 +80,8 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         more = " more" if groups else ""
         others = f"1{more} group has" if idle == 1 else f"{idle}{more} groups have"
         yield f"{others} read everything and pin{'s' * (idle == 1)} nothing."
-    if backlog.alone:
-        yield f"\n{_alone(backlog.alone)}"
+    if backlog.exclusive_bytes:
+        yield f"\n{_alone(backlog.exclusive_bytes)}"
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     for pin in backlog.handovers:
@@ -122,7 +122,7 @@ def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
     from wald.answers.explain import state_of
 
-    return state_of(status), status.state, status.problem, status.waived
+    return state_of(status), status.state, status.problem, status.waived_routes
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -151,8 +151,8 @@ def _segments_line(stretch: _Stretch, cutting: str) -> str:
         case State.ACTIVE:
             return f"{place}: being written; {cutting} completes it"
     if not last.pins:
-        follows = "it stays, because it is the newest" if last.newest else "wald-reclaim may delete it"
-        return f"{place}: {_unpinned(last.waived)}; {follows}{damaged}"
+        follows = "it stays, because it is the newest" if last.is_newest else "wald-reclaim may delete it"
+        return f"{place}: {_unpinned(last.waived_routes)}; {follows}{damaged}"
     return f"{place}: pinned by {_pinned_by(last.pins)}{damaged}"
 
 
@@ -234,11 +234,11 @@ def _alone(alone: Counter[str]) -> str:
 
 
 def _outlook(growth: Growth | None, free: int) -> str:
-    from wald.retention.backlog import LEAST_SECONDS
+    from wald.retention.backlog import MIN_SECONDS
 
     left = f"{format_bytes(free)} are free"
-    seconds = growth.seconds_until(free) if growth else None
+    seconds = growth.seconds_until_full(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; how fast the log grows is not known yet, from less than {format_seconds(LEAST_SECONDS)}."
+        return f"{left}; how fast the log grows is not known yet, from less than {format_seconds(MIN_SECONDS)}."
     rate = format_bytes(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."

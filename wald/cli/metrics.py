@@ -86,7 +86,7 @@ def measure(log: Log) -> Measured:
         damaged,
         groups[:GROUPS_MAX],
         max(0, len(groups) - GROUPS_MAX),
-        backlog.growth(now_ns=time.time_ns()),
+        backlog.growth_meter.growth(now_ns=time.time_ns()),
         backlog.free_bytes,
         [path.lstat().st_size for path in log.root.quarantine.iterdir()],
         ran,
@@ -176,7 +176,7 @@ def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
     rates: Samples = {} if growth is None else {(): growth.bytes_per_second}
     seconds: Samples = {}
     if growth is not None:
-        until = growth.seconds_until(left)
+        until = growth.seconds_until_full(left)
         seconds[()] = float("inf") if until is None else until
     yield Metric("wald_growth_bytes_per_second", "gauge", "Growth of the log on disk", (), rates)
     meaning = "Time until input waits if the growth continues and nothing is deleted"

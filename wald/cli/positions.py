@@ -129,9 +129,9 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
 def warn_without_daemon(root: Root) -> None:
     """Report on stderr that no daemon runs, and how the last one ended."""
     from wald.files.disk import Disk
-    from wald.writing.run_reports import no_daemon
+    from wald.writing.run_reports import no_daemon_message
 
-    if message := no_daemon(root, Disk()):
+    if message := no_daemon_message(root, Disk()):
         click.echo(f"{message}\n  hint: {command_line(root.path, 'run')}", err=True)
 
 

@@ -38,10 +38,10 @@ def routes(root: Path, as_json: bool) -> None:
     LAG is the number of records of the route that the log has and the group has not processed.
     """
     from wald.answers.routes import routes_fields
-    from wald.retention.progress import progress
+    from wald.retention.progress import read_progress
 
     log = wald.open(root)
-    every = progress(log.view())
+    every = read_progress(log.view())
     if as_json:
         click.echo(json_line("routes", routes_fields(log.root, every)))
         return

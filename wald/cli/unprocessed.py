@@ -57,10 +57,10 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
     Raises:
         Damaged: the next record cannot be read.
     """
-    from wald.retention.progress import lags, last_sequences
+    from wald.retention.progress import last_sequences, measure_lags
 
     view, route, group = log.view(), found.route, found.group
-    lag = lags(view, [found])[route, group]
+    lag = measure_lags(view, [found])[route, group]
     gone: list[Missing] = []
     following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
     first = next(following, None)  # also if none is left: what was removed in front of the end is met on the way
@@ -77,7 +77,7 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
     from wald.segments.seek import end_sequence
 
     head = end_sequence(log.root, log.identity.log_id) - 1
-    extents = [loss.begun_extent for loss in History(log.root).losses(sequence + 1, head)]
+    extents = [loss.starting_extent for loss in History(log.root).losses(sequence + 1, head)]
     missing = count_missing(log.root.path, extents, frozenset([route]), sequence + 1, head)
     return missing.records if missing else 0
 

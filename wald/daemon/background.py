@@ -23,7 +23,7 @@ from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.files.listing import Segment
 from wald.writing.disk_budget import DiskBudget
-from wald.writing.sealing import pending, seal
+from wald.writing.sealing import seal, segments_to_seal
 from wald.writing.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more commit rounds than with 10 or 0 (two cores, one producer)
@@ -85,7 +85,7 @@ class Background:
         with self._reporting(""):
             self._prepared = self._writer.prepare_spare()
             waiting = 0
-            for segment in pending(self._root, self._writer.base_sequence):
+            for segment in segments_to_seal(self._root, self._writer.base_sequence):
                 if self._stopping:
                     break
                 with self._reporting(segment.path.name):
@@ -116,10 +116,10 @@ class Background:
         """Seal a segment; return False if the disk lacks room or the segment was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
-            if not self._budget.lets_seal(raw_bytes):
+            if not self._budget.can_seal(raw_bytes):
                 return False
             # A failed attempt may have met a quota, which the free space does not show.
-            reserve = segment.path.name in self._reasons or not self._budget.is_plenty(raw_bytes)
+            reserve = segment.path.name in self._reasons or not self._budget.has_plenty(raw_bytes)
             done = seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
             )

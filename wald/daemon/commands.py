@@ -123,7 +123,7 @@ class Commands:
         self._routes.forget()
 
     def _cut(self, user_id: int) -> bytes:
-        if not self._writer.advanced:
+        if not self._writer.has_advanced:
             return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
         now = time.monotonic()
         if not _is_owner(user_id):

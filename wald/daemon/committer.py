@@ -286,7 +286,7 @@ class Committer:
     def cut(self) -> bool:
         """Begin a new segment; return False if the active one is empty or the disk lacks room."""
         now = time.monotonic()
-        if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
+        if not self.writer.has_advanced or self.writer.failed or now < self._cut_again_at:
             return False
         self._require_lock()
         try:
@@ -355,7 +355,7 @@ class Committer:
             return
         else:
             try:
-                found = self.writer.name_again()
+                found = self.writer.restore_name()
             except OSError as error:
                 raise self._unnamed(error) from error
             details = {"quarantined": str(found)} if found else {}
@@ -373,7 +373,7 @@ class Committer:
         if pieces := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
             lost.append(f"pieces of the unfinished record {pieces} are lost, so it cannot be read")
         try:
-            writer.leave(now_ns=time.time_ns())
+            writer.leave_truncated(now_ns=time.time_ns())
         except OSError as error:
             raise self._failure(self._root.segments, error) from error
         self._publish()
@@ -390,7 +390,7 @@ class Committer:
         """Return True if input can be accepted. Log changes, and a request that waits for ``wanted_bytes``."""
         metrics = self._metrics
         free = metrics.free_bytes = self._read_free_bytes()
-        left = self.left_bytes = self._budget.left_bytes(free)
+        left = self.left_bytes = self._budget.remaining_bytes(free)
         metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
@@ -462,7 +462,7 @@ class Committer:
         if self.writer.sync_commits:
             metrics.sync_seconds.observe(self.writer.sync_seconds)
         metrics.waiting_since = 0.0
-        if self._filled_at is None and self.writer.advanced:
+        if self._filled_at is None and self.writer.has_advanced:
             # Jitter only shortens: logs started together do not cut together, and no log cuts late.
             self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
         return len(drafts)

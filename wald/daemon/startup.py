@@ -190,7 +190,7 @@ class Parts:
             now_ns=time.time_ns(),
             carry=recovered.carry,
             sync_commits=config.sync == "commit",
-            room=self.budget,
+            disk_budget=self.budget,
             version=pack_version(wald.__version__),
         )
         self._closers.push(self._end)

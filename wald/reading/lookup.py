@@ -60,7 +60,7 @@ def locate_record(view: View, sequence: int) -> Whereabouts:
     if answer.state is State.NEVER_ISSUED:
         return answer
     try:
-        bundled, deletions = history.archived(sequence), _deletions(history, sequence)
+        bundled, deletions = history.newest_bundle(sequence), _deletions(history, sequence)
     except Damaged as error:  # the location is known without the ledger
         return replace(answer, message=f"{answer.message}; {error.message}")
     if answer.state is State.LOST or (answer.durable and answer.state is not State.RELEASED):
@@ -176,25 +176,25 @@ def _fate(view: View, sequence: int, damage: str, history: History, *, dropped_f
 
     ``damage``, and ``dropped_from``, the shrunk segment that contained the record, may be "".
     """
-    sealed = history.sealed(sequence)
+    sealed = history.sealing_of(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
-    archived, deletions = history.archived(sequence), _deletions(history, sequence)
+    archived, deletions = history.newest_bundle(sequence), _deletions(history, sequence)
     shrunk = history.shrunk_record(sequence)
     if damage:
         return Whereabouts(sequence, State.QUARANTINED, damage, segment=segment)
     if archived is not None:
         message = f"in bundle {_bundle(archived)}, member {bundle_member(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
-    dropped = dropped_from or (shrunk is not None and shrunk.dropped)
-    if deletions and (dropped or history.reclaimed(sequence) is not None):
+    dropped = dropped_from or (shrunk is not None and shrunk.is_dropped)
+    if deletions and (dropped or history.deletion_of(sequence) is not None):
         return Whereabouts(sequence, State.RECLAIMED, _describe_deletions(deletions, sequence), segment=segment)
     losses = history.losses(sequence, sequence)
-    if losses and losses[0].unrestored:
+    if losses and losses[0].is_unrestored:
         return Whereabouts(sequence, State.NOT_RESTORED, losses[0].reason)
     if dropped_from:
         message = f"dropped from {dropped_from} by shrinking, and no ledger says when"
         return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
-    skipped = history.skipped(sequence)
+    skipped = history.skip_of(sequence)
     if skipped is not None:
         skipped_range = f"the daemon skipped sequences {skipped['base']} to {skipped['last']}"
         message = f"{skipped_range}, so no such record exists in this log: {skipped.get('why')}"
@@ -219,7 +219,7 @@ def _bundle(entry: Entry) -> str:
 def _describe_loss(shrunk: ShrunkRecord | None) -> str:
     if shrunk is None:
         return "lost"
-    return "lost after shrinking had kept it" if shrunk.dropped is False else "lost, or already dropped by shrinking"
+    return "lost after shrinking had kept it" if shrunk.is_dropped is False else "lost, or already dropped by shrinking"
 
 
 def _deletions(history: History, sequence: int) -> list[Entry]:
@@ -227,7 +227,7 @@ def _deletions(history: History, sequence: int) -> list[Entry]:
 
     Several lines may include the record, because some give only one range per route.
     """
-    deletion = history.reclaimed(sequence)
+    deletion = history.deletion_of(sequence)
     if deletion is None:
         shrunk = history.shrunk_record(sequence)
         return [] if shrunk is None else [shrunk.entry]

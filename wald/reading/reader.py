@@ -136,7 +136,7 @@ class _Reading:
         self._on_missing = missing_handler(on_missing)
         self._cannot_match = cannot_match
         self._history = History(view.root)
-        self._first_version = self._history.version()
+        self._first_version = self._history.segments_version()
         self._assembler = Assembler()
         self._is_complete = False
         self._last_step: tuple[View, int] | None = None  # last clock step, in a view
@@ -258,7 +258,7 @@ class _Reading:
             self._report_error(lost_head(self._root, bound))
 
     def _restart_at(self, sequence: int) -> None:
-        restart = sequence, self._history.version()
+        restart = sequence, self._history.segments_version()
         repeats = restart == self._last_restart  # overlapping segments led here twice
         self._open_sequences = {} if repeats else {each.route: each.sequence for each in self._assembler.drop()}
         self._first, self._last_restart = sequence, restart
@@ -268,7 +268,7 @@ class _Reading:
     def _report_given_up(self, route: str | None = None) -> None:
         """Report open records that a repair gave up, because later pieces may be gone."""
         open_records = [each for each in self._assembler.open_records.values() if route in (None, each.route)]
-        if not open_records or self._history.version() == self._first_version:
+        if not open_records or self._history.segments_version() == self._first_version:
             return
         for each in open_records:
             try:
@@ -324,7 +324,7 @@ class _Reading:
             last = min(last, self._selection.last)  # open records may have pieces after it
         no_segments = None
         try:
-            unexplained = list(self._history.unexplained(first, last))
+            unexplained = list(self._history.unexplained_spans(first, last))
             if unexplained:
                 listed = read_view(self._root, self._view.log_id, continuity=self._view.continuity)
                 view = replace(listed.including_released(), bound=self._view.bound)
@@ -334,7 +334,7 @@ class _Reading:
                 if not view.segments and view.head is not None:
                     no_segments = no_segment(self._root, view.head.sequence)
                     raise no_segments
-                unexplained = list(self._history.unexplained(first, last))  # they may just have been deleted
+                unexplained = list(self._history.unexplained_spans(first, last))  # they may just have been deleted
             explained = Spans()
             reclaimed: list[ReclaimedSegment] = []
             for segment in self._history.reclaimed_segments(first, last):
@@ -346,7 +346,7 @@ class _Reading:
                 explained.add(loss.extent.first, loss.extent.last)
                 # A repair removes the beginning of every record that lacks a piece.
                 torn = self._assembler.drop(loss.extent.routes or ())
-                reports.append(([loss.begun_extent, *map(_as_reclaimed, torn)], loss.reason))
+                reports.append(([loss.starting_extent, *map(_as_reclaimed, torn)], loss.reason))
         except Damaged as error:  # of the ledger
             if error is no_segments:  # not a loss that a consumer may skip
                 raise
@@ -382,13 +382,13 @@ class _Reading:
         try:
             losses = [] if routes is not None else self._history.losses(first, dropped.last)
             if routes is None and not losses:
-                routes = self._history.dropped(dropped.segment)
+                routes = self._history.dropped_entries(dropped.segment)
         except Damaged as error:
             self._assembler.drop()
             self._report_error(error)
             return
         for loss in losses:  # these records were never in this log
-            self._report_missing_records([loss.begun_extent], first, last, loss.reason)
+            self._report_missing_records([loss.starting_extent], first, last, loss.reason)
         if losses:
             return
         torn = self._assembler.drop(routes)
@@ -415,7 +415,7 @@ class _Reading:
         """Report open records that lost pieces in a segment deleted before it was read completely."""
         base = deleted.segment
         try:
-            sealed = self._history.sealed(base)
+            sealed = self._history.sealing_of(base)
             if not self._assembler.open_records or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
             reclaimed = next(self._history.reclaimed_segments(base, base), None)

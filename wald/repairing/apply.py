@@ -352,7 +352,7 @@ class Repair:
         """Yield a ledger line for each lost span that no killed repair has recorded."""
         history, left = History(self.root), act.lost_records
         for first, last in act.lost:
-            if not any(history.unexplained(first, last)):
+            if not any(history.unexplained_spans(first, last)):
                 continue
             broken = act.broken.get(first) if first == last else None  # its other pieces stay
             reason = act.reason if broken is None else "a piece of it is lost"

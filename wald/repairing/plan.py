@@ -36,7 +36,7 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
         return total - sum(dropped.count(*span) for span in spans)
     rescued = None if found is None else found.rescued
     try:
-        sealed = history.sealed(spans[0][0]) if spans else None
+        sealed = history.sealing_of(spans[0][0]) if spans else None
         is_shrunk = rescued is not None and rescued.shrunk
         left = history.remaining_routes(sealed["base"], is_shrunk=is_shrunk) if sealed is not None else None
     except Damaged:
@@ -86,7 +86,7 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
     at, end = span
     with suppress(Damaged):
         while at <= end:
-            sealed, held, left = history.sealed(at), history.sealed_routes(at), history.remaining_routes(at)
+            sealed, held, left = history.sealing_of(at), history.sealed_routes(at), history.remaining_routes(at)
             if sealed is None or held is None or left is None or sealed["last"] > end:
                 return None
             if sum(entry.count for entry in held) != sealed["last"] - at + 1:
@@ -233,7 +233,7 @@ class Plan:
         holes = [*there.gaps(1, self.facts.last), *((sequence, sequence) for sequence in self.broken)]
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
-            for begin, end in self.facts.history.unexplained(first, last):
+            for begin, end in self.facts.history.unexplained_spans(first, last):
                 inside = sorted({base for base in (*bases, *self._ends(begin, end)) if begin < base <= end})
                 for one, other in pairwise([begin, *inside, end + 1]):
                     yield one, other - 1
@@ -241,7 +241,7 @@ class Plan:
     def _ends(self, first: int, last: int) -> Iterator[int]:
         """Yield the ends of segments that the ledger lists."""
         with suppress(Damaged):  # given up as one range
-            while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
+            while first <= last and (sealed := self.facts.history.sealing_of(first)) is not None:
                 first = int(sealed["last"]) + 1
                 yield first
 

@@ -26,7 +26,7 @@ from wald.format.ledger_lines import Entry
 from wald.format.log_state import LogState
 from wald.segments.sealed_file import CompressedSegment
 from wald.writing.daemon_lock import Lock, require_free
-from wald.writing.sealing import pending, seal
+from wald.writing.sealing import seal, segments_to_seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
@@ -170,7 +170,7 @@ class NewLog:
         self._seal(writer.base_sequence)
 
     def _seal(self, below: int) -> None:
-        for segment in pending(self.root, below):
+        for segment in segments_to_seal(self.root, below):
             self._sealed = seal(self.root, segment, self._disk, self._ledger, reserve=False, now=self._now)
 
     def _miss(self, first: int, last: int) -> None:

@@ -252,7 +252,7 @@ class LogSurvey:
         readable = {segment.base_sequence for segment in there.segments}
         for segment in there.released:
             base = segment.base_sequence
-            unexplained = base not in readable and any(self.history.unexplained(base, base))
+            unexplained = base not in readable and any(self.history.unexplained_spans(base, base))
             if unexplained or self._verification.misplaced(segment):
                 yield segment._replace(kind=segment.kind.form)
 
@@ -279,7 +279,7 @@ class LogSurvey:
         segment, head = found.segment, self.head
         is_raw = segment.kind is Kind.RAW
         durable = head.position if is_raw and head is not None and head.segment == found.base else None
-        sealed = self.history.sealed(found.base)
+        sealed = self.history.sealing_of(found.base)
         recorded = is_raw or (sealed is not None and sealed["base"] == found.base)
         target = replace(self._verification.target(segment), durable=durable, open_ended=True)
         checked = (None if found.misnamed else self._checked.get(segment.path)) or check(target)
@@ -330,7 +330,7 @@ class LogSurvey:
         bases = [each.base for each in newer if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
         following = bases[0] - 1 if bases else self.last
-        if found.foreign or end > following or not any(self.history.unexplained(end, following)):
+        if found.foreign or end > following or not any(self.history.unexplained_spans(end, following)):
             return found
         if found.rescued is not None:
             return replace(found, open_records=found.rescued.open_records)

@@ -4,8 +4,8 @@ A segment may be deleted when every cursor of every route with records in it has
 
     a retired route                        pins nothing, nor do handovers from it
     a route without a cursor               pins everything
-    an invalid cursor                      the same
-    a route whose directory is gone        the same: its cursors are lost
+    an invalid cursor                      pins everything
+    a route whose directory is gone        pins everything: its cursors are lost
     an unfinished handover to a route      counts as a cursor (:mod:`wald.retention.handovers`)
 
 A damaged segment may have lost records of any of its routes, so their cursors have to pass the last lost record. If its
@@ -39,9 +39,9 @@ from wald.segments.sealed_file import SealedFile, index_raw
 from wald.segments.seek import end_sequence
 
 DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
-_LOST_ROUTE = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
-_NO_GROUP = 1 << 64  # beyond every record
-_FRAMES_LOST = "not all of its frames are there"
+_GROUPS_OF_LOST_ROUTE = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
+_UNPINNED = 1 << 64  # beyond every record
+_FRAMES_LOST = "some of its frames are lost"
 
 
 class Pin(NamedTuple):
@@ -58,7 +58,7 @@ class Holders(NamedTuple):
     """Groups that can pin segments with certain routes. Columns avoid a Python step per route and segment."""
 
     names: tuple[str, ...] = ()
-    numbers: tuple[int, ...] = ()  # of each group's route
+    route_numbers: tuple[int, ...] = ()  # of each group's route
     groups: tuple[tuple[str, str], ...] = ()  # (route, group)
     positions: tuple[int, ...] = ()
     messages: tuple[str, ...] = ()
@@ -118,12 +118,12 @@ class CursorSnapshot:
                     message = pin.message if pin.problem else ""
                     self._groups[route].append((f"{pin.route}/{pin.group}", at, message))
         self._floors = {
-            route: min((at for _, at, _ in groups), default=_NO_GROUP) for route, groups in self._groups.items()
+            route: min((at for _, at, _ in groups), default=_UNPINNED) for route, groups in self._groups.items()
         }
 
     def groups(self, route: str) -> list[tuple[str, int, str]]:
         """Return name, position and cursor problem of each group that can pin ``route``."""
-        return self._groups.get(route, _LOST_ROUTE)
+        return self._groups.get(route, _GROUPS_OF_LOST_ROUTE)
 
     def positions(self, route: str) -> dict[str, int]:
         return {group: at for group, at, _ in self._groups.get(route, ())}
@@ -152,7 +152,7 @@ class CursorSnapshot:
                 for group, at, message in self.groups(route)
             ]
             self._holders = Holders(routes.names, *zip(*rows, strict=True))
-        needed = map(routes.lasts.__getitem__, self._holders.numbers)
+        needed = map(routes.lasts.__getitem__, self._holders.route_numbers)
         return Blockers(self._holders, bytes(map(lt, self._holders.positions, needed)), routes.lasts)
 
     def still_pins(self, pin: Pin) -> bool:
@@ -163,7 +163,7 @@ class CursorSnapshot:
         routes = self._floors.keys() | earlier._floors.keys()
         return all(self.floor(route) >= earlier.floor(route) for route in routes)
 
-    def waived(self, routes: RouteTable) -> tuple[str, ...]:
+    def waived_routes(self, routes: RouteTable) -> tuple[str, ...]:
         """Return the retired routes with records that some group has not read."""
         retired = compress(zip(routes.names, routes.lasts, strict=True), map(self.retired.__contains__, routes.names))
         return tuple(
@@ -191,14 +191,14 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
         if os.path.exists(root.retired(route)):  # False without permission: then it is not retired
             retired.add(route)
         try:
-            found = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
-            if any(cursor.state is CursorState.BEYOND for cursor in found):
+            route_cursors = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
+            if any(cursor.state is CursorState.BEYOND for cursor in route_cursors):
                 # head and cursor may have moved since the head was read
                 head_sequence = end_sequence(root, log_id) - 1
-                found = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
+                route_cursors = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         except NotFound:
-            continue  # removed at this moment, so it pins everything
-        cursors[route] = tuple(found)
+            continue  # just removed, so it pins everything
+        cursors[route] = tuple(route_cursors)
     return CursorSnapshot(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 
 
@@ -218,10 +218,10 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 
 
 def segment_index(segment: Segment, log_id: bytes) -> tuple[SealedIndex, Damaged | None]:
-    """Return the index of a complete segment. If that is damaged, return one made from frames, and the damage.
+    """Return the index of a complete segment; if it is damaged, an index rebuilt from frames, and the damage.
 
-    Raise FileNotFoundError if it is gone, Damaged if it is unreadable, another segment, or raw and damaged, which is
-    left to the sealer.
+    Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another segment, or damaged and raw
+    (the sealer decides about that).
     """
     if segment.kind.form is Kind.SEALED:
         try:
@@ -259,64 +259,65 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 
 
 def with_lost_routes(
-    index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
+    index: SealedIndex, segment: Segment, next_base: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Add the routes of lost frames, which the ledger lists, to an ``index`` made from frames."""
-    if not index.damage and end is not None and _true_end(index, end, history) == index.next_sequence:
+    """Add the routes of lost frames, which the ledger lists, to an ``index`` rebuilt from frames."""
+    if not index.damage and next_base is not None and _original_end(index, next_base, history) == index.next_sequence:
         return index
     try:
-        held = history.sealed_routes(segment.base_sequence)
-        sealed = history.sealed(segment.base_sequence)
+        sealed_routes = history.sealed_routes(segment.base_sequence)
+        sealed = history.sealing_of(segment.base_sequence)
     except Damaged as unknown:
         raise _routes_unknown(segment, f"{error.message}; {_FRAMES_LOST}: {unknown.message}") from error
-    if held is None or sealed is None:
-        message = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl gives the routes of their records"
+    if sealed_routes is None or sealed is None:
+        message = f"{error.message}; {_FRAMES_LOST}: segments.jsonl does not list the routes of their records"
         raise _routes_unknown(segment, message) from error
-    following = int(sealed["last"]) + 1
-    if not index.damage and index.next_sequence == following:
+    end = int(sealed["last"]) + 1
+    if not index.damage and index.next_sequence == end:
         return index
-    lost = {entry.route: entry for entry in held}
+    lost_entries = {entry.route: entry for entry in sealed_routes}
     routes = []
-    for found in index.routes:
-        known = lost.pop(found.route, found)
-        routes.append(known._replace(first=min(found.first, known.first), last=max(found.last, known.last)))
+    for entry in index.routes:
+        whole = lost_entries.pop(entry.route, entry)
+        routes.append(whole._replace(first=min(entry.first, whole.first), last=max(entry.last, whole.last)))
     return replace(
         index,
-        next_sequence=max(index.next_sequence, following),
-        routes=RouteTable.from_entries([*routes, *lost.values()]),  # keep the order: batches refer to routes by number
+        next_sequence=max(index.next_sequence, end),
+        # keep the order: batches refer to routes by number
+        routes=RouteTable.from_entries([*routes, *lost_entries.values()]),
         damage=index.damage or [(index.raw_bytes, 0)],
         sha256=b"",
     )
 
 
-def required_positions(index: SealedIndex, end: int, history: History) -> RouteTable:
+def required_positions(index: SealedIndex, next_base: int, history: History) -> RouteTable:
     """Return the routes of a complete segment, each with the record that its cursors have to reach.
 
     Raise BadSealed if all records of a damaged segment are lost, or the lost ones are unknown.
     """
-    if not index.damage or not (lost := _last_lost(index, _true_end(index, end, history))):
+    if not index.damage or not (last_lost := _last_lost_record(index, _original_end(index, next_base, history))):
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and their routes are unknown")
-    return replace(index.routes, lasts=tuple(map(max, index.routes.lasts, repeat(lost))))
+    return replace(index.routes, lasts=tuple(map(max, index.routes.lasts, repeat(last_lost))))
 
 
-def _true_end(index: SealedIndex, end: int, history: History) -> int:
-    """Return the base of the segment that originally followed. Segments between it and ``end`` may be reclaimed."""
+def _original_end(index: SealedIndex, next_base: int, history: History) -> int:
+    """Return the base of the segment that originally followed; those before ``next_base`` may be reclaimed."""
     with suppress(Damaged):
-        if not any(history.unexplained(index.next_sequence, end - 1)):
+        if not any(history.unexplained_spans(index.next_sequence, next_base - 1)):
             return index.next_sequence
-    return end
+    return next_base
 
 
-def _last_lost(index: SealedIndex, end: int) -> int:
-    """Return the last lost record whose route is unknown, or 0."""
-    if sum(entry.count for entry in index.routes) == end - index.base_sequence:
+def _last_lost_record(index: SealedIndex, next_base: int) -> int:
+    """Return the last lost record with an unknown route, or 0."""
+    if sum(entry.count for entry in index.routes) == next_base - index.base_sequence:
         return 0  # the routes of all records are known, even of lost batches
     table = index.batch_table()
-    due, lost = index.base_sequence, 0
+    expected, last_lost = index.base_sequence, 0
     for base, count in zip(table.bases, table.counts, strict=True):
-        if base > due:
-            lost = base - 1
-        due = max(due, base + count)
-    return end - 1 if due < end else lost
+        if base > expected:
+            last_lost = base - 1
+        expected = max(expected, base + count)
+    return next_base - 1 if expected < next_base else last_lost

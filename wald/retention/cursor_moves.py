@@ -21,7 +21,7 @@ from wald.files.listing import Segment, list_segments
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import WORK_SUFFIX, Kind
 from wald.format.sealed_index import RouteEntry
-from wald.format.spans import Spans
+from wald.format.spans import Span, Spans
 from wald.hints import hint_for
 from wald.retention.blockers import segment_index
 from wald.retention.cursors import Cursor, CursorState, cursor_is_directory, read_cursor, read_cursor_file
@@ -94,7 +94,7 @@ def move_cursor(
             except IsADirectoryError:
                 raise cursor_is_directory(path) from None
         cursor = read_cursor_file(path, route, group, log_id, last)
-    if moves_forward:  # its old position pinned all that it needs
+    if moves_forward:  # its old position pinned everything that it needs
         return cursor
     return replace(cursor, message=reclaimed_above(root, cursor, log_id=log_id) or cursor.message)
 
@@ -110,18 +110,12 @@ def _require_allowed(root: Root, current: Cursor, sequence: int, head_sequence: 
             root=root.path,
         )
     moves_back = sequence < current.sequence
-    if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
+    is_invalid = current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND)
+    if not rewind and (is_invalid or moves_back):
         raise Refused(
-            f"{current.message}; it is only replaced on request",
-            case="rewind-needed",
-            root=root.path,
-            route=current.route,
-            sequence=sequence,
-            group=current.group,
-        )
-    if not rewind and moves_back:
-        raise Refused(
-            f"{path}: {sequence} would move the cursor backwards from {current.sequence}",
+            f"{current.message}; it is replaced only on request"
+            if is_invalid
+            else f"{path}: {sequence} would move the cursor backwards from {current.sequence}",
             case="rewind-needed",
             root=root.path,
             route=current.route,
@@ -131,8 +125,8 @@ def _require_allowed(root: Root, current: Cursor, sequence: int, head_sequence: 
     if moves_back and current.of_work_group:
         journal = path.with_suffix(WORK_SUFFIX)
         raise Refused(
-            f"{journal}: has the records that the workers of group {current.group} have done; while it exists, "
-            f"none of them is redelivered",
+            f"{journal}: lists the records that the workers of group {current.group} have done; while it exists, "
+            f"they are not redelivered",
             case="journal-in-the-way",
             root=root.path,
             route=current.route,
@@ -146,8 +140,8 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     """Return a sentence about reclaimed records that a stored cursor needs, or ""."""
     listing = list_segments(root)
     released, deleted = Spans(), Spans()
-    spans_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
-    known = {segment.base_sequence for segment in listing.segments}
+    spans_by_base = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
+    known_bases = {segment.base_sequence for segment in listing.segments}
 
     def add(spans: Spans, entries: Iterable[RouteEntry]) -> None:
         for entry in entries:
@@ -157,54 +151,59 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     for segment in listing.released:
         with suppress(Damaged, OSError):  # the ledger has the contents of deleted and unreadable segments
             index, _ = segment_index(segment, log_id)
-            add(spans_of[segment.base_sequence], index.routes)
-            known.add(segment.base_sequence)
+            add(spans_by_base[segment.base_sequence], index.routes)
+            known_bases.add(segment.base_sequence)
     parts = []
     try:
         # Read the ledger last: it then has every deletion since the listing.
         history = History(root)
         for line in history.deletions(cursor.sequence + 1):
-            if (base := line["base"]) not in known:
+            if (base := line["base"]) not in known_bases:
                 routes = route_entries(line.get("routes"))
-                whole = (RouteEntry(cursor.route, 0, base, line["last"]),)
-                add(spans_of.get(base, deleted), whole if routes is None else routes)
+                any_route = (RouteEntry(cursor.route, 0, base, line["last"]),)
+                add(spans_by_base.get(base, deleted), any_route if routes is None else routes)
         for base in {line["base"] for line in history.all_shrinks(cursor.sequence + 1)}:
-            add(deleted, _dropped(root, base, history, log_id=log_id))
+            add(deleted, _dropped_entries(root, base, history, log_id=log_id))
     except Damaged as error:
         parts.append(error.message)
-    if found := list(released):
+    if ranges := list(released):
         hint = hint_for("records-released", root=root.path)
-        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are released; {hint}")
-    if found := list(deleted):
-        hint = hint_for("records-deleted", root=root.path, record=found[-1][1])
-        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are deleted; {hint}")
+        parts.append(f"{_records_are(cursor.route, ranges)} released; {hint}")
+    if ranges := list(deleted):
+        hint = hint_for("records-deleted", root=root.path, record=ranges[-1][1])
+        parts.append(f"{_records_are(cursor.route, ranges)} deleted; {hint}")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
-def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
+def _records_are(route: str, ranges: list[Span]) -> str:
+    first, last = ranges[0][0], ranges[-1][1]
+    return f"{span_text(first, last)} of {route} {'is' if first == last else 'are'}"
+
+
+def _dropped_entries(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
     try:
         index, _ = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id)
     except (Damaged, OSError):
-        return history.dropped(base) or ()
+        return history.dropped_entries(base) or ()
     if (shrunk := index.shrunk) is None:
         return ()
     if shrunk.is_complete:
         return shrunk.routes
     # The ledger also lists unfinished shrinks, which dropped nothing.
     ranges = Spans(shrunk.ranges)
-    return [each for each in history.dropped(base) or () if each.first in ranges]
+    return [each for each in history.dropped_entries(base) or () if each.first in ranges]
 
 
 def start_position(view: View, route: str, group: str) -> tuple[int, str]:
-    """Return a new group's start position, and a message about reclaimed records, or "".
+    """Return the start position of a new group, and a message about reclaimed records, or "".
 
-    The position never skips a loss that no ledger explains.
+    It never skips a loss that no ledger explains.
     """
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:
         return 0, ""
     history = History(view.root)
-    sequence, _ = next(history.unexplained(1, oldest - 1), (oldest, oldest))
+    sequence, _ = next(history.unexplained_spans(1, oldest - 1), (oldest, oldest))
     last = sequence - 1
     missing = count_missing(view.root.path, history.reclaimed_segments(1, last), frozenset([route]), 1, last)
     if missing is None:

@@ -21,7 +21,7 @@ from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
 from wald.hints import hint_for, user_name
 
-_SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
+_SETTLED_NS = 1_000_000_000  # a more recently changed file may change again with the same time stamps
 
 
 class CursorState(Enum):
@@ -55,7 +55,7 @@ class Cursor:
 
     @property
     def of_work_group(self) -> bool:
-        """True if the cursor is the ack floor of a work group, so that later records may be done, too."""
+        """True if the cursor is the ack floor of a work group, so that later records may be done too."""
         return is_companion(self.path.with_suffix(WORK_SUFFIX), self.path)
 
     @property
@@ -91,8 +91,8 @@ def read_cursor(
     owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
     if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
         return cursor
-    raise Refused(  # the other user could make the log's owner skip records
-        f"{cursor.path}: the cursor of {_owner_name(cursor.user_id)}, so the log's owner does not use it",
+    raise Refused(  # that user could make the log's owner skip records
+        f"{cursor.path}: the cursor belongs to {_owner_name(cursor.user_id)}, so the log's owner does not use it",
         case="cursor-of-other-user",
         root=root.path,
         route=cursor.route,
@@ -106,14 +106,14 @@ def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -
     An unreadable directory, or a file with an impossible name, counts as an unreadable cursor.
     """
     try:
-        groups, strange = root.cursors(route)
+        groups, misnamed = root.cursors(route)
     except OSError as error:
         path = Path(error.filename)
         return [Cursor(route, DEFAULT_GROUP, path, CursorState.UNREADABLE, 0, f"{path}: {error.strerror}")]
-    if not groups and not strange:
+    if not groups and not misnamed:
         groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
     cursors = [read_cursor_file(path, route, group, log_id, head_sequence) for group, path in groups.items()]
-    return cursors + [_strange(route, path) for path in strange]
+    return cursors + [_misnamed_cursor(route, path) for path in misnamed]
 
 
 def _owner_name(user_id: int) -> str:
@@ -129,7 +129,7 @@ def read_cursor_file(path: Path, route: str, group: str, log_id: bytes, head_seq
 
 
 def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
-    """Return the cursor in a file. Raise OSError for a failure that may pass."""
+    """Read a cursor file. Raise OSError for a failure that may be transient."""
     user_id = -1
 
     def cursor(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
@@ -137,7 +137,7 @@ def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_seque
 
     try:
         content, status = read_with_status(path, CURSOR_MAX_BYTES + 1)
-        user_id, names = status.st_uid, status.st_nlink
+        user_id, links = status.st_uid, status.st_nlink
         lines = decode_cursor(content)
     except FileNotFoundError:
         return cursor(CursorState.ABSENT, message="no cursor yet")
@@ -146,15 +146,15 @@ def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_seque
         return cursor(CursorState.UNREADABLE, message="not a regular file")
     except PermissionError:
         user_id = _owner_id(path)
-        message = f"permission denied; {hint_for('cursor-not-permitted', path=path)}"
-        return cursor(CursorState.UNREADABLE, message=message)
+        hint = hint_for("cursor-not-permitted", path=path)
+        return cursor(CursorState.UNREADABLE, message=f"permission denied; {hint}")
     except BadCursor as error:
         return cursor(CursorState.UNREADABLE, message=f"offset 0: {error}")
-    if names > 1:
-        message = f"has {names} names, so it may be a link to another file; it counts again when its group moves it"
+    if links > 1:
+        message = f"has {links} hard links, so another user may have written it; it counts again after its next move"
         return cursor(CursorState.LINKED, lines.sequence, message)
     if lines.log_id is not None and lines.log_id != log_id:
-        return cursor(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
+        return cursor(CursorState.FOREIGN, lines.sequence, f"belongs to log {lines.log_id.hex()}, not to this one")
     if lines.sequence > head_sequence:
         return cursor(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
     return cursor(CursorState.VALID, lines.sequence)
@@ -175,13 +175,13 @@ def read_with_status(path: Path, length: int) -> tuple[bytes, os.stat_result]:
         os.close(descriptor)
 
 
-def _strange(route: str, path: Path) -> Cursor:
+def _misnamed_cursor(route: str, path: Path) -> Cursor:
     message = f"{path}: no group can have this name; {hint_for('cursor-misnamed', path=path)}"
     return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
 
 
 def cursor_is_directory(path: Path) -> Refused:
-    return Refused(f"{path}: a directory, not a cursor", case="cursor-is-a-directory", path=path)
+    return Refused(f"{path}: is a directory, not a cursor", case="cursor-is-a-directory", path=path)
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
@@ -206,19 +206,19 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
-    known = f", which already has {', '.join(others)}" if others else ""
+    existing = f", which already has {', '.join(others)}" if others else ""
     hint = hint_for("work-group-is-new" if with_workers else "group-is-new", root=root.path, route=route, group=group)
     return (
-        f"group {group} is new on route {route}{known}: from now on the records that it has not read are retained\n"
+        f"group {group} is new on route {route}{existing}: from now on, records are retained until it has read them\n"
         f"  hint: {hint}"
     )
 
 
 def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
-    """Raise Refused if a journal has outlived its cursor: it would count for a new one."""
+    """Raise Refused if a journal has outlived its cursor: it would apply to a new one."""
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         raise Refused(
-            f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
+            f"{cursor.path.with_suffix(WORK_SUFFIX)}: is left over from a work group whose cursor was "
             f"removed; records that it lists as done would not be delivered",
             case="journal-left-over",
             root=root.path,
@@ -235,28 +235,28 @@ class SlowestCursor:
 
     def find(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
         settled_ns = time.time_ns() - _SETTLED_NS
-        found: list[Cursor] = []
+        cursors: list[Cursor] = []
         unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
         try:
             for entry in scan_cursor_directory(root.cursor_directory(route), CURSOR_SUFFIX):
                 if (group := parse_cursor_name(entry.name)) is None:
-                    return _strange(route, Path(entry.path))  # no cursor can be further behind
+                    return _misnamed_cursor(route, Path(entry.path))  # no cursor can be further behind
                 status = entry.stat(follow_symlinks=False)
                 key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                known_key, cursor = self._unchanged.get(entry.path, ((), None))
-                is_reached = cursor and cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence
-                if cursor is None or known_key != key or is_reached:
+                old_key, cursor = self._unchanged.get(entry.path, ((), None))
+                is_now_valid = cursor and cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence
+                if cursor is None or old_key != key or is_now_valid:
                     try:
                         cursor = _read_or_raise(Path(entry.path), route, group, log_id, head_sequence)
                     except OSError:
-                        found.append(read_cursor_file(Path(entry.path), route, group, log_id, head_sequence))
+                        cursors.append(read_cursor_file(Path(entry.path), route, group, log_id, head_sequence))
                         continue
-                found.append(cursor)
+                cursors.append(cursor)
                 if status.st_ctime_ns < settled_ns:
                     unchanged[entry.path] = key, cursor
         except OSError:
-            found = []
+            cursors = []
         self._unchanged = unchanged
         # Without cursors, or with an unreadable directory:
-        cursors = found or read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
+        cursors = cursors or read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))

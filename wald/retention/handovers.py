@@ -51,7 +51,7 @@ class HandoverPin:
     def message(self) -> str:
         if self.problem:
             return f"{self.path}: {self.problem}; it pins {'all routes' if self.positions else 'nothing'}"
-        return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
+        return f"group {self.group} of route {self.route} has not finished a handover; its next start finishes it"
 
 
 class PinWriter:
@@ -110,8 +110,8 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     """Return all pins. The contents of files never raise an error."""
     routes = root.route_names()
-    everything = dict.fromkeys(routes, 0)
-    found: list[HandoverPin] = []
+    all_routes = dict.fromkeys(routes, 0)
+    pins: list[HandoverPin] = []
     for route in routes:
         directory = root.cursor_directory(route)
         try:
@@ -120,18 +120,18 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            found.append(HandoverPin(route, CURSORS, directory, everything, error.strerror or str(error)))
+            pins.append(HandoverPin(route, CURSORS, directory, all_routes, error.strerror or str(error)))
             continue
         for name in names:
             path, group = directory / name, name.removesuffix(PIN_SUFFIX)
             try:
-                found.append(_read(route, group, path, log_id, owner))
+                pins.append(_read_pin(route, group, path, log_id, owner))
             except OSError as error:  # it may be a valid pin
-                found.append(HandoverPin(route, group, path, everything, error.strerror or str(error)))
-    return [each for each in found if each.positions or each.problem]
+                pins.append(HandoverPin(route, group, path, all_routes, error.strerror or str(error)))
+    return [each for each in pins if each.positions or each.problem]
 
 
-def _read(route: str, group: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
+def _read_pin(route: str, group: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
     positions: dict[str, int] = {}
     try:
         if not is_route(group):
@@ -141,9 +141,9 @@ def _read(route: str, group: str, path: Path, log_id: bytes, owner: int) -> Hand
             for target, at in part.items():
                 positions[target] = min(at, positions.get(target, at))
         if status.st_uid not in (0, owner):
-            _require_cursor(path.with_name(cursor_name(group)), log_id, status)
+            _require_own_cursor(path.with_name(cursor_name(group)), log_id, status)
         return HandoverPin(route, group, path, positions)
-    except FileNotFoundError:  # the handover was finished at this moment
+    except FileNotFoundError:  # the handover has just finished
         return HandoverPin(route, group, path)
     except Damaged:
         problem = "not a regular file"
@@ -156,13 +156,13 @@ def _read(route: str, group: str, path: Path, log_id: bytes, owner: int) -> Hand
     return HandoverPin(route, group, path, problem=problem)
 
 
-def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
+def _require_own_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
     try:
         content, cursor = read_with_status(path, CURSOR_MAX_BYTES + 1)
         lines = decode_cursor(content)
     except (FileNotFoundError, PermissionError, Damaged, BadCursor):
         raise BadPin(f"{path.name} is missing or not a valid cursor") from None
     if max(pin.st_nlink, cursor.st_nlink) > 1 or lines.log_id not in (None, log_id):
-        raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another name too")
+        raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another hard link")
     if pin.st_uid != cursor.st_uid:
         raise BadPin(f"{path.name} and this file belong to different users")

@@ -28,27 +28,27 @@ class Loss(NamedTuple):
 
     extent: ReclaimedSegment
     reason: str
-    unrestored: bool = False  # in no restored bundle, so never in this log
-    saved_file: str = ""  # in the root; the rest of their bytes
+    is_unrestored: bool = False  # in no restored bundle, so never in this log
+    saved_file: str = ""  # in the root, with the rest of their bytes
     records: int = 0  # upper limit: a shrink may have dropped some
 
     @property
-    def begun_extent(self) -> ReclaimedSegment:
-        """Extent without routes that had only later pieces of a record there."""
-        if self.unrestored or self.extent.routes is None:  # a restore does not know the number of records
+    def starting_extent(self) -> ReclaimedSegment:
+        """Extent with only the routes of which a record begins there."""
+        if self.is_unrestored or self.extent.routes is None:  # a restore does not know the number of records
             return self.extent
         return self.extent._replace(routes=tuple(each for each in self.extent.routes if each.count))
 
 
 class ShrunkRecord(NamedTuple):
-    """Shrink that may have dropped a record, or else the newest shrink. ``dropped`` is None if unknown."""
+    """Shrink that may have dropped a record, or else the newest one. ``is_dropped`` is None if unknown."""
 
     entry: Entry
-    dropped: bool | None
+    is_dropped: bool | None
 
 
 class History:
-    """Ledgers of a root, read on demand. They keep lines in memory, so share ``ledgers``."""
+    """Ledgers of a root, read on demand. Share ``ledgers``, which keep lines in memory."""
 
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: LedgerLines(root.ledger / name) for name in LEDGERS}
@@ -57,9 +57,9 @@ class History:
         self._archive = self.ledgers["archive.jsonl"]
         self._generation = self._archive_lines = 0
         self._archived: dict[str, Spans] = {}  # wholly archived sequences, by route
-        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines and their possible sequences
+        self._damaged_lines: list[tuple[Damaged, Span]] = []  # with their possible sequences
 
-    def reclaimed(self, sequence: int) -> Entry | None:
+    def deletion_of(self, sequence: int) -> Entry | None:
         return next(self.deletions(sequence, sequence), None)
 
     def deletions(self, first: int = 1, last: int = ABOVE_U64) -> Iterator[Entry]:
@@ -69,11 +69,11 @@ class History:
 
     def latest_deletions(self, bases: Collection[int]) -> Iterator[Entry]:
         """Yield the effective deletions of these segments, without routes from shared lines."""
-        decided: set[int] = set()
+        decided_bases: set[int] = set()
         for line in self._reclaim.about_bases(bases):
             event = line.entry.get("event")
-            if event in ("reclaimed", "kept") and line.low not in decided:
-                decided.add(line.low)
+            if event in ("reclaimed", "kept") and line.low not in decided_bases:
+                decided_bases.add(line.low)
                 if line.is_range("reclaimed"):
                     yield line.entry
 
@@ -125,7 +125,7 @@ class History:
         for entry in self.deletions(first, last):
             sealed: Entry = {}
             with suppress(Damaged):
-                sealed = self.sealed(entry["base"]) or {}
+                sealed = self.sealing_of(entry["base"]) or {}
             routes = route_entries(entry.get("routes"))
             if routes is None:
                 routes = route_entries(sealed.get("routes"))
@@ -136,32 +136,32 @@ class History:
             earliest_ns, latest_ns = (time_ns if isinstance(time_ns, int) else None for time_ns in times)
             yield ReclaimedSegment(entry["base"], entry["last"], routes, earliest_ns, latest_ns)
 
-    def unexplained(self, first: int, last: int) -> Iterator[Span]:
-        """Yield the spans that no ledger line explains as reclaimed, skipped or lost."""
-        for begin, end in self._not_reclaimed(first, last):
-            about = self._segments.about(begin, end)
-            explained = ((line.low, line.high) for line in about if line.is_range("skipped") or line.is_range("lost"))
-            yield from Spans(explained).gaps(begin, end)
+    def unexplained_spans(self, first: int, last: int) -> Iterator[Span]:
+        """Yield the spans that no ledger line reports as reclaimed, skipped or lost."""
+        for low, high in self._unreclaimed_spans(first, last):
+            lines = self._segments.about(low, high)
+            explained = ((line.low, line.high) for line in lines if line.is_range("skipped") or line.is_range("lost"))
+            yield from Spans(explained).gaps(low, high)
 
-    def _not_reclaimed(self, first: int, last: int) -> Iterator[Span]:
-        # only these spans need segments.jsonl: deletions are known even if that is damaged
+    def _unreclaimed_spans(self, first: int, last: int) -> Iterator[Span]:
+        # Only these spans need segments.jsonl, which may be damaged.
         if first <= last:
             yield from Spans((line.low, line.high) for line in self._deletions(first, last)).gaps(first, last)
 
     def losses(self, first: int, last: int) -> list[Loss]:
-        spans = self._not_reclaimed(first, last)
-        lines = (line for begin, end in spans for line in self._segments.about(begin, end) if line.is_range("lost"))
-        lost = {line.number: line for line in lines}
-        return [_loss(line.entry) for line in sorted(lost.values(), key=lambda line: line.low)]
+        spans = self._unreclaimed_spans(first, last)
+        lines = (line for low, high in spans for line in self._segments.about(low, high) if line.is_range("lost"))
+        by_number = {line.number: line for line in lines}
+        return [_loss(line.entry) for line in sorted(by_number.values(), key=lambda line: line.low)]
 
     def is_given_up(self, sequence: int) -> bool:
-        """Return True if ``sequence`` was lost, even if reclaimed later."""
+        """Return True if ``sequence`` was lost, even if it was reclaimed later."""
         return next(_entries(self._segments, "lost", sequence, sequence), None) is not None
 
-    def skipped(self, sequence: int) -> Entry | None:
+    def skip_of(self, sequence: int) -> Entry | None:
         return next(_entries(self._segments, "skipped", sequence, sequence), None)
 
-    def version(self) -> tuple[int, ...]:
+    def segments_version(self) -> tuple[int, ...]:
         return self._segments.version()
 
     def shrinks(self, base: int) -> Iterator[Entry]:
@@ -175,22 +175,22 @@ class History:
         """Yield the shrinks that led to the deleted file, newest first."""
         by_digest = {line.get("sha256"): line for line in self.shrinks(deletion["base"])}
         digest = deletion.get("sha256")
-        # no digest leads to an unfinished shrink, which made no file
+        # No digest leads to an unfinished shrink, which made no file.
         while (line := by_digest.pop(digest, None)) is not None:
             yield line
             digest = line.get("was_sha256")
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
-        """Return the shrink that may have dropped a record, or None without any shrink."""
+        """Return the shrink that may have dropped a record, or None if there was no shrink."""
         newest = None
         for entry in _entries(self._reclaim, "shrunk", sequence, sequence):
-            dropped = _has_dropped(entry, sequence)
-            if dropped is not False:
-                return ShrunkRecord(entry, dropped)
+            is_dropped = _has_dropped(entry, sequence)
+            if is_dropped is not False:
+                return ShrunkRecord(entry, is_dropped)
             newest = newest or ShrunkRecord(entry, False)
         return newest
 
-    def dropped(self, base: int) -> tuple[RouteEntry, ...] | None:
+    def dropped_entries(self, base: int) -> tuple[RouteEntry, ...] | None:
         """Return all records that shrinks may have dropped from a segment, or None if unknown.
 
         The newest shrink may be unfinished, but its digests lead to all finished ones. After a repair that split a
@@ -210,22 +210,22 @@ class History:
 
     def last_dropped(self, base: int) -> dict[str, int] | None:
         with suppress(Damaged):
-            dropped = self.dropped(base)
+            dropped = self.dropped_entries(base)
             return None if dropped is None else {each.route: each.last for each in merge_routes((), dropped)}
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
-        """Return the line about the file with this digest, or else about its sealing."""
+        """Return the line about the file with this digest, or else about the segment's sealing."""
         # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
-        return next(matching, None) or self.sealed(base)
+        return next(matching, None) or self.sealing_of(base)
 
-    def sealed(self, sequence: int) -> Entry | None:
+    def sealing_of(self, sequence: int) -> Entry | None:
         return next(_entries(self._segments, "sealed", sequence, sequence), None)
 
     def sealed_routes(self, base: int) -> tuple[RouteEntry, ...] | None:
-        entry = self.sealed(base)
+        entry = self.sealing_of(base)
         return None if entry is None or entry["base"] != base else route_entries(entry.get("routes"))
 
     def remaining_routes(self, base: int, *, is_shrunk: bool = False) -> tuple[RouteEntry, ...] | None:
@@ -234,15 +234,15 @@ class History:
         A shrink's line is written before its file, so the newest line only proves the previous contents, unless
         ``is_shrunk`` says that the file exists.
         """
-        entry, newest = self.sealed(base), next(self.shrinks(base), None)
+        entry, newest = self.sealing_of(base), next(self.shrinks(base), None)
         if entry is None or newest is None or newest["last"] != entry["last"]:
             return self.sealed_routes(base)
-        was = newest.get("was_sha256", "")
+        former_digest = newest.get("was_sha256", "")
         count = sum(each.count for each in route_entries(entry.get("routes")) or ())
         is_whole = count == entry["last"] - entry["base"] + 1  # False after a repair of a shrunk segment
-        if is_shrunk and is_whole and was == entry.get("sha256"):
+        if is_shrunk and is_whole and former_digest == entry.get("sha256"):
             return route_entries(newest.get("routes"))  # the file of the only shrink
-        former = next((each for each in self.shrinks(base) if each.get("sha256") == was), entry)
+        former = next((each for each in self.shrinks(base) if each.get("sha256") == former_digest), entry)
         return route_entries(former.get("routes")) if former["base"] == base else None
 
     def last_sealed(self) -> int:
@@ -250,48 +250,50 @@ class History:
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """Return the last sequence of each route in sealed segments, or None if unknown."""
-        found: dict[str, int] = {}
+        lasts: dict[str, int] = {}
         while first <= last:
-            entry = self.sealed(first)
+            entry = self.sealing_of(first)
             routes = None if entry is None else route_entries(entry.get("routes"))
             if entry is None or routes is None:
                 return None
-            found |= {each.route: each.last for each in routes}
+            lasts |= {each.route: each.last for each in routes}
             first = int(entry["last"]) + 1
-        return found
+        return lasts
 
-    def archived(self, sequence: int) -> Entry | None:
+    def newest_bundle(self, sequence: int) -> Entry | None:
         entries = _entries(self._archive, "archived", sequence, sequence)
-        return max((entry for entry in entries if _is_archived_in(entry, sequence)), key=_time, default=None)
+        return max((entry for entry in entries if _has_archived(entry, sequence)), key=_recorded_ns, default=None)
 
     def archive_location(self, route: str | None, first: int, last: int) -> str | None:
         """Return the destination of the newest bundle with any of these records, or None if unknown."""
         with suppress(Damaged):
             entries = _entries(self._archive, "archived", first, last)
             ours = (entry for entry in entries if route in (None, entry.get("route")) and entry.get("dest"))
-            found = max(ours, key=_time, default=None)
-            return None if found is None else str(found["dest"])
+            newest = max(ours, key=_recorded_ns, default=None)
+            return None if newest is None else str(newest["dest"])
         return None
 
     def all_archived(self, route: str, first: int, last: int) -> bool:
         self._read_new_bundles()
         if route in self._archived and self._archived[route].covers(first, last):
             return True
-        for error, (low, high) in self._unread:
+        for error, (low, high) in self._damaged_lines:
             if low <= last and first <= high:
                 raise error.with_traceback(None)
         return False
 
     def archived_spans(self) -> Mapping[str, Spans]:
-        """Return the wholly archived spans by route. It is a new object if lines have disappeared."""
+        """Return the wholly archived spans by route, as a new object if lines have disappeared."""
         self._read_new_bundles()
-        for error, _ in self._unread:
+        for error, _ in self._damaged_lines:
             raise error.with_traceback(None)
         return self._archived
 
     def _read_new_bundles(self) -> None:
         lines = self._archive.oldest_first(
-            self._archive_lines, with_routes=False, on_damage=lambda error, span: self._unread.append((error, span))
+            self._archive_lines,
+            with_routes=False,
+            on_damage=lambda error, span: self._damaged_lines.append((error, span)),
         )
         for line in lines:
             if self._archive.generation != self._generation:
@@ -304,14 +306,14 @@ class History:
                 self._archived.setdefault(str(line.entry.get("route")), Spans()).add(low, line.high)
         if self._archive.generation != self._generation:  # the lines that were read no longer exist
             self._generation, self._archive_lines = self._archive.generation, 0
-            self._archived, self._unread = {}, []
+            self._archived, self._damaged_lines = {}, []
             self._read_new_bundles()
 
 
 def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
-    """Return the routes in a line that may have ``sequence``, each with True if certain."""
+    """Return the routes in a line that may have ``sequence``, each with True if it certainly does."""
     routes = entry.get("dropped", entry.get("routes"))
-    found = []
+    candidates = []
     for route in routes if isinstance(routes, list) else []:
         match route:
             case {"first": int(first), "last": int(last)} if first <= sequence <= last:
@@ -320,8 +322,8 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
                 except BadRunLengths:
                     runs = None
                 if runs is None or sequence in Spans(runs):
-                    found.append((route, runs is not None))
-    return found
+                    candidates.append((route, runs is not None))
+    return candidates
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
@@ -370,27 +372,25 @@ def _loss(entry: Entry) -> Loss:
     extent = ReclaimedSegment(entry["base"], entry["last"], route_entries(entry.get("routes")))
     at, length = utc_or_unknown(entry.get("at")), extent.last - extent.first + 1
     if entry.get("by") == "restore":
-        return Loss(extent, f"not restored at {at}: {entry.get('why')}", unrestored=True, records=length)
+        return Loss(extent, f"not restored at {at}: {entry.get('why')}", is_unrestored=True, records=length)
     reason = f"given up by a repair at {at} ({entry.get('why', 'for an unknown reason')})"
     saved_file, records = str(entry.get("kept", "")), entry.get("records")
     if saved_file:
-        reason += f"; the rest of their bytes is in {saved_file}"
+        reason += f"; the remaining bytes are in {saved_file}"
     return Loss(extent, reason, saved_file=saved_file, records=records if isinstance(records, int) else length)
 
 
 def route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
-    found = []
+    entries = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:
             case {"route": str(name), "count": int(count), "first": int(first), "last": int(last)}:
-                found.append(RouteEntry(name, count, first, last))
-            case [str(name), int(count), int(first), int(last)]:  # not restored, so without payload bytes
-                found.append(RouteEntry(name, count, first, last))
-            case [str(name), int(count), int(first), int(last), int(payload_bytes)]:
-                found.append(RouteEntry(name, count, first, last, payload_bytes))
+                entries.append(RouteEntry(name, count, first, last))
+            case [str(), int(), int(), int()] | [str(), int(), int(), int(), int()]:  # not restored: no payload bytes
+                entries.append(RouteEntry(*route))
             case _:
                 return None
-    return tuple(found)
+    return tuple(entries)
 
 
 def _has_dropped(entry: Entry, sequence: int) -> bool | None:
@@ -400,14 +400,14 @@ def _has_dropped(entry: Entry, sequence: int) -> bool | None:
     return any(is_certain for _, is_certain in candidates) or (None if candidates else False)
 
 
-def _is_archived_in(entry: Entry, sequence: int) -> bool:
+def _has_archived(entry: Entry, sequence: int) -> bool:
     try:
         runs = unpack(entry["runs"], entry["last"] - entry["first"] + 1)
         return sequence in Spans(spans_of(runs, int(entry["after"]) + 1))
     except (KeyError, TypeError, ValueError):
-        return True  # the ledger knows nothing more exact
+        return True  # the line has no exact ranges
 
 
-def _time(entry: Entry) -> int:
+def _recorded_ns(entry: Entry) -> int:
     at = entry.get("at")
     return at if isinstance(at, int) else 0

@@ -41,7 +41,7 @@ class Missing:
         route: the route that was read; None for all.
         routes: known routes of the records.
         last_of_route: upper limit of each route's last sequence.
-        asked: True if these were requested by a sequence, a time, or a cursor in front of them.
+        asked: True if these were requested by a sequence, a time, or a cursor before them.
         group: the group of that cursor; None without a cursor.
         archive: location of bundles with the records, if known.
         lost: why the records were given up, and where their bytes are; "" if reclaimed.
@@ -67,7 +67,8 @@ class Missing:
         of = "" if self.route is None else f" of route {self.route}"
         are = "is" if self.records == 1 else "are"
         if self.lost:
-            return f"{self.root / 'segments'}: {span} lost: {count}{of} {are} missing; {self.lost}"
+            lost, were = ("is lost", "it was") if self.first == self.last else ("are lost", "they were")
+            return f"{self.root / 'segments'}: {span} {lost}: {count}{of} {are} missing; {were} {self.lost}"
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
     def error(self, *, stop: str | None = None, form: str = "", command: tuple[str, str] | None = None) -> NotFound:
@@ -124,7 +125,7 @@ def count_missing(
     until_ns: int = _MAX_NS,
 ) -> Missing | None:
     """Return the requested records that were reclaimed, or None. ``floor`` replaces ``first`` by route."""
-    begin, end, records, exact = last, 0, 0, True
+    lowest, highest, records, is_exact = last, 0, 0, True
     last_of_route: dict[str, int] = {}
     all_times = from_ns == _MIN_NS and until_ns == _MAX_NS
     for segment in segments:
@@ -133,7 +134,7 @@ def count_missing(
             continue
         if earliest_ns is not None and earliest_ns >= until_ns:
             continue
-        within = all_times or (
+        is_inside = all_times or (
             earliest_ns is not None and latest_ns is not None and from_ns <= earliest_ns and latest_ns < until_ns
         )
         for entry in _requested_routes(segment, routes, first):
@@ -141,16 +142,16 @@ def count_missing(
             if low > high:
                 continue
             # ``low`` is before the segment if it had only later pieces of the record
-            begin = min(begin, max(segment.first, first), low)
-            end = max(end, min(segment.last, last))
+            lowest = min(lowest, max(segment.first, first), low)
+            highest = max(highest, min(segment.last, last))
             records += min(entry.count or high - low + 1, high - low + 1)
-            exact = exact and within and entry.count > 0 and (low, high) == (entry.first, entry.last)
+            is_exact = is_exact and is_inside and entry.count > 0 and (low, high) == (entry.first, entry.last)
             last_of_route[entry.route] = max(high, last_of_route.get(entry.route, 0))
     if not records:
         return None
     route = next(iter(routes)) if routes and len(routes) == 1 else None
-    named = frozenset(filter(None, last_of_route))
-    return Missing(root, begin, end, records, exact, route, named, last_of_route=last_of_route)
+    known_routes = frozenset(filter(None, last_of_route))
+    return Missing(root, lowest, highest, records, is_exact, route, known_routes, last_of_route=last_of_route)
 
 
 def _requested_routes(segment: ReclaimedSegment, routes: frozenset[str] | None, first: int) -> Iterable[RouteEntry]:

@@ -36,14 +36,14 @@ class Lag:
     at: int
     records: int = 0
     oldest_ns: int | None = None  # append time of the oldest record
-    first: int = 0  # base of its batch
+    oldest_base: int = 0  # base of its batch
     # Estimates when a record with a future append time was written.
     written_ns: Callable[[int, int], int | None] = field(default=lambda *_: None, compare=False, repr=False)
 
     def seconds(self, now_ns: int) -> float:
         since_ns = self.oldest_ns
         if since_ns is not None and seconds_ahead(since_ns, now_ns):
-            since_ns = self.written_ns(self.first, now_ns)
+            since_ns = self.written_ns(self.oldest_base, now_ns)
         return 0.0 if since_ns is None else max(0.0, (now_ns - since_ns) / 1e9)
 
     def add(self, base: int, count: int, time_ns: int) -> None:
@@ -51,7 +51,7 @@ class Lag:
         if unread > 0:
             self.records += unread
             if self.oldest_ns is None:
-                self.oldest_ns, self.first = time_ns, base
+                self.oldest_ns, self.oldest_base = time_ns, base
 
 
 class LagCounter:
@@ -72,16 +72,16 @@ class LagCounter:
         if routes.names is not self._names:
             self._align(routes.names)
         # Nearly always, no group has read any of the segment.
-        if self._highest < index.base_sequence and False not in self._dated:
+        if self._highest < index.base_sequence and False not in self._is_dated:
             self._sums = list(map(add, self._sums, self._by_lag(routes.counts)))
             return
-        unread = list(map(lt, self._positions, self._by_lag(routes.lasts)))
-        if True not in unread:
+        has_unread = list(map(lt, self._positions, self._by_lag(routes.lasts)))
+        if True not in has_unread:
             return
-        whole = list(map(and_, self._dated, map(lt, self._positions, self._by_lag(routes.firsts))))
-        if partial := list(compress(range(len(unread)), map(gt, unread, whole))):
-            self._add_batches(index, partial)
-        self._sums = list(map(add, self._sums, map(mul, whole, self._by_lag(routes.counts))))
+        is_unread = list(map(and_, self._is_dated, map(lt, self._positions, self._by_lag(routes.firsts))))
+        if partly_unread := list(compress(range(len(has_unread)), map(gt, has_unread, is_unread))):
+            self._add_batches(index, partly_unread)
+        self._sums = list(map(add, self._sums, map(mul, is_unread, self._by_lag(routes.counts))))
 
     def settle(self) -> None:
         for lag, records in zip(self._lags, self._sums, strict=True):
@@ -90,30 +90,30 @@ class LagCounter:
 
     def _align(self, names: tuple[str, ...]) -> None:
         self.settle()
-        found = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
+        numbered_lags = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
         self._names = names
-        self._numbers = [number for number, _ in found]  # route of each lag, aligned with the lists below
-        self._one_each = self._numbers == list(range(len(names)))
-        self._lags = [lag for _, lag in found]
+        self._route_numbers = [number for number, _ in numbered_lags]  # of each lag, aligned with the lists below
+        self._has_one_lag_each = self._route_numbers == list(range(len(names)))
+        self._lags = [lag for _, lag in numbered_lags]
         self._positions = [lag.at for lag in self._lags]
         self._highest = max(self._positions, default=0)
-        self._dated = [lag.oldest_ns is not None for lag in self._lags]  # the oldest unread record is known
-        self._sums = [0] * len(found)
+        self._is_dated = [lag.oldest_ns is not None for lag in self._lags]  # the oldest unread record is known
+        self._sums = [0] * len(numbered_lags)
 
     def _by_lag(self, column: Sequence[int]) -> Iterable[int]:
-        return column if self._one_each else map(column.__getitem__, self._numbers)
+        return column if self._has_one_lag_each else map(column.__getitem__, self._route_numbers)
 
-    def _add_batches(self, index: SealedIndex, lags: Sequence[int]) -> None:
-        of_route: dict[int, list[Lag]] = {}
-        for number in lags:
-            of_route.setdefault(self._numbers[number], []).append(self._lags[number])
+    def _add_batches(self, index: SealedIndex, measure_lags: Sequence[int]) -> None:
+        lags_by_route: dict[int, list[Lag]] = {}
+        for number in measure_lags:
+            lags_by_route.setdefault(self._route_numbers[number], []).append(self._lags[number])
         table = index.batch_table()
         columns = (table.bases, table.counts, table.times_ns)
         for route, *batch in zip(table.routes, *columns, strict=True):
-            for lag in of_route.get(route, ()):
+            for lag in lags_by_route.get(route, ()):
                 lag.add(*batch)
-        for number in lags:
-            self._dated[number] = self._lags[number].oldest_ns is not None
+        for number in measure_lags:
+            self._is_dated[number] = self._lags[number].oldest_ns is not None
 
     def add_raw(self, batches: Iterable[SegmentItem]) -> Iterator[StoredBatch]:
         """Yield each batch of a raw segment after counting it."""
@@ -124,14 +124,14 @@ class LagCounter:
                 yield batch
 
 
-def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
-    """Return the lags by (route, group). Segments that every group has read are not opened."""
-    found = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
-    of_route: defaultdict[str, list[Lag]] = defaultdict(list)
-    for (route, _), lag in found.items():
-        of_route[route].append(lag)
-    slowest = min((lag.at for lag in found.values()), default=_NO_END)
-    counter = LagCounter(of_route.__getitem__)
+def measure_lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
+    """Return the lags by (route, group), without opening segments that every group has read."""
+    lags = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
+    lags_by_route: defaultdict[str, list[Lag]] = defaultdict(list)
+    for (route, _), lag in lags.items():
+        lags_by_route[route].append(lag)
+    slowest = min((lag.at for lag in lags.values()), default=_NO_END)
+    counter = LagCounter(lags_by_route.__getitem__)
     for segment, following in pairwise((*view.including_released().segments, None)):
         assert segment is not None
         if following is not None and following.base_sequence - 1 <= slowest:
@@ -144,13 +144,13 @@ def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
             if isinstance(reader, SealedSegment):
                 counter.add(reader.index)
                 continue
-            limit, begin = view.limit(segment), FIRST_BATCH
+            limit, start = view.limit(segment), FIRST_BATCH
             if slowest >= segment.base_sequence:
-                begin = reader.position_of_sequence(slowest + 1, limit)
-            for _ in counter.add_raw(reader.batches(begin, limit)):
+                start = reader.position_of_sequence(slowest + 1, limit)
+            for _ in counter.add_raw(reader.batches(start, limit)):
                 pass
     counter.settle()
-    return found
+    return lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,32 +166,32 @@ class Progress:
     consumers: str  # the OS group whose members may create cursors, or ""
 
 
-def progress(view: View) -> list[Progress]:
+def read_progress(view: View) -> list[Progress]:
     root, head_sequence = view.root, end_of(view) - 1
     last = last_sequences(view)
     cursors = {
         route: tuple(read_cursors(root, route, log_id=view.log_id, head_sequence=head_sequence))
         for route in root.route_names()
     }
-    found = lags(view, chain.from_iterable(cursors.values()))
+    lags = measure_lags(view, chain.from_iterable(cursors.values()))
     return [
         Progress(
             route,
             last.get(route, 0),
             has_fifo(root, route),
             root.retired(route).exists(),
-            of_route,
-            tuple(found[route, cursor.group].records for cursor in of_route),
+            route_cursors,
+            tuple(lags[route, cursor.group].records for cursor in route_cursors),
             cursor_owners_group(root, route),
         )
-        for route, of_route in cursors.items()
+        for route, route_cursors in cursors.items()
     ]
 
 
 def last_sequences(view: View) -> dict[str, int | None]:
     """Return each route's last sequence. The newest segment begins with the state of all routes.
 
-    After damage, it is None until a later record of the route.
+    After damage, a route has None until its next record.
     """
     names = view.root.route_names()
     unknown: dict[str, int | None] = dict.fromkeys(names)
@@ -199,9 +199,9 @@ def last_sequences(view: View) -> dict[str, int | None]:
     if bound.head_lost:
         return unknown
     readable = [s for s in view.segments if s.base_sequence <= bound.segment and view.limit(s) != 0]
-    found: dict[str, int | None] = dict.fromkeys(names, 0)
+    lasts: dict[str, int | None] = dict.fromkeys(names, 0)
     if not readable:
-        return found
+        return lasts
     try:
         newest = view.open(readable[-1])
     except Damaged:
@@ -209,12 +209,12 @@ def last_sequences(view: View) -> dict[str, int | None]:
     with suppress(BadControl), closing(newest):
         for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
             if isinstance(batch, DamagedBytes):
-                found |= unknown
+                lasts |= unknown
             elif not isinstance(batch, StoredBatch):
                 continue
             elif batch.header.is_state:
-                found |= decode_state(batch.payload).routes
+                lasts |= decode_state(batch.payload).routes
             elif batch.header.count:
-                found[batch.route] = batch.header.last_sequence
-        return found | unknown if newest.tail is not None and newest.tail.garbage_bytes else found
+                lasts[batch.route] = batch.header.last_sequence
+        return lasts | unknown if newest.tail is not None and newest.tail.garbage_bytes else lasts
     return unknown

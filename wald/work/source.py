@@ -129,7 +129,7 @@ class Source:
 
     def _passed_over(self, first: int) -> Iterator[Missing]:
         """What a start of the daemon has passed over from ``first`` on, as the log is older than the journal."""
-        entry = History(self._log.root).skipped(first)
+        entry = History(self._log.root).skip_of(first)
         if entry is not None:
             last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
             count, routes = last + 1 - first, frozenset([self._route])

@@ -27,7 +27,7 @@ from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, Bad
 
 _SETTLE_SECONDS = 0.02  # longer than a clock tick of file times
 _SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may take this long to write its nonce
-_BEGINNINGS = {
+_FILE_PREFIXES = {
     b"seq=": "head",
     b'{"epoch"': "lock",
     b'{"log"': "log.json",
@@ -37,7 +37,7 @@ _BEGINNINGS = {
     SPARSE_MAGIC: "the index of a segment",
     b"\x28\xb5\x2f\xfd": "a sealed segment or a part of a ledger",
 }
-_ASKED_SECONDS = 0.1  # another process may hold the lock briefly to test it
+_PROBE_SECONDS = 0.1  # another process may hold the lock briefly to test it
 
 
 class Lock:
@@ -48,7 +48,7 @@ class Lock:
         self._disk = disk
         self._descriptor = disk.open_lock(root.lock)
         try:
-            _await(lambda: disk.lock(self._descriptor), root)
+            _wait_until_free(lambda: disk.lock(self._descriptor), root)
             require_own_files(root)
             self.epoch = _last_epoch(root) + 1
             self.signature = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
@@ -59,10 +59,10 @@ class Lock:
 
     def is_ours(self) -> bool:
         """Return True if no other program has changed the lock file."""
-        return self._stat() == self._seen
+        return self._file_state() == self._signed_state
 
     def loss(self, root: Root) -> WaldError:
-        """Return an error that says how the lock was lost."""
+        """Return the error that explains how the lock was lost."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
         if not os.path.lexists(root.lock):
@@ -71,14 +71,14 @@ class Lock:
                 case="lock-file-removed",
                 root=root.path,
             )
-        found = signature(root)
-        if all(found.get(name) == value for name, value in self.signature.items()):
+        fields = read_signature(root)
+        if all(fields.get(name) == value for name, value in self.signature.items()):
             return Locked(
-                f"{root.lock}: the lock file of this daemon was replaced by a copy, or written to",
+                f"{root.lock}: the lock file of this daemon was replaced by a copy or modified",
                 case="lock-file-replaced",
             )
         return Locked(
-            f"{root.lock}: another daemon has taken over ({in_words(found)})",
+            f"{root.lock}: another daemon has taken over ({describe_daemon(fields)})",
             case="daemon-taken-over",
         )
 
@@ -91,15 +91,15 @@ class Lock:
         self._disk.write(self._descriptor, [json.dumps(self.signature | {"nonce": nonce}).encode() + b"\n"], 0)
         self._disk.sync(self._descriptor)
         self._disk.sync_directory(root.path)
-        self._seen = self._stat()
-        time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
-        if (found := signature(root)).get("nonce") != nonce or not self.is_ours():
+        self._signed_state = self._file_state()
+        time.sleep(_SETTLE_SECONDS if self._has_exclusive_locks(root) else _SETTLE_UNLOCKED_SECONDS)
+        if (fields := read_signature(root)).get("nonce") != nonce or not self.is_ours():
             raise Locked(
-                f"{root.lock}: two daemons were started together, and the other continues ({in_words(found)})",
+                f"{root.lock}: two daemons were started together, and the other continues ({describe_daemon(fields)})",
                 case="file-system-without-locks",
             )
 
-    def _excludes(self, root: Root) -> bool:
+    def _has_exclusive_locks(self, root: Root) -> bool:
         """Return True if flock(2) works: a second descriptor cannot lock the file."""
         descriptor = self._disk.open_lock(root.lock)
         try:
@@ -107,7 +107,7 @@ class Lock:
         finally:
             self._disk.close(descriptor)
 
-    def _stat(self) -> tuple[int, int, int]:
+    def _file_state(self) -> tuple[int, int, int]:
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
@@ -131,37 +131,39 @@ def require_own_files(root: Root) -> None:
             start = read_start(path, 32)
         except (FileNotFoundError, Damaged):  # a later open refuses it
             continue
-        other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
+        kind = next((name for prefix, name in _FILE_PREFIXES.items() if start.startswith(prefix)), "")
         if re.match(rb"[0-9]{1,20}\n", start):
-            other = "a cursor"
-        if other and other != path.name:
+            kind = "a cursor"
+        if kind and kind != path.name:
             from wald.segments.reader import identify  # only a refused start needs it
 
             form, header = identify(path) or (Kind.RAW, None)
             target = None if header is None else root.segment(header.base_sequence, form)
             raise Damaged(
-                f"{path}: offset 0: this is {other}, not {path.name}; refusing to overwrite it",
+                f"{path}: offset 0: this is {kind}, not {path.name}; refusing to overwrite it",
                 case="foreign-file-in-place",
                 path=path,
                 target=None if target is None or os.path.lexists(target) else target,
             )
 
 
-def in_words(found: Mapping[str, object]) -> str:
+def describe_daemon(fields: Mapping[str, object]) -> str:
     """Describe the daemon that signed a lock file."""
-    if not found:
+    if not fields:
         return "the lock file does not name it"
-    if "pid" not in found:
-        return f"since {found.get('started')}; this user may not read its name in the lock file"
-    return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
+    if "pid" not in fields:
+        return f"since {fields.get('started')}; this user may not read its pid in the lock file"
+    return (
+        f"pid {fields.get('pid')} on {fields.get('host')}, epoch {fields.get('epoch')}, since {fields.get('started')}"
+    )
 
 
-def signature(root: Root) -> dict[str, object]:
+def read_signature(root: Root) -> dict[str, object]:
     """Return the lock file's fields, or {} if it is unreadable."""
     return read_object(root.lock) or {}
 
 
-def is_hidden(root: Root) -> bool:
+def is_lock_hidden(root: Root) -> bool:
     """Return True if this user may not read the lock file."""
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
@@ -170,34 +172,34 @@ def require_free(root: Root, disk: Disk) -> None:
     """Raise Locked or PermissionError if this user cannot start a daemon on ``root``. Writes nothing."""
     if os.path.lexists(root.lock):
         disk.close(disk.open_lock(root.lock))  # fails without permission
-        _await(lambda: not locks.is_locked(root.lock, disk), root)
+        _wait_until_free(lambda: not locks.is_locked(root.lock, disk), root)
 
 
-def _await(is_free: Callable[[], bool], root: Root) -> None:
-    until = time.monotonic() + _ASKED_SECONDS
+def _wait_until_free(is_free: Callable[[], bool], root: Root) -> None:
+    until = time.monotonic() + _PROBE_SECONDS
     while not is_free():
         if time.monotonic() > until:
             raise Locked(
-                f"{root.lock}: another daemon writes to this root ({in_words(signature(root))})",
+                f"{root.lock}: another daemon writes to this root ({describe_daemon(read_signature(root))})",
                 case="daemon-is-running",
                 root=root.path,
             )
-        time.sleep(_ASKED_SECONDS / 10)
+        time.sleep(_PROBE_SECONDS / 10)
 
 
 def _last_epoch(root: Root) -> int:
-    """Return the largest epoch of lock file, head and newest segment; any of them may be lost."""
+    """Return the largest epoch in lock file, head and newest segment; any may be lost."""
     from wald.segments.durable_end import readable_head
     from wald.segments.sealed_file import SealedFile
 
-    epoch, head = signature(root).get("epoch"), readable_head(root)
-    found = [epoch if isinstance(epoch, int) else 0, head.epoch if head else 0]
+    epoch, head = read_signature(root).get("epoch"), readable_head(root)
+    epochs = [epoch if isinstance(epoch, int) else 0, head.epoch if head else 0]
     for segment in list_segments(root).segments[-1:]:
         with suppress(BadHeader, Damaged):
             if segment.kind is Kind.SEALED:
                 with SealedFile(segment.path) as sealed:
-                    found.append(sealed.index.epoch)
+                    epochs.append(sealed.index.epoch)
             else:
                 with open_file(segment.path) as file:
-                    found.append(decode_segment_header(file.read(SEGMENT_HEADER.size)).epoch)
-    return max(found)
+                    epochs.append(decode_segment_header(file.read(SEGMENT_HEADER.size)).epoch)
+    return max(epochs)

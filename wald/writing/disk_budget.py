@@ -32,7 +32,7 @@ class Cause(StrEnum):
     """Reason why input waits for disk space."""
 
     SEGMENTS = "segments"  # the log itself fills the disk
-    OTHERS = "others"  # other files: without complete segments, room would still be missing
+    OTHERS = "others"  # other files: even without complete segments, space would be missing
     REFUSED = "refused"  # the last write hit a full disk or quota
 
     def hint(self, root: Path) -> str:
@@ -51,14 +51,14 @@ class Sizes:
     payload_bytes: int  # of one record or request
 
     @property
-    def kept_bytes(self) -> int:
-        """Free space for other programs and for sealing."""
+    def headroom_bytes(self) -> int:
+        """Free space left for other programs and for sealing."""
         return self.reserve_bytes + sealed_bytes_max(self.segment_bytes)
 
     @property
     def needed_bytes(self) -> int:
         """Free and preallocated space that input requires."""
-        return self.kept_bytes + self.segment_bytes
+        return self.headroom_bytes + self.segment_bytes
 
 
 def sealed_bytes_max(raw_bytes: int) -> int:
@@ -81,7 +81,7 @@ def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) 
 
 
 def _largest_segment(usable_bytes: int) -> int:
-    """Return the largest size of which three raw segments and a sealed one fit, in steps of 1 MiB or 64 KiB."""
+    """Return the largest size, in steps of 1 MiB or 64 KiB, at which three raw segments and a sealed one fit."""
     largest = max(0, usable_bytes - (64 << 10)) * 64 // 257
     return largest - largest % (_SEGMENT_USUAL_BYTES if largest >= _SEGMENT_USUAL_BYTES else _SEGMENT_MIN_BYTES)
 
@@ -96,26 +96,26 @@ class DiskBudget:
         # the room for sealing.
         self.spare_bytes = 0
 
-    def left_bytes(self, free_bytes: int) -> int:
+    def remaining_bytes(self, free_bytes: int) -> int:
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes
 
-    def lets_allocate(self, segment_bytes: int) -> bool:
-        return free_bytes(self._path) >= self.sizes.kept_bytes + segment_bytes
+    def can_allocate(self, segment_bytes: int) -> bool:
+        return free_bytes(self._path) >= self.sizes.headroom_bytes + segment_bytes
 
-    def lets_seal(self, raw_bytes: int) -> bool:
+    def can_seal(self, raw_bytes: int) -> bool:
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
 
-    def is_plenty(self, raw_bytes: int) -> bool:
+    def has_plenty(self, raw_bytes: int) -> bool:
         """Return True if input cannot fill the room for a sealed form during its compression."""
         return free_bytes(self._path) >= self.sizes.needed_bytes + _PLENTY * sealed_bytes_max(raw_bytes)
 
     def cause(self, free: int) -> Cause:
-        """Return why room is missing. ``free`` is the space after writing the waiting input."""
-        segments = 0
+        """Return why space is missing. ``free`` is the space after writing the waiting input."""
+        segment_bytes = 0
         with os.scandir(self._path) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # sealed or reclaimed in the meantime
-                    segments += entry.stat(follow_symlinks=False).st_blocks * 512
+                    segment_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
         # The active segment always exists.
-        enough = free + segments >= self.sizes.needed_bytes + self.sizes.segment_bytes
-        return Cause.SEGMENTS if enough else Cause.OTHERS
+        segments_suffice = free + segment_bytes >= self.sizes.needed_bytes + self.sizes.segment_bytes
+        return Cause.SEGMENTS if segments_suffice else Cause.OTHERS

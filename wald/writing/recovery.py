@@ -43,10 +43,10 @@ from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import no_segment
 from wald.writing.daemon_lock import require_own_files
-from wald.writing.run_reports import last_end
-from wald.writing.sequence_floor import find_floor, given_up, last_sealed
+from wald.writing.run_reports import describe_last_end
+from wald.writing.sequence_floor import find_floor, is_given_up, last_sealed
 
-_BARRIER = int(Flag.BARRIER)  # enums are slow
+_BARRIER = int(Flag.BARRIER)  # ints are faster than enums
 REPORTS_KEPT = 32
 _EPOCH = re.compile(r"[0-9]{1,10}")  # a repair adds 16 digits of a hash
 
@@ -87,7 +87,7 @@ _FATES = {
 }
 
 
-def decide(header: Header, content: Content) -> Fate:
+def decide_fate(header: Header, content: Content) -> Fate:
     return Fate.REFUSE if header in (Header.FOREIGN, Header.NEWER) else _FATES[content]
 
 
@@ -135,9 +135,9 @@ def recover(
     """Repair ``root`` for writing and write a report that includes ``about``. A crash at any step does no harm."""
     started = time.monotonic()
     require_own_files(root)
-    for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
-        disk.unlink(left_over)
-    report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **(about or {}))
+    for leftover in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
+        disk.unlink(leftover)
+    report = Report(epoch, now_ns, boot=boot_id(), before=describe_last_end(root), **(about or {}))
     state, carry = _Recovery(root, disk, log_id, report).run()
     for name in root.route_names():
         state.routes.setdefault(name, 0)
@@ -162,28 +162,28 @@ class _Recovery:
         self._newest = segments[-1] if segments else None
         self._older = segments[-2] if len(segments) > 1 else None
         self._head = readable_head(root)
-        self._ending: PreviousEnd | None = None  # of a raw newest segment
+        self._newest_end: PreviousEnd | None = None  # of a raw newest segment
 
     def run(self) -> tuple[LogState, tuple[Path, int] | None]:
         self._require_mounted()
-        self._check_names()
+        self._check_segment_names()
         report, newest = self._report, self._newest
         if newest is not None and newest.kind is Kind.RAW:
             state, carry = self._repair(newest)
         else:
             state, carry = state_after(newest, self._log_id, report.errors), None
-        first = _end_of_times(self._older if report.fate == Fate.QUARANTINE else newest, state)
-        reread = state.next_sequence
-        self._never_reuse(state)
-        if state.next_sequence == reread:
-            self._never_join(state)
-        self._pass_over(state)
+        first = _lowest_step_base(self._older if report.fate == Fate.QUARANTINE else newest, state)
+        recovered_next = state.next_sequence
+        self._skip_acknowledged(state)
+        if state.next_sequence == recovered_next:
+            self._skip_after_lost_pieces(state)
+        self._skip_named(state)
         _replay_clock_step(self._root, state, first, state.next_sequence)
         name_is_needed = report.fate in (Fate.CARRY, Fate.REPLACE)
         if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
             # The next segment begins after the skipped sequences, so it has another name.
             carry, report.fate = None, Fate.CUT
-            state.previous = self._ending
+            state.previous = self._newest_end
         return state, carry
 
     def _require_mounted(self) -> None:
@@ -196,13 +196,13 @@ class _Recovery:
             return
         # A later start may have moved the segment away before it was killed.
         name = segment_name(head.segment, Kind.RAW)
-        found = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
-        epochs = (path.name.removeprefix(f"{name}.") for path in found)
+        copies = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
+        epochs = (path.name.removeprefix(f"{name}.") for path in copies)
         was_moved = any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
-        if not was_moved and not given_up(root, head.sequence, head.sequence):
+        if not was_moved and not is_given_up(root, head.sequence, head.sequence):
             raise no_segment(root, head.sequence, starting=True)
 
-    def _check_names(self) -> None:
+    def _check_segment_names(self) -> None:
         """Report older segment files that contain another segment than their names say.
 
         Raise Damaged if the newest file does, unless it is raw: :meth:`_repair` refuses that. Older sealed files are
@@ -229,7 +229,7 @@ class _Recovery:
         report, path, head = self._report, newest.path, self._head
         durable_bytes = head.position if head is not None and head.segment == newest.base_sequence else 0
         facts = self._examine(newest, durable_bytes)
-        end, fate = facts.tail.offset, decide(facts.header, facts.content)
+        end, fate = facts.tail.offset, decide_fate(facts.header, facts.content)
         report.segment, report.fate = path.name, fate
         report.scanned_bytes, report.scanned_batches = end, facts.batches
         if fate is Fate.REFUSE:
@@ -241,12 +241,12 @@ class _Recovery:
         for gap in facts.gaps:
             report.errors.append(f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})")
         if durable_bytes > end:
-            report.errors.append(f"{path}: offset {end}: {durable_bytes - end} bytes were durable and are missing")
+            report.errors.append(f"{path}: offset {end}: {durable_bytes - end} durable bytes are missing")
         if fate is Fate.QUARANTINE:
             self._quarantine(path)
             return state_after(self._older, self._log_id, report.errors), None
         if facts.tail.garbage_bytes:
-            self._keep_aside(path, facts.tail)
+            self._save_torn_end(path, facts.tail)
         # Sync even without a torn end: good batches may not be durable yet, and readers see them after this start.
         descriptor = self._disk.open(path)
         try:
@@ -254,9 +254,9 @@ class _Recovery:
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
-        self._ending = PreviousEnd(facts.salt, end)
+        self._newest_end = PreviousEnd(facts.salt, end)
         if fate is Fate.CUT:
-            facts.state.previous = self._ending
+            facts.state.previous = self._newest_end
         return facts.state, (path, end) if fate is Fate.CARRY else None
 
     def _quarantine(self, path: Path) -> None:
@@ -271,21 +271,21 @@ class _Recovery:
         self._disk.sync_directory(target.parent)
         self._disk.sync_directory(self._root.segments)
         self._report.kept_in = str(target.relative_to(self._root.path))
-        self._report.errors.append(f"{path}: nothing in it is readable; moved to {target}")
+        self._report.errors.append(f"{path}: no part of the segment is readable; it was moved to {target}")
 
-    def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
+    def _save_torn_end(self, path: Path, tail: SegmentEnd) -> None:
         """Durably copy the bytes after the last good batch to ``quarantine/`` before they are truncated."""
         report, quarantine = self._report, self._root.quarantine
         # The epoch makes it unique: the next segment of this name may be torn at the same place.
-        kept = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
-        copy_durably(self._disk, path, kept, tail.offset, tail.garbage_bytes)
+        copy = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
+        copy_durably(self._disk, path, copy, tail.offset, tail.garbage_bytes)
         self._disk.sync_directory(quarantine)
-        report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
+        report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(copy.relative_to(self._root.path))
         report.info.append(
-            f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
+            f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write were cut ({tail.reason})"
         )
 
-    def _never_reuse(self, state: LogState) -> None:
+    def _skip_acknowledged(self, state: LogState) -> None:
         """Raise the next sequence above every acknowledged sequence, even of lost records."""
         head, newest = self._head, self._newest
         floor = max(head.sequence if head else 0, last_sealed(self._root, next_sequence=state.next_sequence)) + 1
@@ -294,15 +294,15 @@ class _Recovery:
             floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
         if floor > state.next_sequence:
             first, last = state.next_sequence, floor - 1
-            message = f"{self._root.path}: records {first} to {last} were acknowledged and are missing"
-            if given_up(self._root, first, last):
+            message = f"{self._root.path}: acknowledged records {first} to {last} are missing"
+            if is_given_up(self._root, first, last):
                 self._report.given_up = True
-                self._report.info.append(f"{message}; a repair has given them up")
+                self._report.info.append(f"{message}; a repair gave them up")
             else:
                 self._report.errors.append(message)
             state.next_sequence = floor
 
-    def _never_join(self, state: LogState) -> None:
+    def _skip_after_lost_pieces(self, state: LogState) -> None:
         """Skip one sequence if pieces of a record are lost, so that readers do not join the rest."""
         head, newest, report = self._head, self._newest, self._report
         if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
@@ -322,16 +322,16 @@ class _Recovery:
         )
         state.next_sequence += 1
 
-    def _pass_over(self, state: LogState) -> None:
+    def _skip_named(self, state: LogState) -> None:
         """Raise the next sequence above every sequence that a cursor or ledger names."""
         report = self._report
         floor = find_floor(self._root, log_id=self._log_id, next_sequence=state.next_sequence)
-        report.warnings += floor.doubts
+        report.warnings += floor.warnings
         if floor.last >= state.next_sequence:
-            report.skipped = (state.next_sequence, floor.last, floor.why)
+            report.skipped = (state.next_sequence, floor.last, floor.reason)
             report.warnings.append(
-                f"{self._root.path}: sequences {state.next_sequence} to {floor.last} are skipped: {floor.why}, so they "
-                "were assigned, and their records are missing, as after a restore of an older backup than the cursors'"
+                f"{self._root.path}: sequences {state.next_sequence} to {floor.last} are skipped: {floor.reason}, so "
+                "they were assigned, but their records are missing, as after restoring a backup older than the cursors"
             )
             state.next_sequence = floor.last + 1
 
@@ -348,7 +348,7 @@ class _Recovery:
             return facts
         end = facts.tail.offset + facts.tail.garbage_bytes
         facts, _ = self._scan(newest, durable_bytes, limit=gap)
-        reason = "parts of one commit round reached the disk, others did not"
+        reason = "only parts of one commit round reached the disk"
         return replace(facts, tail=SegmentEnd(gap, ParseOutcome.TORN, reason, end - gap))
 
     def _scan(self, newest: Segment, durable_bytes: int, *, limit: int | None = None) -> tuple[_Facts, int | None]:
@@ -361,19 +361,19 @@ class _Recovery:
             index = partial(find_index, newest.path.parent, log_id, base)
             raw = RawFile(file.fileno(), limit=limit, durable_end=durable_bytes, index=index)
             salt = raw.salt
-            header, reason = _header_fact(raw, log_id, base)
-            for found in raw.scan():
-                if isinstance(found, SegmentEnd):
-                    tail = found
-                elif isinstance(found, ScannedBatch):
-                    if found.header.flags & _BARRIER:
+            header, reason = _classify_header(raw, log_id, base)
+            for item in raw.scan():
+                if isinstance(item, SegmentEnd):
+                    tail = item
+                elif isinstance(item, ScannedBatch):
+                    if item.header.flags & _BARRIER:
                         torn_at = None
-                    replay.add(found.header, found.route, raw.control_payload(found))
+                    replay.add(item.header, item.route, raw.control_payload(item))
                 else:
-                    if torn_at is None and found.offset >= torn_from:
-                        torn_at = found.offset
-                    gaps.append(found)
-                    if found.offset == FIRST_BATCH:  # without the control batch, the previous segment has the state
+                    if torn_at is None and item.offset >= torn_from:
+                        torn_at = item.offset
+                    gaps.append(item)
+                    if item.offset == FIRST_BATCH:  # without the control batch, the previous segment has the state
                         replay.state = state_before(self._root, newest, self._older, log_id, self._report.errors)
         assert tail is not None, "a scan ends with its tail"
         if replay.state.next_sequence > base:
@@ -413,30 +413,27 @@ class _Facts:
     salt: int
 
 
-def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
+def _classify_header(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
     try:
-        found = raw.header()
+        actual = raw.header()
     except NewerVersion as error:
         return Header.NEWER, str(error)
     except BadHeader as error:
         return Header.DAMAGED, str(error)
-    if found.log_id != log_id:
-        return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
-    if found.base_sequence != base_sequence:  # readers would not find its records
-        name = segment_name(found.base_sequence, Kind.RAW)
-        return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
+    if actual.log_id != log_id:
+        return Header.FOREIGN, f"the segment belongs to another log (log id {actual.log_id.hex()})"
+    if actual.base_sequence != base_sequence:  # readers would not find its records
+        name = segment_name(actual.base_sequence, Kind.RAW)
+        return Header.FOREIGN, f"the segment begins with record {actual.base_sequence}: its name was {name}"
     return Header.OURS, ""
 
 
-Dropped = Callable[[int], Mapping[str, int] | None]
-"""Function from a segment's base to the last sequence of each route that shrinking dropped, by the ledger.
-
-The result is None if the ledger does not know.
-"""
+DroppedLasts = Callable[[int], Mapping[str, int] | None]
+"""Function from a segment's base to the last sequence of each route that shrinking dropped, or None if unknown."""
 
 
 def state_after(
-    segment: Segment | None, log_id: bytes, errors: list[str], dropped: Dropped = lambda _base: None
+    segment: Segment | None, log_id: bytes, errors: list[str], dropped: DroppedLasts = lambda _base: None
 ) -> LogState:
     """Return the log state at the end of a segment; add its unreadable parts to ``errors``.
 
@@ -467,19 +464,16 @@ def state_before(
     older: Segment | None,
     log_id: bytes,
     errors: list[str],
-    dropped: Dropped = lambda _base: None,
+    dropped: DroppedLasts = lambda _base: None,
 ) -> LogState:
     """Return the state at the start of ``segment``: the state after ``older``, changed by any clock step since."""
     state = state_after(older, log_id, errors, dropped)
-    _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
+    _replay_clock_step(root, state, _lowest_step_base(older, state), segment.base_sequence)
     return state
 
 
-def _end_of_times(older: Segment | None, state: LogState) -> int:
-    """Return the lowest base that a clock step after ``older`` can have.
-
-    ``state`` is the state after ``older``.
-    """
+def _lowest_step_base(older: Segment | None, state: LogState) -> int:
+    """Return the lowest base of a clock step after ``older``, whose end has ``state``."""
     return max(state.next_sequence, older.base_sequence + 1) if older else 1
 
 

@@ -36,25 +36,25 @@ def run_reports(root: Root) -> Iterator[dict[str, Any]]:
             yield report
 
 
-def signed(root: Root) -> dict[str, object]:
+def last_daemon_fields(root: Root) -> dict[str, object]:
     """Return the known fields of the daemon that started last: epoch, pid, host, started.
 
     If this user cannot read the lock file, the run's report supplies them, once written.
     """
-    from wald.writing.daemon_lock import is_hidden, signature
+    from wald.writing.daemon_lock import is_lock_hidden, read_signature
 
-    if not is_hidden(root):
-        return signature(root)
+    if not is_lock_hidden(root):
+        return read_signature(root)
     locked_ns = os.stat(root.lock).st_mtime_ns
-    found: dict[str, object] = {"started": utc(locked_ns, 3)}
+    fields: dict[str, object] = {"started": utc(locked_ns, 3)}
     report = next(run_reports(root), {})
     if isinstance(at_ns := report.get("at_ns"), int) and at_ns >= locked_ns:
-        found |= {name: report[name] for name in ("epoch", "pid", "host", "started") if report.get(name)}
-    return found
+        fields |= {name: report[name] for name in ("epoch", "pid", "host", "started") if report.get(name)}
+    return fields
 
 
-def last_end(root: Root) -> str:
-    """Describe how the last run with a report ended; "" if there is none."""
+def describe_last_end(root: Root) -> str:
+    """Describe how the last reported run ended, or return "" without one."""
     from wald.files.uptime import boot_id
 
     report = next(run_reports(root), None)
@@ -65,8 +65,8 @@ def last_end(root: Root) -> str:
     if how and isinstance(at_ns, int):
         return f"{run} was stopped at {utc(at_ns)}" if how == STOPPED else f"{run} failed at {utc(at_ns)}: {how}"
     if report.get("boot") != boot_id():
-        return f"{run} was not stopped: its machine went down under it, or it was killed before that"
-    return f"{run} was not stopped: it was killed, or crashed"
+        return f"{run} was not stopped: its machine went down while it ran, or it was killed earlier"
+    return f"{run} was not stopped: it was killed or crashed"
 
 
 class CrashReport(NamedTuple):
@@ -79,7 +79,7 @@ class CrashReport(NamedTuple):
     cut_bytes: int  # of an unfinished write
 
 
-def crashes(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
+def crash_reports(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
     """Yield the runs that did not end with a stop, newest first, except ``running``."""
     after: dict[str, Any] = {}
     for report in run_reports(root):
@@ -92,8 +92,8 @@ def crashes(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
         after = report
 
 
-def no_daemon(root: Root, disk: Disk) -> str:
-    """Describe that no daemon runs, and how the last run ended.
+def no_daemon_message(root: Root, disk: Disk) -> str:
+    """Report that no daemon runs, and how the last run ended.
 
     Return "" if a daemon runs, or if the log was written without a daemon.
     """
@@ -101,4 +101,4 @@ def no_daemon(root: Root, disk: Disk) -> str:
         return "" if os.path.lexists(root.head) else "no daemon runs: this log has never had one"
     if is_locked(root.lock, disk):
         return ""
-    return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"
+    return f"no daemon runs: {describe_last_end(root) or 'the last one ended before it had recovered the log'}"

@@ -36,10 +36,10 @@ from wald.segments.sealed_file import LEVEL, CompressedSegment, SealedFile, comp
 from wald.segments.view import recorded_end, truncated_segment, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
-_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may still be sealing
+_TEMPORARY_SUFFIX = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may still be sealing
 
 
-def pending(root: Root, active_base: int) -> list[Segment]:
+def segments_to_seal(root: Root, active_base: int) -> list[Segment]:
     """Return the segments to seal: raw, older than the active one, oldest first."""
     # Listing thousands of sealed segments would take longer than sealing the next one.
     files = (entry.name for entry in os.scandir(root.segments) if entry.name.endswith(Kind.RAW.value))
@@ -67,17 +67,17 @@ def seal(
     base = segment.base_sequence
     target = root.segment(base, Kind.SEALED)
     cut_ns = segment.path.stat().st_mtime_ns  # the cut was the file's last change
-    both = target.exists()
-    compressed = _publish(root, segment, target, disk, level, reserve=reserve, both=both)
+    has_both = target.exists()
+    compressed = _publish(root, segment, target, disk, level, reserve=reserve, has_both=has_both)
     disk.sync_directory(root.segments)  # before the unlink: otherwise a power cut could leave neither name
     sealed = replace(compressed, stored_bytes=target.stat().st_size)
-    known: list[dict[str, Any]] = []
-    if both:
+    recorded: list[dict[str, Any]] = []
+    if has_both:
         ledger.settle()
         with suppress(Damaged):  # at worst a line is written twice
-            known = [line.entry for line in LedgerLines(ledger.path).about(base, base)]
-    for entry in _entries(sealed, moment(), cut_ns=cut_ns, now_ns=now()):
-        if not any(all(line.get(key) == entry.get(key) for key in ("event", "base", "position")) for line in known):
+            recorded = [line.entry for line in LedgerLines(ledger.path).about(base, base)]
+    for entry in _ledger_entries(sealed, moment(), cut_ns=cut_ns, now_ns=now()):
+        if not any(all(line.get(key) == entry.get(key) for key in ("event", "base", "position")) for line in recorded):
             ledger.append(entry)
     remove_index(root.segment(base, Kind.INDEX), disk)
     disk.unlink(segment.path)
@@ -85,10 +85,10 @@ def seal(
 
 
 def _publish(
-    root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool
+    root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, has_both: bool
 ) -> CompressedSegment:
-    """Compress and verify a segment; rename the result to ``target``, unless that exists (``both``) and is correct."""
-    temporary = target.with_name(target.name + _OURS)
+    """Compress and verify a segment; rename the result to ``target`` unless that exists (``has_both``) and is right."""
+    temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
         index, digest = compressed.index, compressed.index.sha256
@@ -97,16 +97,16 @@ def _publish(
             raise truncated_segment(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
             raise _damaged(temporary, f"its contents differ from {segment.path.name} when read back")
-        found = None
-        if both:
+        target_digest = None
+        if has_both:
             with suppress(Damaged):
-                found = _digest(target)
-        if found is None:
+                target_digest = _digest(target)
+        if target_digest is None:
             disk.rename(temporary, target)
-        elif found == digest:
+        elif target_digest == digest:
             disk.unlink(temporary)
         else:  # either may be right
-            raise _damaged(target, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
+            raise _damaged(target, f"its raw bytes have sha256 {target_digest.hex()}, the raw file has {digest.hex()}")
     except Exception:
         with suppress(OSError):  # it only uses space
             temporary.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
     finally:
         disk.close(target)
     if compressed.index.base_sequence != segment.base_sequence:
-        raise _damaged(segment.path, f"the header is that of segment {compressed.index.base_sequence}")
+        raise _damaged(segment.path, f"the header belongs to segment {compressed.index.base_sequence}")
     return compressed
 
 
@@ -164,7 +164,7 @@ def _digest(path: Path) -> bytes:
         return sealed.sha256()
 
 
-def _entries(sealed: CompressedSegment, moment: Moment, *, cut_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
+def _ledger_entries(sealed: CompressedSegment, moment: Moment, *, cut_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
     index, base = sealed.index, sealed.index.base_sequence
     yield {"event": "cut", "base": base, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
     for gap in sealed.gaps:

@@ -25,8 +25,8 @@ from wald.format.names import WORK_SUFFIX
 from wald.format.spans import Spans
 from wald.format.work import BadWork, JournalStart, decode_work, last_read
 
-_BARE_MAX = 1 << 20
-_OURS_MAX = 1 << 40
+_UNNAMED_LOG_RANGE = 1 << 20
+_OUR_LOG_RANGE = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _START_MAX_BYTES = 1 << 20  # of a journal's first line
@@ -41,8 +41,8 @@ class Floor:
     """Highest sequence in use, and the file that names it."""
 
     last: int
-    why: str = ""
-    doubts: list[str] = field(default_factory=list)  # about files that are ignored
+    reason: str = ""
+    warnings: list[str] = field(default_factory=list)  # about ignored files
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
@@ -52,19 +52,19 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
     (:func:`last_sealed`).
     """
     floor = Floor(next_sequence - 1)
-    for path, sequence, trusted in _sequences(root, log_id):
+    for path, sequence, names_log in _named_sequences(root, log_id):
         if sequence <= floor.last:
             continue
         message = f"{path.relative_to(root.path)} is at {sequence}"
-        if sequence >= next_sequence + (_OURS_MAX if trusted else _BARE_MAX):
-            floor.doubts.append(f"{message}, too far beyond record {next_sequence - 1}, the last one, to be believed")
+        if sequence >= next_sequence + (_OUR_LOG_RANGE if names_log else _UNNAMED_LOG_RANGE):
+            floor.warnings.append(f"{message}, too far beyond the last record, {next_sequence - 1}, to be believed")
         else:
-            floor.last, floor.why = sequence, message
+            floor.last, floor.reason = sequence, message
     return floor
 
 
-def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Yield each cursor, journal and ledger, its sequence, and False for a cursor without a log id."""
+def _named_sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
+    """Yield each cursor, journal and ledger, its sequence, and True unless it is a cursor without a log id."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -78,12 +78,12 @@ def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
             if lines.log_id in (None, log_id):
                 yield path, lines.sequence, lines.log_id is not None
                 journal = path.with_suffix(WORK_SUFFIX)
-                yield journal, _read_by_workers(journal, log_id), True
+                yield journal, _last_read_by_workers(journal, log_id), True
     for path in (root.ledger / "reclaim.jsonl", root.ledger / "archive.jsonl"):
-        yield path, _highest(path, _LAST), True
+        yield path, _highest_match(path, _LAST), True
 
 
-def _read_by_workers(journal: Path, log_id: bytes) -> int:
+def _last_read_by_workers(journal: Path, log_id: bytes) -> int:
     """Return the last sequence that a work group has read; 0 without a usable journal of this log."""
     try:
         with open_file(journal) as file:
@@ -95,10 +95,10 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
             while True:  # the last relevant line is near the end, except after a snapshot
                 file.seek(max(begin, end - length))
                 text = file.read(length)
-                found = _last_read_in(text)
-                # Lines about reads follow the pages of a snapshot, so here are none.
-                if found or length >= min(end - begin, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
-                    return max(last_read(start), found)
+                last = _last_read_in(text)
+                # Lines about reads follow the pages of a snapshot, so there are none here.
+                if last or length >= min(end - begin, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
+                    return max(last_read(start), last)
                 length = min(4 * length, _JOURNAL_MAX_BYTES)
     except (OSError, Damaged, BadWork):
         return 0
@@ -121,32 +121,32 @@ def _last_read_in(text: bytes) -> int:
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
-    """Return the highest sealed or lost sequence in the ledger; 0 without one, or if it is too high."""
-    found = _highest(root.ledger / "segments.jsonl", _SEALED, "sealed", "lost")
-    return found if found < next_sequence + _OURS_MAX else 0
+    """Return the highest sealed or lost sequence in the ledger; 0 without one or if it is implausible."""
+    sequence = _highest_match(root.ledger / "segments.jsonl", _SEALED, "sealed", "lost")
+    return sequence if sequence < next_sequence + _OUR_LOG_RANGE else 0
 
 
-def given_up(root: Root, first: int, last: int) -> bool:
-    """Return True if, by the ledger, repairs gave up all records from ``first`` to ``last``."""
-    lost = Spans()
+def is_given_up(root: Root, first: int, last: int) -> bool:
+    """Return True if the ledger says that repairs gave up all records from ``first`` to ``last``."""
+    lost_spans = Spans()
     with suppress(Damaged):
         for line in LedgerLines(root.ledger / "segments.jsonl").about(first, last):
             if line.is_range("lost"):
-                lost.add(line.low, line.high)
-    return lost.covers(first, last)
+                lost_spans.add(line.low, line.high)
+    return lost_spans.covers(first, last)
 
 
-def _highest(path: Path, number: re.Pattern[bytes], *events: str) -> int:
+def _highest_match(path: Path, number: re.Pattern[bytes], *events: str) -> int:
     """Return the highest match of ``number`` in intact lines of a ledger, decoding few lines."""
     highest = highest_in_parts(path, *events)
     try:
         data = read_regular(path)
     except (OSError, Damaged):
         return highest
-    for found, at in sorted(((int(match[1]), match.start()) for match in number.finditer(data)), reverse=True):
-        if found <= highest:
+    for sequence, at in sorted(((int(match[1]), match.start()) for match in number.finditer(data)), reverse=True):
+        if sequence <= highest:
             break
         with suppress(BadLine):
             decode_entry(data[data.rfind(b"\n", 0, at) + 1 : max(data.find(b"\n", at), 0)])
-            return found
+            return sequence
     return highest

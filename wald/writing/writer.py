@@ -155,38 +155,38 @@ class Blank(NamedTuple):
 class Preallocator:
     """Factory for new segment files in ``directory``; keeps one spare ready."""
 
-    def __init__(self, directory: Path, disk: Disk, *, epoch: int, room: DiskBudget | None) -> None:
+    def __init__(self, directory: Path, disk: Disk, *, epoch: int, disk_budget: DiskBudget | None) -> None:
         self._directory = directory
         self._disk = disk
         self._epoch = epoch
-        self._room = room
-        self._place: FileIdentity | None = None
+        self._disk_budget = disk_budget
+        self._identity: FileIdentity | None = None
         self._spare: Blank | None = None
         self._mutex = threading.Lock()
 
     def require_directory(self) -> None:
         """Raise ESTALE if the directory was unmounted or replaced."""
-        if self._place is not None and not self._place.is_current():
+        if self._identity is not None and not self._identity.is_current():
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
         """Create a missing spare file, in the background thread; return False without room."""
         with self._mutex:
-            if self._spare is None and self._lets_allocate(length):
+            if self._spare is None and self._can_allocate(length):
                 with contextlib.suppress(OSError):  # the cut will report the full disk
-                    self._spare = self._make("spare", length)
-                self._hold(os.fstat(self._spare.descriptor).st_blocks * 512 if self._spare else 0)
+                    self._spare = self._create("spare", length)
+                self._set_spare_bytes(os.fstat(self._spare.descriptor).st_blocks * 512 if self._spare else 0)
             return self._spare is not None
 
     def take(self, length: int) -> Blank:
         """Return the spare file or a new one; the caller names or discards it."""
         with self._mutex:
             spare, self._spare = self._spare, None
-            self._hold(0)
+            self._set_spare_bytes(0)
         if spare is not None and not FileIdentity(*spare).is_current():
             self._disk.close(spare.descriptor)
             spare = None
-        return spare or self._make("next", length)
+        return spare or self._create("next", length)
 
     def name(self, blank: Blank, target: Path) -> None:
         """Rename the file to ``target``; the caller syncs the directory."""
@@ -204,28 +204,28 @@ class Preallocator:
             if self._spare is not None:
                 self.discard(self._spare)
                 self._spare = None
-                self._hold(0)
+                self._set_spare_bytes(0)
 
-    def _lets_allocate(self, length: int) -> bool:
-        return self._room is None or self._room.lets_allocate(length)
+    def _can_allocate(self, length: int) -> bool:
+        return self._disk_budget is None or self._disk_budget.can_allocate(length)
 
-    def _hold(self, spare_bytes: int) -> None:
-        if self._room is not None:
-            self._room.spare_bytes = spare_bytes
+    def _set_spare_bytes(self, spare_bytes: int) -> None:
+        if self._disk_budget is not None:
+            self._disk_budget.spare_bytes = spare_bytes
 
-    def _make(self, purpose: str, length: int) -> Blank:
+    def _create(self, purpose: str, length: int) -> Blank:
         self.require_directory()
         # The name is unique: another thread or a superseded daemon may create a file at the same time.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
-            if self._place is None:  # not earlier: on overlayfs, the first file replaces the directory (copy-up)
+            if self._identity is None:  # not earlier: on overlayfs, the first file replaces the directory (copy-up)
                 descriptor = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
-                    self._place = FileIdentity(self._directory, descriptor)
+                    self._identity = FileIdentity(self._directory, descriptor)
                 finally:
                     os.close(descriptor)
-            if self._lets_allocate(length):  # otherwise the file grows as it is written
+            if self._can_allocate(length):  # otherwise the file grows as it is written
                 self._disk.allocate(blank.descriptor, length)
         except OSError:
             self.discard(blank)
@@ -235,7 +235,7 @@ class Preallocator:
 
 _U32 = 0xFFFFFFFF
 _PEERS_MAX = 4096
-_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter than the rest
+_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # leaves room for any commit round
 _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO_PEER, STDIN_PEER)}
 
 
@@ -258,7 +258,7 @@ class Writer:
         now_ns: int,
         carry: tuple[Path, int] | None = None,
         sync_commits: bool = True,
-        room: DiskBudget | None = None,
+        disk_budget: DiskBudget | None = None,
         version: int = 0,  # see :func:`wald.format.segment.pack_version`
     ) -> None:
         self.root = root
@@ -275,7 +275,7 @@ class Writer:
         self._disk = disk
         self._log_id = log_id
         self._version = version
-        self._blanks = Preallocator(root.segments, disk, epoch=epoch, room=room)
+        self._preallocator = Preallocator(root.segments, disk, epoch=epoch, disk_budget=disk_budget)
         self._index: SparseIndexWriter | None = None
         self._descriptor = -1
         self._salt = 0
@@ -286,18 +286,18 @@ class Writer:
         self._open_next(now_ns, carry)
 
     @property
-    def advanced(self) -> bool:
+    def has_advanced(self) -> bool:
         """True if the active segment has assigned a sequence and may be cut."""
         return self.state.next_sequence > self.base_sequence
 
     @property
     def full_at(self) -> int:
-        """Position at which the segment is full: after a large control batch, half is left for records."""
+        """Position at which the segment is full; a large control batch leaves at least half of it for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def overshoots(self, total_bytes: int) -> bool:
         """Return True if the segment must be cut before that many bytes."""
-        return self.position + total_bytes > self.full_at and self.advanced
+        return self.position + total_bytes > self.full_at and self.has_advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
         """Assign positions and sequences; introduce each new peer before its first draft. Writes nothing.
@@ -350,7 +350,7 @@ class Writer:
             raise
         self.unsynced = not self.sync_commits
         self.position = placed[-1].position + placed[-1].total_bytes
-        self._remember(placed, headers, time_ns)
+        self._apply(placed, headers, time_ns)
 
     def _write(self, placed: Sequence[Draft], time_ns: int) -> list[BatchHeader]:
         headers: list[BatchHeader] = []
@@ -375,7 +375,7 @@ class Writer:
         self._disk.write(self._descriptor, pending, start)
         return headers
 
-    def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
+    def _apply(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
         apply, index = self.state.apply, self._index
         if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
             self._peers = dict(_NO_PEERS)  # active senders are introduced again
@@ -397,13 +397,13 @@ class Writer:
             raise
 
     def _sync(self) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         self._disk.sync(self._descriptor)
-        self.sync_seconds = time.monotonic() - began
+        self.sync_seconds = time.monotonic() - started
 
     def cut(self, *, now_ns: int) -> None:
         """Open the next segment. After an OSError, the active one is still writable unless :attr:`failed`."""
-        assert self.advanced, "its successor would have the same name"
+        assert self.has_advanced, "its successor would have the same name"
         if self.unsynced:
             self.sync()
         self._open_next(now_ns, None)
@@ -416,19 +416,19 @@ class Writer:
         # The checksums of carried batches depend on the salt of their segment.
         salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
-        blank = self._blanks.take(self.segment_max_bytes)
-        before = state.previous
-        if self._descriptor >= 0 and self.advanced:  # otherwise the next segment replaces this one
+        blank = self._preallocator.take(self.segment_max_bytes)
+        old_previous = state.previous
+        if self._descriptor >= 0 and self.has_advanced:  # otherwise the next segment replaces this one
             state.previous = None if self._truncated else PreviousEnd(self._salt, self.position)
         try:
-            end = self._begin(blank.descriptor, header, carry)
+            end = self._write_start(blank.descriptor, header, carry)
             self._disk.sync(blank.descriptor)
             if self._descriptor >= 0:
-                self._complete()
-            self._blanks.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
+                self._trim()
+            self._preallocator.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
         except OSError:
-            state.previous = before
-            self._blanks.discard(blank)
+            state.previous = old_previous
+            self._preallocator.discard(blank)
             raise
         # Switch even if the sync fails: the old segment would assign the same sequences again.
         if self._descriptor >= 0:
@@ -439,7 +439,7 @@ class Writer:
         self._peers = dict(_NO_PEERS)
         self.base_sequence = state.next_sequence
         self.path = self.root.segment(self.base_sequence, Kind.RAW)
-        self._name = FileIdentity(self.path, self._descriptor)
+        self._identity = FileIdentity(self.path, self._descriptor)
         self.position = self._first_position = end
         if carry is None:
             self._control_end = end
@@ -447,9 +447,9 @@ class Writer:
         self.unsynced = self._truncated = False
         self._sync_names()
 
-    def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
+    def _write_start(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
         if carry is None:
-            return self._disk.write(descriptor, [encode_segment_header(header), *self._control(header.salt)], 0)
+            return self._disk.write(descriptor, [encode_segment_header(header), *self._control_batch(header.salt)], 0)
         # The control batch and the pieces keep their positions, which readers may hold.
         path, end = carry
         source = self._disk.open(path)
@@ -460,7 +460,7 @@ class Writer:
         self._disk.write(descriptor, [encode_segment_header(header)], 0)
         return end
 
-    def _control(self, salt: int) -> list[Buffer]:
+    def _control_batch(self, salt: int) -> list[Buffer]:
         state, payload = self.state, encode_state(self.state)
         header = control_header(payload, state.next_sequence, state.append_time_ns, self.epoch)
         return encode_batch(header, b"", [payload], seed(salt, FIRST_BATCH))
@@ -471,7 +471,7 @@ class Writer:
         with path.open("rb") as file:
             return RawFile(file.fileno(), index=index).salt
 
-    def _complete(self) -> None:
+    def _trim(self) -> None:
         if self.failed:
             return
         try:
@@ -489,13 +489,10 @@ class Writer:
     @property
     def may_step_clock(self) -> bool:
         """False while the active segment holds only pieces of a record, which the next segment would replace."""
-        return self.advanced or (self.position == self._control_end and not self.state.open_records)
+        return self.has_advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times restart at the earlier ``now_ns``.
-
-        After an OSError, they do not.
-        """
+        """Begin a segment whose append times restart at the earlier ``now_ns``. After an OSError, they do not."""
         assert self.may_step_clock, "the pieces of the open record would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
@@ -509,7 +506,7 @@ class Writer:
     def replace(self, *, now_ns: int) -> None:
         """After a failure, truncate the file to its durable length and open a new segment. May be retried."""
         if self.is_truncated():  # a copy of its pieces would have a hole
-            self.leave(now_ns=now_ns)
+            self.leave_truncated(now_ns=now_ns)
             return
         # Truncate through a new descriptor, and sync before the next segment exists: that segment assigns again the
         # sequences of the failed batches, which may be on disk.
@@ -519,17 +516,17 @@ class Writer:
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
-        self._open_next(now_ns, None if self.advanced else (self.path, self.position))
+        self._open_next(now_ns, None if self.has_advanced else (self.path, self.position))
 
     def is_named(self) -> bool:
-        return self._name.is_current()
+        return self._identity.is_current()
 
     def is_truncated(self) -> bool:
         """Return True if another program truncated the active segment."""
         # Unlike lseek(2), stat(2) would slow each write.
         return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
 
-    def leave(self, *, now_ns: int) -> None:
+    def leave_truncated(self, *, now_ns: int) -> None:
         """Continue in a new segment after another program truncated the active one. May be retried.
 
         The truncated file stays. If pieces may be lost, skip one sequence, so that readers do not join the remaining
@@ -537,48 +534,48 @@ class Writer:
         """
         if not self._truncated:
             self._truncated = True  # the file regains its length before the next one is named
-            if self.state.open_records or not self.advanced:
+            if self.state.open_records or not self.has_advanced:
                 self.state.next_sequence += 1
         self._open_next(now_ns, None)
 
-    def name_again(self) -> Path | None:
+    def restore_name(self) -> Path | None:
         """Continue in a copy of the active segment after its file was removed or replaced.
 
         Move a replacement to quarantine and return its new path. After an OSError, :attr:`failed` means that the name
         is not synced.
         """
-        self._blanks.require_directory()  # another file system may have files of the same names
-        blank = self._blanks.take(self.segment_max_bytes)
+        self._preallocator.require_directory()  # another file system may have files of the same names
+        blank = self._preallocator.take(self.segment_max_bytes)
         descriptor = blank.descriptor
         try:
             # Linux cannot link a file whose last name was removed.
             self._disk.copy(descriptor, self._descriptor, self.position, 0)
             self._disk.sync(descriptor)
-            found = None
+            moved_file = None
             if os.path.lexists(self.path):
                 target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
                 # move_aside links if it can: after a rename, a crash would leave no file at the path.
-                found = self._disk.move_aside(self.path, target)
-                self._disk.sync_directory(found.parent)
-            self._blanks.name(blank, self.path)
+                moved_file = self._disk.move_aside(self.path, target)
+                self._disk.sync_directory(moved_file.parent)
+            self._preallocator.name(blank, self.path)
         except OSError:
-            self._blanks.discard(blank)
+            self._preallocator.discard(blank)
             raise
         self._disk.close(self._descriptor)
-        self._descriptor, self._name = descriptor, FileIdentity(self.path, descriptor)
+        self._descriptor, self._identity = descriptor, FileIdentity(self.path, descriptor)
         self._sync_names()
-        return found
+        return moved_file
 
     def prepare_spare(self) -> bool:
-        return self._blanks.prepare(self.segment_max_bytes)
+        return self._preallocator.prepare(self.segment_max_bytes)
 
     def abandon(self) -> None:
         """Stop writing: another daemon owns the active segment, or writes to it are lost."""
         self.failed = True
 
     def close(self) -> None:
-        self._complete()
+        self._trim()
         self._disk.close(self._descriptor)
         if self._index is not None:
             self._index.close()
-        self._blanks.close()
+        self._preallocator.close()

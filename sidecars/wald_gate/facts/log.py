@@ -14,7 +14,7 @@ from wald.answers.routes import routes_fields
 from wald.errors import InvalidInput, NotFound
 from wald.log import Log
 from wald.retention.backlog import Backlog
-from wald.retention.progress import progress
+from wald.retention.progress import read_progress
 from wald_gate.call import Call
 from wald_gate.shapes import SEQUENCE_MAX, encoded
 from wald_gate.verbs import listing
@@ -27,7 +27,7 @@ async def routes(call: Call) -> Response:
 
     def read() -> dict[str, Any]:
         log = call.state.log
-        return routes_fields(log.root, [each for each in progress(log.view()) if call.client.may_read(each.route)])
+        return routes_fields(log.root, [each for each in read_progress(log.view()) if call.client.may_read(each.route)])
 
     return _answer(call.seen(await call.read(read)))
 

@@ -13,7 +13,7 @@ from wald.answers.routes import reader_fields
 from wald.errors import Locked, NotFound
 from wald.files.disk import Disk
 from wald.retention.cursors import CursorState, remove_cursor
-from wald.retention.progress import progress
+from wald.retention.progress import read_progress
 from wald.work.picture import work_file
 from wald.work.removal import remove_group
 from wald_gate.call import Call
@@ -34,7 +34,7 @@ async def groups(call: Call) -> Response:
         log.root.require_route(route)
         found = {
             cursor.path: reader_fields(cursor, lag)
-            for each in progress(log.view())
+            for each in read_progress(log.view())
             if each.route == route
             for cursor, lag in zip(each.cursors, each.lags, strict=True)
             if cursor.state is not CursorState.ABSENT

@@ -115,7 +115,7 @@ class Item:
             cursors[:_CURSORS],
             len(cursors[_CURSORS:]),
             None if ruling is None else not ruling.errors,
-            0 if ruling is None else ruling.lost,
+            0 if ruling is None else ruling.unread_records,
             () if ruling is None else ruling.errors,
         )
 

@@ -175,7 +175,7 @@ class Camera:
         contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
         for newest in self._all.samples[-1:]:
             self._bundled.end(newest.segments)
-            full = newest.growth.seconds_until(newest.free_bytes) if newest.growth else None
+            full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
             contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
         facts = facts_of(log, daemon, contents)
         by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}

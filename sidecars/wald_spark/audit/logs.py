@@ -56,7 +56,7 @@ class LogAudit:
         ledger = str(self.root.ledger / "reclaim.jsonl")
         for ruling in self._rulings():
             reclaimed += 1
-            lost += ruling.lost
+            lost += ruling.unread_records
             found += [
                 AuditFinding(Level.ERROR, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.errors
             ]

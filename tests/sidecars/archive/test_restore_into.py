@@ -156,7 +156,7 @@ def test_readers_are_told_what_of_their_route_may_be_missing(built: Built, dest:
     done = wald("read", "b", "--root", new)
     assert done.stdout == b"b1\nb2\n"
     assert b"before --from 3" in done.stderr
-    assert b"record 8 lost: up to 1 record of route b is missing; not restored at" in done.stderr
+    assert b"record 8 is lost: up to 1 record of route b is missing; it was not restored at" in done.stderr
     assert "before --from 3" in where(new, 2)
     require_good(new)
 

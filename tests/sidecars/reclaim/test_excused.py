@@ -84,7 +84,7 @@ def test_each_deletion_has_the_routes_that_its_segment_held(built: Built) -> Non
     history = History(built.root)
 
     for base, routes in before.items():
-        entry = history.reclaimed(base)
+        entry = history.deletion_of(base)
         assert entry is not None
         assert entry["routes"] == [
             {"route": name, "count": count, "first": first, "last": last, "cursors": {"processed": built.last}}
@@ -117,8 +117,8 @@ def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> Non
 
     found = rulings(built.root)
     assert [base for base, objections in found.items() if not objections] == [1 + 2 * HALF]
-    assert found[1] == ("its 'evidence' line is missing (read): it cannot be proven that the deletion was allowed",)
-    assert History(built.root).reclaimed(1) is not None
+    assert found[1] == ("its 'evidence' line is missing (read), so nothing proves that the deletion was allowed",)
+    assert History(built.root).deletion_of(1) is not None
 
 
 def test_a_cursor_that_had_not_reached_a_segments_last_record_makes_that_deletion_illegal(built: Built) -> None:
@@ -130,9 +130,9 @@ def test_a_cursor_that_had_not_reached_a_segments_last_record_makes_that_deletio
     rewrite(built.root, [shared, *lines])
 
     found = rulings(built.root)
-    assert found[1] == ("record 4 of route r01 was deleted, and no cursor of the route is recorded",)
+    assert found[1] == ("record 4 of route r01 was deleted, but no cursor of the route is recorded",)
     assert len(found[1 + 2 * HALF]) == 0
-    assert any("of route r00 was deleted, and not read by processed at 2" in each for each in found[3 + 2 * HALF])
+    assert any("of route r00 was deleted before it was read by processed at 2" in each for each in found[3 + 2 * HALF])
 
 
 def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_line(built: Built) -> None:
@@ -148,7 +148,7 @@ def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_l
 
     events = [entry["event"] for entry in ledger(built.root.path)]
     assert events.count("evidence") == 2
-    entry = History(built.root).reclaimed(1)
+    entry = History(built.root).deletion_of(1)
     assert entry is not None
     audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
     assert audited == ["r06"]
@@ -169,7 +169,7 @@ def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
     rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
 
     found = rulings(built.root)
-    assert found[1] == ("its 'evidence' line is missing (read): it cannot be proven that the deletion was allowed",)
+    assert found[1] == ("its 'evidence' line is missing (read), so nothing proves that the deletion was allowed",)
     assert found[1 + 2 * HALF] == ()
 
 

@@ -351,7 +351,9 @@ class Histories(RuleBasedStateMachine):
             audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in shrinks(root)
         ]
         assert [ruling.errors for ruling in rulings if ruling.errors] == []
-        assert sum(ruling.lost for ruling in rulings) == sum(sum(lost.values()) for lost in model.lost.values())
+        assert sum(ruling.unread_records for ruling in rulings) == sum(
+            sum(lost.values()) for lost in model.lost.values()
+        )
 
 
 def among(there: set[int], batches: Batches) -> Batches:

@@ -21,7 +21,7 @@ from wald.format.sealed_index import Frame
 from wald.retention.audit import audit_deletion
 from wald.retention.backlog import Backlog, SegmentStatus
 from wald.retention.history import History
-from wald.retention.progress import lags
+from wald.retention.progress import measure_lags
 from wald.segments.sealed_file import FRAME_BYTES, SealedFile
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
@@ -106,7 +106,7 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
         "a": (2, 1, 2),
         "b": (3, 3, 5),
     }
-    assert audit_deletion(reported, History(built.root).sealed(1)).errors == ()
+    assert audit_deletion(reported, History(built.root).sealing_of(1)).errors == ()
     assert errors(built.root.path) == []
 
 
@@ -156,7 +156,7 @@ def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
 
     assert bases(built.root) == [1]
     for answer in (done.stderr.decode(), words):
-        assert "no line of segments.jsonl gives the routes of their records" in answer
+        assert "segments.jsonl does not list the routes of their records" in answer
         assert "repair --accept-loss gives up its lost records" in answer
     assert "the routes of their records" in reported["message"]
 
@@ -261,7 +261,7 @@ def test_lag_counts_what_a_reader_would_still_get(built: Built, sealed_line: boo
         cursors = [group.cursor for group in backlog.groups.values()]
         counted = {route: sum(r.sequence > at for r in built.log.records(route, on_damage=print)) for route in "ab"}
         assert {group.cursor.route: group.lag.records for group in backlog.groups.values()} == counted
-        assert {route: lag.records for (route, _), lag in lags(built.view, cursors).items()} == (counted)
+        assert {route: lag.records for (route, _), lag in measure_lags(built.view, cursors).items()} == (counted)
 
 
 @pytest.mark.parametrize(("a", "b", "lost"), [(0, 0, {"a": 2, "b": 3}), (1, 4, {"a": 1, "b": 1}), (2, 0, {"b": 3})])
@@ -272,4 +272,4 @@ def test_of_what_expires_the_lost_records_count_as_unread(built: Built, a: int, 
     reported: Sequence[dict[str, object]] = [line for line in ledger(built.root.path) if line["base"] == 1]
 
     assert [line["lost"] for line in reported] == [lost]
-    assert audit_deletion(reported[0], History(built.root).sealed(1)).errors == ()
+    assert audit_deletion(reported[0], History(built.root).sealing_of(1)).errors == ()

@@ -75,7 +75,7 @@ class Interleavings(RuleBasedStateMachine):
         self.cut()
         self.seal(0)
 
-    @precondition(lambda self: self.built.writer.advanced)
+    @precondition(lambda self: self.built.writer.has_advanced)
     @rule()
     def cut(self) -> None:
         self.built.cut()

@@ -13,7 +13,7 @@ from wald.files.layout import TEMPORARY
 from wald.files.listing import list_segments
 from wald.format.names import Kind
 from wald.segments.view import State
-from wald.writing.sealing import pending, seal
+from wald.writing.sealing import seal, segments_to_seal
 from wald_reclaim.policy import Limits
 
 
@@ -166,7 +166,7 @@ def test_a_sealer_that_comes_too_late_makes_nothing(built: Built) -> None:
     """The segment is gone: no sealed form of it appears again."""
     built.log.set_cursor("a", 4)
     built.log.set_cursor("b", 5)
-    seen = pending(built.root, 5)
+    seen = segments_to_seal(built.root, 5)
     reclaim(built)
     for segment in seen:
         with pytest.raises(FileNotFoundError):

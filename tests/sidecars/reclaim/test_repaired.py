@@ -43,11 +43,11 @@ def test_segments_of_a_repaired_log_go_when_they_are_read(repaired: Built) -> No
     history, lines = History(root), ledger(root.path)
     assert len(lines) >= 5
     for line in lines:
-        ruling = audit_deletion(line, history.sealed(line["base"]), exists=False)
-        assert (ruling.errors, ruling.lost) == ((), 0)
+        ruling = audit_deletion(line, history.sealing_of(line["base"]), exists=False)
+        assert (ruling.errors, ruling.unread_records) == ((), 0)
     assert [segment.kind for segment in list_segments(root).segments[:-1]] in ([], [Kind.SEALED])
     assert errors(root.path) == []
-    assert list(history.unexplained(1, lines[-1]["last"])) == []
+    assert list(history.unexplained_spans(1, lines[-1]["last"])) == []
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
-from wald.writing.sealing import pending, remove_temporaries, seal
+from wald.writing.sealing import remove_temporaries, seal, segments_to_seal
 
 _ACTIVE = 2
 
@@ -50,7 +50,7 @@ def seal_all(root: Root, disk: Disk, built: Built) -> None:
     """What the daemon's thread does when it is woken."""
     segments = Ledger(root.ledger / "segments.jsonl", disk)
     try:
-        for segment in pending(root, _ACTIVE):
+        for segment in segments_to_seal(root, _ACTIVE):
             with suppress(FileNotFoundError):  # it was reclaimed
                 seal(root, segment, disk, segments, now=lambda: built.now_ns, reserve=False)
     finally:

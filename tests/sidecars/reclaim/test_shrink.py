@@ -359,8 +359,8 @@ def test_a_shrink_that_drops_what_a_group_has_not_read_is_not_legal(built: Built
 
     behind = line | {"dropped": [line["dropped"][0] | {"cursors": {"processed": 9}}]}
     assert audit_shrink(line, sealed).errors == ()
-    assert "not read by processed at 9" in audit_shrink(behind, sealed).errors[0]
-    assert "of route web it records nothing" in audit_shrink(line | {"dropped": []}, sealed).errors[0]
+    assert "before it was read by processed at 9" in audit_shrink(behind, sealed).errors[0]
+    assert "of route web, the line lists nothing" in audit_shrink(line | {"dropped": []}, sealed).errors[0]
 
 
 def test_an_archive_goes_on_behind_shrinking_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:

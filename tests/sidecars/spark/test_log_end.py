@@ -276,7 +276,7 @@ def piece(route: str, payload: bytes) -> Step:
 
 def end_segment(*, sealed: bool) -> Step:
     def step(built: Built) -> Built:
-        if built.writer.advanced:
+        if built.writer.has_advanced:
             built.cut()
         if sealed:
             built.seal()

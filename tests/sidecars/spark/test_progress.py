@@ -67,7 +67,7 @@ def test_every_record_is_in_one_run(steps: list[str]) -> None:
                 built.piece(route, b"p", begins=begins, ends=False)
             elif verb == "end" and not begins:
                 built.piece(route, b"e\n", begins=False, ends=True)
-            elif verb == "cut" and built.writer.advanced:
+            elif verb == "cut" and built.writer.has_advanced:
                 built.cut()
             elif verb == "seal":
                 built.seal()

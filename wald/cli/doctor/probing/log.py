@@ -33,9 +33,9 @@ from wald.hints import group_name, user_name
 from wald.retention.backlog import Backlog
 from wald.segments.view import read_view
 from wald.settings import Config, load
-from wald.writing.daemon_lock import in_words
+from wald.writing.daemon_lock import describe_daemon
 from wald.writing.disk_budget import sizes_for
-from wald.writing.run_reports import signed
+from wald.writing.run_reports import last_daemon_fields
 
 _QUOTAS = ("usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota", "uquota", "gquota", "pquota", "quota")
 
@@ -135,7 +135,7 @@ def running(root: Path, socket: Path) -> tuple[Running, Mapping[str, Any]]:
     here = Root(root)
     if not is_locked(here.lock, Disk()):
         return Running(), {}
-    who = in_words(signed(here))
+    who = describe_daemon(last_daemon_fields(here))
     if socket.exists() and not os.access(socket, os.W_OK, effective_ids=True):
         return Running(who), {}
     answer = asked(socket)
@@ -178,8 +178,8 @@ def _backlog(root: Path) -> tuple[int | None, float | None]:
         pinned = sum(status.stored_bytes for status in backlog.segments() if status.pins)
     except (WaldError, OSError):  # the checks of the root and of its files report it
         return None, None
-    growth = backlog.growth(now_ns=time.time_ns())
-    return pinned, growth.seconds_until(backlog.free_bytes) if growth else None
+    growth = backlog.growth_meter.growth(now_ns=time.time_ns())
+    return pinned, growth.seconds_until_full(backlog.free_bytes) if growth else None
 
 
 def inodes(at: Path) -> Inodes:
