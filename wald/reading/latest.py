@@ -25,8 +25,8 @@ from wald.segments.view import View
 Run = tuple[int, int]  # first sequence and number of consecutive records
 FindRecords = Callable[[Batch], Iterable[Record]]  # returns the matching records of a batch
 
-_WINDOW = 1024  # records, initially
-_WIDER = 8
+_WINDOW_RECORDS = 1024  # initially
+_GROWTH_FACTOR = 8
 
 
 def start_of_latest(
@@ -72,13 +72,13 @@ def _runs(
 
 def _widen_window(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
     """Return the runs of the first window with ``count`` records, or of the whole segment."""
-    window = max(_WINDOW, count)
+    window = max(_WINDOW_RECORDS, count)
     while True:
         first = max(base, top + 1 - window)
         runs = runs_from(first)
         if first == base or sum(records for _, records in runs) >= count:
             return reversed(runs)
-        window *= _WIDER
+        window *= _GROWTH_FACTOR
 
 
 def _indexed_runs(index: SealedIndex, routes: Routes) -> Iterator[Run]:

@@ -33,13 +33,7 @@ from wald.reading.scanner import (
 from wald.reading.selection import Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
 from wald.retention.history import History
-from wald.retention.missing import (
-    OnMissing,
-    ReclaimedSegment,
-    count_missing,
-    missing_handler,
-    span_text,
-)
+from wald.retention.missing import OnMissing, ReclaimedSegment, count_missing, missing_handler, span_text
 from wald.segments.durable_end import lost_head
 from wald.segments.reader import SkippedBatches
 from wald.segments.seek import end_of
@@ -70,7 +64,7 @@ def read_batches(
     if limit is not None and limit < 0:
         raise InvalidInput(f"the limit of {limit} records is negative", case="limit-below-zero")
     reading = _Reading(view, selection, on_damage, on_missing)
-    batches = reading.batches(renewed=True, follow=follow, cancel=cancel, on_wait=on_wait)
+    batches = reading.batches(renew_first=True, follow=follow, cancel=cancel, on_wait=on_wait)
     return batches if limit is None else _first_records(batches, limit)
 
 
@@ -145,14 +139,14 @@ class _Reading:
     def batches(
         self,
         *,
-        renewed: bool = False,
+        renew_first: bool = False,
         follow: bool = False,
         cancel: threading.Event | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Generator[Batch]:
-        """Yield the batches of the view, and with ``follow`` of later views. ``renewed`` updates the view first."""
+        """Yield the batches of the view, and with ``follow`` of later views. ``renew_first`` updates it first."""
         with self._closing():
-            if renewed:
+            if renew_first:
                 self._renew()
             while True:
                 for batch in self._read_to_end():
@@ -396,10 +390,10 @@ class _Reading:
             self._report_unexplained(first, dropped.last, [], torn)
         elif torn:
             self._report_missing_records([_as_reclaimed(each) for each in torn], first, last, "")
-        is_everything = selection.routes is None and not selection.floors
-        if first > last or (dropped.segment == self._dropped_segment and not is_everything):
+        reads_everything = selection.routes is None and not selection.floors
+        if first > last or (dropped.segment == self._dropped_segment and not reads_everything):
             return
-        if is_everything:
+        if reads_everything:
             entries = [RouteEntry("", last - first + 1, first, last)]
         else:
             self._dropped_segment, last = dropped.segment, selection.last
@@ -407,7 +401,7 @@ class _Reading:
         if not entries:
             return
         begin, end = min(entry.first for entry in entries), max(entry.last for entry in entries)
-        latest_ns = dropped.latest_ns if is_everything else None
+        latest_ns = dropped.latest_ns if reads_everything else None
         reclaimed = _without_pieces(ReclaimedSegment(begin, end, tuple(entries), latest_ns=latest_ns), torn)
         self._report_missing_records([reclaimed], first, last, "")
 

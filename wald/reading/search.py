@@ -39,8 +39,7 @@ def _split(view: View, selection: Selection) -> Iterator[Portion]:
     last_step = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
     segments = view.segments[view.listing.index_covering(first) :] if view.segments else ()
     selected = takewhile(lambda segment: segment.base_sequence <= last, segments)
-    frames = chain.from_iterable(_frame_extents(each, view) for each in selected)
-    for start, raw_bytes, earliest_ns, latest_ns in frames:
+    for start, raw_bytes, earliest_ns, latest_ns in chain.from_iterable(_frames(each, view) for each in selected):
         if start > last:
             break
         if selection.until_ns <= earliest_ns <= latest_ns and start >= last_step:
@@ -58,7 +57,7 @@ def _split(view: View, selection: Selection) -> Iterator[Portion]:
     yield first, last
 
 
-def _frame_extents(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]:
+def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]:
     """Return first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
     if segment.kind.form is Kind.SEALED:
         with suppress(Damaged, FileNotFoundError):

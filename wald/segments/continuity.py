@@ -61,7 +61,7 @@ class Continuity:
         with self._lock:
             if self._replaced is None:
                 try:
-                    self._compare(head)
+                    self._accept(head)
                 except Gone:
                     raise
                 except Replaced as error:
@@ -69,7 +69,7 @@ class Continuity:
             if self._replaced is not None:  # a new exception, because each raise adds traceback entries
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
-    def _compare(self, head: Head | None) -> None:
+    def _accept(self, head: Head | None) -> None:
         seen = self.last_seen
         stamps = self._current_stamps(seen.epoch if seen else 0)
         is_later = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)

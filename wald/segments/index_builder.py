@@ -248,7 +248,7 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
-    """Return the base sequence of the next segment, without a full listing."""
+    """Return the base of the next segment, without a full listing."""
     names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     return min(bases, default=None)

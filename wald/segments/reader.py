@@ -26,13 +26,7 @@ from wald.format.batch import HEADER, Batches, BatchHeader, Flag, StoredBatch, d
 from wald.format.log_state import BadControl, Peer, decode_peer, peer_position
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, Frame, SealedIndex
-from wald.format.segment import (
-    SEGMENT_HEADER,
-    SEGMENT_MAGIC,
-    BadHeader,
-    SegmentHeader,
-    decode_segment_header,
-)
+from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, BadHeader, SegmentHeader, decode_segment_header
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, SegmentEnd
 from wald.segments.sealed_file import SealedFile

@@ -19,13 +19,7 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_regular
 from wald.format.batch import HEADER, Batches, ParseOutcome, StoredBatch, decode_header, seed
-from wald.format.sealed_index import (
-    BadFrame,
-    FrameLengths,
-    SealedIndex,
-    decode_salt,
-    read_frame_lengths,
-)
+from wald.format.sealed_index import BadFrame, FrameLengths, SealedIndex, decode_salt, read_frame_lengths
 from wald.format.segment import BadHeader, SegmentHeader, decode_segment_header
 from wald.segments.index_builder import SegmentIndexBuilder, salt_recorded_after
 from wald.segments.raw_scan import FIRST_BATCH, SEQUENCES_REPEAT, DamagedBytes, SegmentEnd

@@ -88,7 +88,7 @@ class FrameWriter:
         self._end_frame(start, length)
 
     def finish(self, index: SealedIndex) -> None:
-        """Write the index and the seek table."""
+        """Write index and seek table."""
         index_frame = encode_sealed_index(index, self._builder.table, self._builder.peers)
         sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self._builder.frames]
         self._write(index_frame, encode_seek_table([*sizes, (len(index_frame), 0)]))

@@ -44,7 +44,7 @@ def sequence_at(view: View, time_ns: int) -> int:
 def sequence_since(view: View, time_ns: int) -> int:
     """Return the first record, even a missing one, that may have been appended at ``time_ns`` or later.
 
-    Append times restart after a clock step, so this searches one range of times after the other.
+    Append times restart after a clock step: the first range of times that may have such a record counts.
     """
     return _find_first(view, time_ns)[0]
 
@@ -70,6 +70,7 @@ def _find_first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search_range(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
+    """Return both results for one range."""
     segments = _readable_segments(view, first, until)
     first_late = bisect_left(
         range(len(segments)), True, key=lambda number: not _begins_earlier(view, segments[: number + 1], time_ns)

@@ -13,15 +13,7 @@ from itertools import islice
 from operator import attrgetter
 
 from wald.files.disk import Disk
-from wald.format.batch import (
-    FRAMING_BYTES,
-    BatchHeader,
-    Flag,
-    StoredBatch,
-    control_header,
-    encode_batch,
-    seed,
-)
+from wald.format.batch import FRAMING_BYTES, BatchHeader, Flag, StoredBatch, control_header, encode_batch, seed
 from wald.format.sealed_index import DroppedRecords, FrameTable, RouteEntry, SealedIndex, merge_routes
 from wald.format.spans import Spans
 from wald.segments.index_builder import SegmentIndexBuilder

@@ -98,7 +98,7 @@ class View:
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
-        """Return a current view; list the directory again only if it has changed."""
+        """Return a current view; relist the directory only if it has changed."""
         head, listing = _checked_head(self.root, self.continuity), self.listing
         # A network file system may return cached times, so also check the head's segment.
         is_outdated = head is not None and head.segment > listing.newest_base()
