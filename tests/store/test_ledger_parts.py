@@ -250,7 +250,7 @@ def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(ro
     with pytest.raises(Damaged):
         list(history.unexplained_spans(1, 1000))
     broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
-    assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; refusing to rely on this ledger")]}
+    assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; wald cannot rely on this ledger")]}
 
 
 def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> None:

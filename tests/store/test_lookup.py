@@ -259,7 +259,7 @@ def test_a_damaged_ledger_answers_nothing_about_what_is_gone_and_leaves_the_rest
 
     found = built.log.where(5)
     assert found.state is State.SEALED
-    assert found.message.endswith("refusing to rely on this ledger") == (name != "segments.jsonl")
+    assert found.message.endswith("wald cannot rely on this ledger") == (name != "segments.jsonl")
     assert f"{path}: line 1" in " ".join(errors(built.root.path))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
-from wald.files.cursor_directory import is_group
+from wald.files.cursor_directory import is_cursor_group
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.routes import OWNERS_FIFO_MODE, add_route, has_fifo, retire_route
@@ -152,7 +152,7 @@ class Commands:
                 fifo = True
             elif match := _MODE.fullmatch(option):
                 mode = int(match[1], 8) & 0o777
-            elif option.startswith(_CONSUMERS) and is_group(option.removeprefix(_CONSUMERS)):
+            elif option.startswith(_CONSUMERS) and is_cursor_group(option.removeprefix(_CONSUMERS)):
                 consumers = option.removeprefix(_CONSUMERS)
             else:
                 message = f"options are fifo, mode=<octal> and consumers=<group id>, not {option!r}"

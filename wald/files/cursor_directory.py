@@ -80,7 +80,7 @@ def make_cursor_directory(root: Root, disk: Disk, route: str) -> Path:
     return directory
 
 
-def is_group(text: str) -> bool:
+def is_cursor_group(text: str) -> bool:
     """Return True if ``text`` is valid for :func:`permit_cursor_owners`."""
     return text in ("", ROOTS_GROUP) or (text.isascii() and text.isdecimal() and int(text) < _NO_GROUP)
 
@@ -139,6 +139,7 @@ def is_companion(path: Path, cursor: Path) -> bool:
 
 
 def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
+    """Return an error whose case names the missing permission."""
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)

@@ -35,7 +35,7 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 @cache
 def _libc() -> CDLL:
-    """Load the C library late, because importing ctypes takes a twentieth of a short command."""
+    """Load the C library late: importing ctypes takes a twentieth of a short command."""
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
@@ -71,9 +71,9 @@ class Disk:
             # a sticky directory may once have been shared
             if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):
                 if status.st_nlink != 1:
-                    raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
+                    raise OSError(errno.EMLINK, "the file has another hard link", os.fspath(path))
                 if status.st_uid not in (0, os.geteuid(), directory.st_uid):
-                    raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))
+                    raise PermissionError(errno.EPERM, "the file belongs to another user", os.fspath(path))
             os.fchmod(descriptor, _LOCK_MODE)
         except OSError:
             os.close(descriptor)
@@ -293,7 +293,7 @@ class Disk:
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock a file until it is closed. Return False if another process has locked the file."""
+        """Lock a file until it is closed. Return False if another process has the lock."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

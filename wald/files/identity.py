@@ -115,13 +115,13 @@ def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
 
 
 def _has_lost_identity(root: Root) -> bool:
-    """Return True if a root without log.json has segments except from an unfinished restore."""
+    """Return True if a root without log.json has segments, except from an unfinished restore."""
     if root.unfinished_identity.exists() or not root.segments.is_dir():
         return False
     return any(parse_segment_name(name) for name in os.listdir(root.segments))
 
 
 def _may_become_log(path: Path) -> bool:
-    """Return True if the names are those of a new file system, systemd or an interrupted creation."""
+    """Return True if all names are from a new file system, systemd or an interrupted creation."""
     expected = (*_DIRECTORIES, "lost+found", "wald.sock")
     return path.is_dir() and all(name in expected or name.endswith(TEMPORARY) for name in os.listdir(path))

@@ -133,7 +133,7 @@ def decode_chain(
 
 def damaged_line(path: Path, number: int, reason: str) -> Damaged:
     return Damaged(
-        f"{path}: line {number}: {reason}; refusing to rely on this ledger",
+        f"{path}: line {number}: {reason}; wald cannot rely on this ledger",
         case="ledger-damaged",
         root=path.parents[1],
     )
@@ -158,8 +158,7 @@ def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
     return parts
 
 
-def tip_of(parts: list[PartName]) -> str | None:
-    """Return the digest of the last line; None if unknown."""
+def last_digest(parts: list[PartName]) -> str | None:
     with suppress(Damaged, OSError):
         return read_index(parts[-1]).tip if parts else None
     return None
@@ -271,10 +270,10 @@ class LedgerLines:
     def __init__(self, path: Path) -> None:
         self.generation = -1  # increases when lines disappear
         self._path = path
-        self._recent: tuple[_Block, list[LedgerLine]] | None = None
-        self._forget()
+        self._cached_block: tuple[_Block, list[LedgerLine]] | None = None
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.generation += 1
         self._version: tuple[int, ...] | None = None
         self._parts: list[PartName] = []
@@ -319,9 +318,9 @@ class LedgerLines:
         """Yield the lines about sequences ``first`` to ``last``, newest first."""
         for block in reversed(self._refresh()):
             if block.frame.low <= last and first <= block.frame.high:
-                if self._recent is None or self._recent[0] is not block:
-                    self._recent = block, block.lines()
-                for line in reversed(self._recent[1]):
+                if self._cached_block is None or self._cached_block[0] is not block:
+                    self._cached_block = block, block.lines()
+                for line in reversed(self._cached_block[1]):
                     if line.low <= last and first <= line.high:
                         yield line
 
@@ -355,7 +354,7 @@ class LedgerLines:
 
     def _refresh(self) -> list[_Block]:
         if any(_file_version(path) != known for path, known in self._unreadable.items()):  # restored from a backup
-            self._forget()
+            self._reset()
         version = _file_version(self._path) or _file_version(self._path.parent)
         if version != self._version:
             # Before the parts are listed: after a cut in between, both contain the lines.
@@ -365,7 +364,7 @@ class LedgerLines:
                 self._current = []  # now in the new parts
             is_unchanged = all(data.startswith(block.data, block.offset) for block in self._current)
             if not is_unchanged or parts[: len(self._parts)] != self._parts:
-                self._forget()
+                self._reset()
             for part in parts[len(self._parts) :]:
                 self._add_part(part)
                 self._parts.append(part)
@@ -441,7 +440,7 @@ def read_ledger(path: Path) -> DecodedLedger:
     """Decode the current file, including damage."""
     data, _ = read_current(path)  # before the parts are listed, as in LedgerLines
     parts = without_copies(parts_of(path), first_entry(data).get("prev"))
-    return decode_ledger(data, tip_of(parts) if parts else GENESIS)
+    return decode_ledger(data, last_digest(parts) if parts else GENESIS)
 
 
 def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:

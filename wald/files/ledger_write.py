@@ -32,11 +32,11 @@ from wald.files.ledger_read import (
     drop_unsynced,
     first_entry,
     frames_of,
+    last_digest,
     last_line_start,
     parts_of,
     read_index,
     stored_index,
-    tip_of,
     without_copies,
 )
 from wald.format.ledger_lines import GENESIS, BadPart, Entry, PartIndex, digest, encode_entry, encode_part_index
@@ -149,7 +149,7 @@ class Ledger:
             self._disk.close(descriptor)
             raise
         self._descriptor, self._end = descriptor, end
-        self._prev = digest(line) if line else tip_of(parts_of(self.path)) or GENESIS
+        self._prev = digest(line) if line else last_digest(parts_of(self.path)) or GENESIS
         self._damage = [{"event": "after-damage"}] if line and not first_entry(line) else []
         return descriptor
 

@@ -70,16 +70,16 @@ class Listing:
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
     def previous(self, segment: Segment) -> Segment | None:
-        number = bisect_left(self.segments, segment.base_sequence, key=_base)
-        return self.segments[number - 1] if number else None
+        index = bisect_left(self.segments, segment.base_sequence, key=_base)
+        return self.segments[index - 1] if index else None
 
     def between(self, first: int, last: int) -> tuple[Segment, ...]:
         start = bisect_left(self.segments, first, key=_base)
         return self.segments[start : bisect_right(self.segments, last, key=_base)]
 
     def next_after(self, sequence: int) -> Segment | None:
-        number = bisect_right(self.segments, sequence, key=_base)
-        return self.segments[number] if number < len(self.segments) else None
+        index = bisect_right(self.segments, sequence, key=_base)
+        return self.segments[index] if index < len(self.segments) else None
 
 
 def list_segments(root: Root) -> Listing:

@@ -112,7 +112,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object. Return None if the file is missing or invalid."""
+    """Read a JSON object; None if the file is missing or invalid."""
     try:
         value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):

@@ -206,7 +206,7 @@ class PartIndex:
     prev: str  # digest of the line before it
     tip: str  # digest of its last line
     frames: list[PartFrame] = field(default_factory=list)
-    before: tuple[int, int] | None = None  # sequences of the previous part, in case that part is unreadable
+    before: tuple[int, int] | None = None  # sequences of the previous part, in case it is unreadable
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES

@@ -39,7 +39,7 @@ def stored_producer_id(user_id: int, producer_id: int) -> int:
 
 
 class BadControl(ValueError):
-    """Not a log state or a peer, or of a newer version."""
+    """Neither a log state nor a peer, or of a newer version."""
 
 
 class Peer(NamedTuple):
@@ -122,7 +122,7 @@ class Producers:
         return None
 
     def next_expected(self, producer_id: int) -> int | None:
-        """Return the next producer sequence of a producer; None if every number is allowed."""
+        """Return a producer's next producer sequence; None if every number is allowed."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 

@@ -170,7 +170,7 @@ def encode_columns(
     times_ns: Sequence[int] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """Encode a columns payload. Columns have one entry for each value."""
+    """Encode columns, which have one entry for each value."""
     count = len(values)
     columns_present = Column(0)
     parts: list[bytes] = []

@@ -68,7 +68,7 @@ class RouteEntry(NamedTuple):
     """Records of one route in a segment or part of one."""
 
     route: str
-    count: int  # type: ignore[assignment]  # records that start in it; 0: only pieces, or unknown
+    count: int  # type: ignore[assignment]  # records that begin in it; 0: only pieces, or unknown
     first: int
     last: int  # last record with a piece in it
     payload_bytes: int = 0  # 0: unknown
@@ -134,7 +134,7 @@ class Frame(NamedTuple):
     compressed_bytes: int
     raw_offset: int  # in the raw segment
     raw_bytes: int
-    first_sequence: int  # of the records that start in it
+    first_sequence: int  # of the records that begin in it
     next_sequence: int  # exclusive end
     earliest_ns: int  # append time; later than latest_ns if there is no batch
     latest_ns: int
