@@ -74,7 +74,7 @@ def _find_record(view: View, sequence: int, history: History) -> Whereabouts:
     """Find the record in the segments, or its fate in the ledgers."""
     bound = view.bound
     segments = [*view.listing.released, *view.segments]
-    newest = view.listing.newest_base()
+    newest_base = view.listing.newest_base()
     if bound.head_lost and sequence > (bound.sequence or 0):
         return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
@@ -103,7 +103,7 @@ def _find_record(view: View, sequence: int, history: History) -> Whereabouts:
         else:
             reason = result or reason
         break
-    if bound.sequence is None and (not candidates or candidates[-1].base_sequence == newest):
+    if bound.sequence is None and (not candidates or candidates[-1].base_sequence == newest_base):
         return _never_issued(sequence, None)
     return _fate(view, sequence, reason, history, dropped_from=dropped_from)
 

@@ -130,7 +130,7 @@ class Scanner:
         self._start_sequence = sequence
         self._position = 0
         self._was_active = False
-        self._only_control = False  # only control batches were read, which a new daemon may lengthen
+        self._only_control_read = False  # only control batches were read, which a new daemon may lengthen
         self._next_sequence: int | None = None  # None before the first batch
         base = view.segments[view.listing.index_covering(sequence)].base_sequence if view.segments else sequence
         self.segment = base - 1 if base <= sequence else 0  # segments with a larger base follow
@@ -175,7 +175,7 @@ class Scanner:
                 if self.segment >= view.bound.segment:
                     break
                 self.close()
-        # The segment of the head is gone, or a repair gave up its end.
+        # The segment of the head is missing, or a repair gave up its end.
         last = view.bound.sequence
         is_ended = self._current is not None or self.segment < view.bound.segment
         if last is not None and self._due <= last and is_ended:
@@ -194,7 +194,7 @@ class Scanner:
         return segment if segment is not None and segment.base_sequence <= view.bound.segment else None
 
     def _enter(self, segment: Segment, view: View) -> View:
-        """Open a segment; return the view, without ``segment`` if it is gone."""
+        """Open a segment; return the view, without ``segment`` if it no longer exists."""
         try:
             opened = view.open(segment)
         except SegmentGone as error:
@@ -209,18 +209,18 @@ class Scanner:
             self._position, self._next_sequence = limit, bound.sequence + 1
         else:
             self._position = opened.position_of_sequence(self._start_sequence, limit)
-        self._only_control = self._position == FIRST_BATCH
+        self._only_control_read = self._position == FIRST_BATCH
         return view
 
     def _read_rest_of_segment(self, segment: OpenSegment, view: View) -> Iterator[ScanItem]:
-        limit, deleted = view.bound.limit(segment.base_sequence), False
+        limit, is_deleted = view.bound.limit(segment.base_sequence), False
         # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.is_replaced(if_removed=limit is None):
             salt = segment.salt
             try:  # positions are the same in every copy and form
                 reopened = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
             except SegmentGone:
-                deleted = limit is None
+                is_deleted = limit is None
             except Damaged as error:
                 self.close()
                 yield from self._report_unreadable(Segment(segment.base_sequence, Kind.RAW, segment.path), error, view)
@@ -228,9 +228,9 @@ class Scanner:
             else:
                 segment.close()
                 segment = self._current = reopened
-                if self._only_control:
+                if self._only_control_read:
                     self._position = FIRST_BATCH
-                elif segment.salt != salt:  # a repair rebuilt it: its positions are different
+                elif segment.salt != salt:  # a repair rebuilt it with different positions
                     yield self._restart(view)
                     return
         for item in segment.batches(self._position, limit, self._routes, self._can_skip):
@@ -249,7 +249,7 @@ class Scanner:
             else:
                 header = item.header
                 if not header.is_control:
-                    self._only_control = False
+                    self._only_control_read = False
                     if gap := self._gap(segment, header.base_sequence, item.position):
                         yield gap
                     self._next_sequence = header.end_sequence
@@ -257,7 +257,7 @@ class Scanner:
                 if not header.is_control:
                     yield item
         yield from self._check_end(segment, view)
-        if deleted:
+        if is_deleted:
             yield DeletedSegment(segment.base_sequence, self._position)
 
     def _gap(self, segment: OpenSegment, following: int, position: int = 0) -> DamagedRange | None:
@@ -300,9 +300,9 @@ class Scanner:
 
     def _report_unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
         """Report a segment that cannot be opened. If the first segment is misplaced, try the previous segment."""
-        before = view.listing.previous(segment)
-        if isinstance(error, Misplaced) and self._next_sequence is None and before is not None:
-            self.segment = before.base_sequence - 1
+        previous = view.listing.previous(segment)
+        if isinstance(error, Misplaced) and self._next_sequence is None and previous is not None:
+            self.segment = previous.base_sequence - 1
             return
         begin = max(self._due, segment.base_sequence)
         self.segment = segment.base_sequence

@@ -292,7 +292,7 @@ class SealedSegment(OpenSegment):
             data = self._file.readable_start(number)
         begin = FIRST_BATCH if frame.raw_offset == 0 else 0
         is_shrunk = self.index.shrunk is not None
-        # A reader may have stopped, before shrinking, inside what is now one batch.
+        # Before shrinking, a reader may have stopped inside what is now one batch.
         at = begin if is_shrunk else max(position - frame.raw_offset, begin)
         if can_skip is not None and not (reason or is_shrunk or end > limit) and can_skip(data, at):
             yield _skipped_batches(frame)

@@ -91,8 +91,8 @@ def _search_range(view: View, time_ns: int, first: int, until: int | None) -> tu
 
 
 def _readable_segments(view: View, first: int, until: int | None) -> list[Segment]:
-    end, newest = until or 1 << 64, view.bound.segment
-    return [each for each in view.segments if first <= each.base_sequence < end and each.base_sequence <= newest]
+    end, newest_base = until or 1 << 64, view.bound.segment
+    return [each for each in view.segments if first <= each.base_sequence < end and each.base_sequence <= newest_base]
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
