@@ -111,12 +111,12 @@ def test_no_module_of_the_core_words_a_command() -> None:
 
 def test_a_path_in_a_hint_is_quoted() -> None:
     assert hint_for("log-gone", root=Path("/srv/my log")).startswith("findmnt -T '/srv/my log'; ls -la '/srv/my log'; ")
-    assert hint_for("file-of-other-user", path=Path("/a b")) == "rm '/a b', which another user has left; ls -l '/a b'"
+    assert hint_for("cursor-is-a-directory", path=Path("/a b")) == "ls -lR '/a b'; as root: rm -r '/a b'"
 
 
 def test_a_hint_for_lost_routes_names_one_alternative() -> None:
     assert hint_for("lost-routes-unknown", root=Path("/log")).endswith(
-        "or, without a daemon, wald --root /log repair --accept-loss gives up its lost records"
+        "or stop the daemon, and give up the lost records: wald --root /log repair --accept-loss"
     )
 
 
@@ -164,7 +164,7 @@ def test_a_hint_holds_the_root_it_was_asked_with(root: Path, line: list[str], wa
 
 def test_a_hint_works_as_it_is_typed(root: Path) -> None:
     _, _, hint = refused(wald("append", "b", "--root", root, stdin=b"x\n"))
-    typed = shlex.split(hint.partition(" reactivates it")[0])
+    typed = shlex.split(hint.partition("to reactivate it: ")[2])
     try:
         assert run([*line_of(), *typed[1:]]).returncode == 0
         assert wald("append", "b", "--root", root, stdin=b"x\n").returncode == 0
@@ -175,4 +175,4 @@ def test_a_hint_works_as_it_is_typed(root: Path) -> None:
 def test_a_log_that_is_not_there_is_made_by_the_hint(tmp_path: Path) -> None:
     for line in (line_of("head"), sidecar("reclaim")):
         _, _, hint = refused(run([*line, "--root", str(tmp_path / "no log")]))
-        assert hint.startswith(f"wald --root '{tmp_path}/no log' run ")
+        assert hint == f"to create one: wald --root '{tmp_path}/no log' run"

@@ -113,7 +113,7 @@ def test_the_hint_on_reclaimed_records_searches_what_there_is(
     *_, hint = done.stderr.decode().rpartition("hint: ")
 
     assert done.returncode == (3 if start else 12)
-    assert output_of(*typed(hint, " reads the rest")) == output
+    assert output_of(*shlex.split(hint.removeprefix("to read the rest: "))[1:]) == output
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(built: Built) -> None:

@@ -196,7 +196,7 @@ def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: 
     code, _, hint = refusal_of("group", name, "a", "none", *at)
     assert (code, hint.endswith("group list a")) == (3, True)
     code, _, hint = refusal_of("group", name, "none", "g", *at)
-    assert (code, "routes lists them" in hint) == (3, True)
+    assert (code, "to list all routes: " in hint) == (3, True)
 
 
 def test_what_names_a_group_that_holds_back_says_that_it_is_a_work_group(log: Built) -> None:
@@ -232,7 +232,7 @@ def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command:
     moving = ("cursor", command, "a", "1", "--group", "g", *why, "--root", log.root.path)
     code, message, hint = refusal_of(*moving)
     assert (code, "left over from a work group whose cursor was removed" in message) == (9, True)
-    assert hint == f"wald --root {log.root.path} group remove a g removes it"
+    assert hint == f"to remove the group: wald --root {log.root.path} group remove a g"
     output_of("group", "remove", "a", "g", "--root", log.root.path)
     assert wald(*moving).returncode == 0
     with Owning(log.root.path, "a", "g") as owner:

@@ -33,7 +33,7 @@ def test_a_mount_point_without_its_file_system_does_not_become_a_log(tmp_path: P
     code, message, hint = refused(run(command("run", "--root", root), env=REFUSE))
     assert code == NotFound.exit_code
     assert message.startswith(f"{root}: there is no log here")
-    assert f"wald --root {root} init creates one" in hint
+    assert f"to create a log: wald --root {root} init" in hint
     assert (os.listdir(root) if there else root.exists()) in ([], False)
 
 

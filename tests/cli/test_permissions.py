@@ -53,7 +53,7 @@ def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> 
     code, message, hint = refusal(STRANGER, [*line[:at], "--root", str(log), *line[at:]], stdin=b"x\n")
 
     assert (code, message.endswith(f"permission denied by {log}")) == (NotPermitted.exit_code, True), message
-    assert hint == f"run it as user {OWNER.user_id}, or in group {OWNER.group_id}; ls -ld {log}"
+    assert hint == f"run this program as user {OWNER.user_id}, or in group {OWNER.group_id}; ls -ld {log}"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line:
 
     assert code == NotPermitted.exit_code, message
     assert message.startswith(f"{log / wanted}"), message
-    assert hint.startswith(f"run it as user {OWNER.user_id}; ls -ld "), hint  # he is in the group already
+    assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # he is in the group already
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path, line: list
     assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/cursors/{wanted}: permission denied")
     owner = OWNER.user_id
     opening = f"wald --root {log} route add a --consumers GROUP"
-    assert hint == f"run it as user {owner}; or, as {owner}, allow your group to keep cursors here: {opening}"
+    assert (
+        hint == f"run this command as user {owner}; or, as {owner}, allow an OS group to keep cursors here: {opening}"
+    )
 
 
 def test_a_file_that_root_has_made_is_to_be_given_to_the_logs_owner(log: Path) -> None:
@@ -101,7 +103,7 @@ def test_a_file_that_root_has_made_is_to_be_given_to_the_logs_owner(log: Path) -
     lock.unlink()
 
     assert (code, message) == (NotPermitted.exit_code, f"{lock}: permission denied")
-    assert hint == f"chown {OWNER.user_id} {lock}, as root; ls -ld {lock}"
+    assert hint == f"as root: chown {OWNER.user_id} {lock}; ls -ld {lock}"
 
 
 def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:
@@ -112,4 +114,4 @@ def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:
         log.joinpath("log.json").chmod(0o640)
 
     assert (code, message) == (NotPermitted.exit_code, f"{log}/log.json: permission denied")
-    assert hint == f"run it as user {OWNER.user_id}; ls -ld {log}/log.json"
+    assert hint == f"run this program as user {OWNER.user_id}; ls -ld {log}/log.json"

@@ -131,7 +131,7 @@ def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]
 
     code, message, hint = refusal_of("cursor", *line, "--root", root)
     assert (code, message) == (Refused.exit_code, f"{path}: is a directory, not a cursor")
-    assert hint == f"ls -lR {path}; rm -r {path}, as root"
+    assert hint == f"ls -lR {path}; as root: rm -r {path}"
 
 
 def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:

@@ -176,4 +176,4 @@ def test_damage_is_reported_and_the_rest_is_read(log: Path, daemon: Daemon) -> N
     message, hint = done.stderr.decode().splitlines()
     assert str(path) in message
     assert "offset" in message
-    assert "hint: wald --root" in hint
+    assert "hint: to list all damage: wald --root" in hint

@@ -127,7 +127,7 @@ def test_what_is_behind_the_gap_is_read_without_a_word(shared: Built, start: str
 def test_the_hint_keeps_the_other_options(shared: Built) -> None:
     options = ("--to", 15, "--limit", 2, "--format", "json")
     hint = refusal_of("read", "a", "--from", 1, *options, "--root", shared.root.path)[2]
-    typed = hint.split(" reads ")[0].split()
+    typed = hint.partition("to read the rest: ")[2].split()
     assert typed[0] == "wald"
     assert output_of(*typed[1:]) == output_of("read", "a", "--from", 9, *options, "--root", shared.root.path)
 
@@ -136,8 +136,8 @@ def test_the_hint_keeps_the_group_whose_cursor_is_to_move(tmp_path: Path) -> Non
     built = fill(tmp_path)
     root = built.root.path
     done = wald("read", "a", "--group", "fresh", "--commit", "--limit", 1, "--root", root)
-    typed = next(line for line in done.stderr.decode().splitlines() if "--from 9" in line).split(" reads ")[0].split()
-    output_of(*typed[2:])  # after "hint: wald"
+    hint = next(line for line in done.stderr.decode().splitlines() if "--from 9" in line)
+    output_of(*hint.partition("to read the rest: wald ")[2].split())
     cursors = {group: built.log.cursor("a", group).sequence for group in ("fresh", "processed")}
     assert cursors == {"fresh": 9, "processed": 8}
 
@@ -165,9 +165,11 @@ def test_an_archive_that_has_them_is_in_the_hint(tmp_path: Path) -> None:
     ledger.append(reported | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
     ledger.close()
     hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", built.root.path)[2]
-    assert hint.startswith("wald-archive restore '/cold store' a --from 3 --to 7 --format json; wald --root ")
+    assert hint.startswith(
+        "to restore them: wald-archive restore '/cold store' a --from 3 --to 7 --format json; to read the rest: wald "
+    )
     hint = refusal_of("read", "a", "--from", 3, "--to", 6, "--root", built.root.path)[2]
-    assert hint == "wald-archive restore '/cold store' a --from 3 --to 6"
+    assert hint == "to restore them: wald-archive restore '/cold store' a --from 3 --to 6"
 
 
 def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_commit_ends_at_damage_with_the_cursor_in_front_of_it(tmp_path: Path) ->
     for given in (b"one\n", b""):
         done = wald("read", "a", "--commit", "--root", root)
         assert (done.returncode, done.stdout) == (4, given)
-        assert b"cursor set a 2 --group processed continues after it" in done.stderr
+        assert b"to skip the damage: wald --root " in done.stderr
         assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
     assert wald("read", "a", "--group", "other", "--root", root).stdout == b"one\nthree\n"
     output_of("cursor", "set", "a", 2, "--root", root)

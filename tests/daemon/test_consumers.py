@@ -103,7 +103,7 @@ def test_the_log_owner_refuses_a_cursor_of_another_user_and_root_moves_it() -> N
                 Refused.exit_code,
                 f"{path}: the cursor belongs to user {ALICE.user_id}, so the log's owner does not use it",
             ), words
-            assert f"wald --root {daemon.root} cursor remove a --group g removes" in hint
+            assert f"remove this one: wald --root {daemon.root} cursor remove a --group g;" in hint
         code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")
         assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/ledger/skips.lock: permission denied")
         assert hint == f"as user {OWNER.user_id} or root: wald --root {daemon.root} cursor skip a 3 --group g"
@@ -177,7 +177,7 @@ def test_what_a_cursor_owner_leaves_beside_a_cursor_of_the_log_owner_has_no_effe
         done = run([*HOST.prefix, *draining])
         code, message, hint = refused(done)
         assert (code, message) == (NotPermitted.exit_code, f"{directory}/g.drain: permission denied")
-        assert hint.startswith(f"rm {directory}/g.drain")
+        assert hint.endswith(f": rm {directory}/g.drain")
         for name in ("g.drain", "g.command"):
             assert run([*HOST.prefix, "rm", str(directory / name)]).returncode == 0
         done = run([*HOST.prefix, *draining])
@@ -219,7 +219,7 @@ def test_a_reader_is_refused_with_the_command_that_helps() -> None:
         consumers = daemon.root / "routes/a/cursors"
         code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
     assert code == NotPermitted.exit_code
-    joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}, and log in again"
+    joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}; then log in again"
     assert hint == f"{joining}; ls -ld {consumers}"
 
 
@@ -232,10 +232,13 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
             f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not in it when this program started"
         )
         assert (code, message) == (NotPermitted.exit_code, not_in)
-        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and restart the daemon"
+        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}; then restart the daemon"
 
         code, message, hint = refusal(daemon, MEMBER, "route", "add", "a", "--consumers", CONSUMERS)
-        assert (code, hint) == (NotPermitted.exit_code, f"leave out --consumers, or run it as user {OWNER.user_id}")
+        assert (code, hint) == (
+            NotPermitted.exit_code,
+            f"omit --consumers, or run this command as user {OWNER.user_id}",
+        )
 
         reload(daemon, f"[routes.a]\nconsumers = {CONSUMERS}\n")
         assert not_in in daemon.log

@@ -36,7 +36,7 @@ def test_a_second_daemon_names_the_first_and_leaves(start: Start, root: Path) ->
 
     assert second.wait() == 5
     assert f"{root}/lock: another daemon writes to this root (pid {first.process.pid} on " in second.log
-    assert "  hint: stop it first" in second.log
+    assert "  hint: stop the running daemon" in second.log
     assert first.ask("PING") == "OK pong"
     assert stat(first)["epoch"] == 1
 

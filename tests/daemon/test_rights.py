@@ -122,13 +122,13 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
         assert ask(daemon, OWNER, b"ROUTE RETIRE old\n") == "OK retired old"
         adding = f"wald --root {daemon.root} route add old"
         for user, line, wanted in (
-            (MEMBER, ("append", "secure"), "add the user to writers in [routes.secure] of the daemon's config"),
-            (MEMBER, ("append", "old"), f"{adding} reactivates it; only {owner} and the writers "),
-            (OWNER, ("append", "old"), f"{adding} reactivates it"),
-            (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"leave out --mode, or run it as {owner}"),
-            (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or leave it out"),
-            (MEMBER, ("route", "add", "secure", "--fifo"), f"run it as {owner}"),
-            (MEMBER, ("route", "retire", "a"), f"run it as {owner}, or one of the writers in [routes.a]"),
+            (MEMBER, ("append", "secure"), "add this user to writers in [routes.secure] of the daemon's configuration"),
+            (MEMBER, ("append", "old"), f"as {owner}, or a user in writers of [routes.old], reactivate it: {adding}"),
+            (OWNER, ("append", "old"), f"to reactivate it: {adding}"),
+            (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"omit --mode, or run this command as {owner}"),
+            (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or omit --mode"),
+            (MEMBER, ("route", "add", "secure", "--fifo"), f"run this command as {owner}"),
+            (MEMBER, ("route", "retire", "a"), f"run this command as {owner}, or as a user in writers in [routes.a]"),
         ):
             _, _, hint = refused(run([*user.prefix, *command(*line, "--root", daemon.root)], stdin=b"x\n"))
             assert hint.startswith(wanted), (line, hint)

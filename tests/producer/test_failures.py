@@ -163,7 +163,7 @@ def test_in_a_directory_without_a_log_it_says_so_at_once(tmp_path: Path) -> None
 
     assert time.monotonic() - started < TIMEOUT_SECONDS / 2
     assert caught.value.message == f"{tmp_path}: there is no log here"
-    assert caught.value.hint == f"wald --root {tmp_path} run creates one"
+    assert caught.value.hint == f"to create one: wald --root {tmp_path} run"
 
 
 def test_a_socket_that_is_not_there_yet_is_waited_for_whatever_its_name(daemon: Daemon, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_missing_route_is_reported_with_the_command_that_makes_it(daemon: Daem
             producer.flush()
 
     assert caught.value.message == "there is no route 'nosuch'"
-    assert caught.value.hint.startswith(f"wald --root {daemon.root} route add nosuch creates it")
+    assert caught.value.hint.startswith(f"to create it: wald --root {daemon.root} route add nosuch;")
 
 
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def _time_ns(time: object, check: Callable[[int], int] = require_nanoseconds) ->
     except ValueError as error:
         raise InvalidInput(
             str(error),
-            case="due-time-is-not-valid" if check is check_not_before else "event-time-is-not-valid",
+            case="due-time-is-not-valid" if check is check_not_before else "time-is-not-valid",
         ) from None
 
 

@@ -176,7 +176,7 @@ def read_with_status(path: Path, length: int) -> tuple[bytes, os.stat_result]:
 
 
 def _misnamed_cursor(route: str, path: Path) -> Cursor:
-    message = f"{path}: no group can have this name; {hint_for('cursor-misnamed', path=path)}"
+    message = f"{path}: no group can have this name; {hint_for('cursor-misnamed')}"
     return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
 
 

@@ -315,7 +315,7 @@ def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
     assert built.log.cursor("a").effective == 1
     reported = done.stderr.decode()
     assert reported.count("record 2 cannot be read") == 1
-    assert f"wald --root {built.root.path} cursor set a 2 --group processed continues after it" in reported
+    assert f"to skip the damage: wald --root {built.root.path} cursor set a 2 --group processed" in reported
 
 
 def test_draining_leaves_a_cursor_and_two_files_of_its_own(stream: Stream) -> None:
