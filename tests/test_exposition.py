@@ -83,7 +83,7 @@ def test_a_metric_without_samples_is_left_out() -> None:
         (b"GET /page?x=1 HTTP/1.0\n\n", b"200 OK", b"text"),
         (b"HEAD /page HTTP/1.1\r\n\r\n", b"200 OK", b""),
         (b"GET /other HTTP/1.1\r\n\r\n", b"404 Not Found", b"/page\n"),
-        (b"POST /page HTTP/1.1\r\n\r\n", b"501 Not Implemented", b"only GET and HEAD\n"),
+        (b"POST /page HTTP/1.1\r\n\r\n", b"501 Not Implemented", b"only GET and HEAD are supported\n"),
         (b"GET /page\r\n\r\n", b"400 Bad Request", b"bad request\n"),
         (b"\xff\x00\r\n\r\n", b"400 Bad Request", b"bad request\n"),
     ],

@@ -164,7 +164,7 @@ def test_a_hint_holds_the_root_it_was_asked_with(root: Path, line: list[str], wa
 
 def test_a_hint_works_as_it_is_typed(root: Path) -> None:
     _, _, hint = refused(wald("append", "b", "--root", root, stdin=b"x\n"))
-    typed = shlex.split(hint.partition("to reactivate it: ")[2])
+    typed = shlex.split(hint.partition("to reactivate the route: ")[2])
     try:
         assert run([*line_of(), *typed[1:]]).returncode == 0
         assert wald("append", "b", "--root", root, stdin=b"x\n").returncode == 0
@@ -175,4 +175,4 @@ def test_a_hint_works_as_it_is_typed(root: Path) -> None:
 def test_a_log_that_is_not_there_is_made_by_the_hint(tmp_path: Path) -> None:
     for line in (line_of("head"), sidecar("reclaim")):
         _, _, hint = refused(run([*line, "--root", str(tmp_path / "no log")]))
-        assert hint == f"to create one: wald --root '{tmp_path}/no log' run"
+        assert hint == f"to create a log: wald --root '{tmp_path}/no log' run"

@@ -101,7 +101,7 @@ def test_without_limits_a_route_keeps_everything() -> None:
         ("[routes.a]\nmax_records = -1", 2, "routes.a.max_records must be 0 to", "--help"),
         ("retention = 3", 1, "retention must be a table", "[retention]"),
         ("[routes.a]\nfifo = true\nroutes.b = {}", 3, "'routes' is inside [routes.a]", "to tables [routes.NAME]"),
-        ("zzz = 1", 1, "there is no setting 'zzz'", "to list all settings: wald run --help"),
+        ("zzz = 1", 1, "there is no setting 'zzz'", "wald run --help"),
         ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "--help"),
         ("[routes.a]\nmode = 620", 2, "routes.a.mode must be permission bits", "--help"),
         ("[routes.a]\nwriters = 3", 2, "routes.a.writers must be a list of existing users", "names or numbers"),

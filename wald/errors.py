@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_WRONG_TYPES = {errno.EISDIR: "a directory has the name of a file", errno.ENOTDIR: "not a directory"}
+_WRONG_TYPES = {errno.EISDIR: "a directory, not a file", errno.ENOTDIR: "not a directory"}
 DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # the disk is full or fails, or a limit is reached
 
 
@@ -86,10 +86,10 @@ def wrong_type(error: OSError) -> Damaged | None:
     path = error.filename2 or error.filename
     if not isinstance(path, str | os.PathLike) or error.errno not in _WRONG_TYPES:
         return None
-    at = Path(path)
+    entry = Path(path)
     if error.errno == errno.ENOTDIR:
-        at = next((each for each in (at, *at.parents) if each.exists() and not each.is_dir()), at)
-    return Damaged(f"{at}: {_WRONG_TYPES[error.errno]}", case="wrong-type-of-file", path=at)
+        entry = next((each for each in (entry, *entry.parents) if each.exists() and not each.is_dir()), entry)
+    return Damaged(f"{entry}: {_WRONG_TYPES[error.errno]}", case="wrong-type-of-file", path=entry)
 
 
 class Locked(WaldError):
@@ -136,15 +136,15 @@ class NotPermitted(WaldError):
     @classmethod
     def from_error(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
         """Convert a PermissionError, and name what denies access; ``path`` is the file unless ``error`` names it."""
-        wanted = Path(path or error.filename or ".").absolute()
+        file = Path(path or error.filename or ".").absolute()
         barrier = Path("/")
-        for each in (*reversed(wanted.parents), wanted):
+        for each in (*reversed(file.parents), file):
             try:
                 os.stat(each)
             except OSError:
                 break
             barrier = each
-        message = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
+        message = f"{file}: permission denied" + (f" by {barrier}" if barrier != file else "")
         return cls(message, case="permission-denied", path=barrier)
 
 

@@ -35,7 +35,7 @@ _HEADERS_MAX = 100
 
 
 class Histogram:
-    """Counts of values by range; ascending ``bounds`` are the upper limits of all ranges but the last."""
+    """Counts of values by range. ``bounds`` are the ascending upper limits of all ranges but the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -50,9 +50,9 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """Return a snapshot for another thread."""
-        copied = Histogram(*self.bounds)
-        copied.counts, copied.sum = self.counts.copy(), self.sum
-        return copied
+        snapshot = Histogram(*self.bounds)
+        snapshot.counts, snapshot.sum = self.counts.copy(), self.sum
+        return snapshot
 
     def to_json(self) -> dict[str, object]:
         return {"bounds": self.bounds, "counts": self.counts, "sum": self.sum}
@@ -103,8 +103,8 @@ def _family(metric: Metric) -> prometheus_client.Metric:
     family = prometheus_client.Metric(metric.name.removesuffix("_total"), metric.meaning, metric.type)
     for values, value in metric.samples.items():
         # A group's name may contain any bytes that a file name may.
-        texts = (text.encode(errors="backslashreplace").decode() for text in values)
-        labels = dict(zip(metric.labels, texts, strict=True))
+        escaped = (text.encode(errors="backslashreplace").decode() for text in values)
+        labels = dict(zip(metric.labels, escaped, strict=True))
         if not isinstance(value, Histogram):
             family.add_sample(metric.name, labels, value)
             continue
@@ -176,7 +176,7 @@ class Endpoint(ThreadingTCPServer):
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
-        """Give the connection a slot, if necessary that of the oldest connection."""
+        """Assign a slot to the connection, if necessary the slot of the oldest one."""
         assert isinstance(request, socket.socket)
         if not self._slots.acquire(blocking=False):
             self._close_oldest(1)
@@ -200,8 +200,7 @@ class Endpoint(ThreadingTCPServer):
     def _close_oldest(self, count: int) -> None:
         for request in list(self._since)[:count]:
             with contextlib.suppress(OSError):  # the connection has ended
-                # Only shut down: the connection's thread closes the socket.
-                request.shutdown(socket.SHUT_RDWR)
+                request.shutdown(socket.SHUT_RDWR)  # the connection's thread closes the socket
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a client may close its connection early
@@ -234,6 +233,6 @@ class _Handler(StreamRequestHandler):
             return Response(b"bad request\n", 400)
         method, target, _ = words
         if method not in ("GET", "HEAD"):
-            return Response(b"only GET and HEAD\n", 501)
+            return Response(b"only GET and HEAD are supported\n", 501)
         page = self.server.pages.get(target.partition("?")[0])
         return Response(" or ".join(self.server.pages).encode() + b"\n", 404) if page is None else page()

@@ -20,7 +20,7 @@ def hint_for(case: str, /, **facts: Any) -> str:
     """Return the hint for a case; "" for an empty case.
 
     >>> hint_for("no-log", root="/srv/my log")
-    "to create one: wald --root '/srv/my log' run"
+    "to create a log: wald --root '/srv/my log' run"
     """
     template = TEMPLATES[case]
     if not isinstance(template, str):
@@ -123,8 +123,8 @@ def _records_missing(
 def _route_retired_at_daemon(root: Path | None, route: str, socket: Path) -> str:
     command, (owner, is_owner) = command_line(root, f"route add {route}"), _owner(socket)
     if is_owner:
-        return f"to reactivate it: {command}"
-    return f"as {owner}, or a user in writers of [routes.{route}], reactivate it: {command}"
+        return f"to reactivate the route: {command}"
+    return f"as {owner}, or a user in writers of [routes.{route}], reactivate the route: {command}"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
@@ -157,9 +157,8 @@ def _room_commands_and(root: Path | None, socket: Path, command: str) -> str:
     return commands if root is None else f"{commands}; {command_line(root, command)}"
 
 
-def _daemon_in_the_way(lock: Path, holders: list[int]) -> str:
-    processes = " ".join(map(str, holders))
-    stopping = f"kill {processes}" if processes else f"end the process that fuser -v {quote(lock)} shows"
+def _daemon_in_the_way(lock: Path, pids: list[int]) -> str:
+    stopping = f"kill {' '.join(map(str, pids))}" if pids else f"end the process that fuser -v {quote(lock)} shows"
     return f"stop the daemon: systemctl stop wald.socket wald, if systemd runs it; otherwise {stopping}"
 
 
@@ -172,13 +171,13 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # any file
     "wrong-type-of-file": "ls -ld {path}; move this entry away, and restore the original",
     "not-a-regular-file": "ls -l {path}; move this file away, and restore the original",
-    "symbolic-link": "rm {path}; then move {target} there, or mount it: mkdir {path} && mount --bind {target} {path}",
+    "symbolic-link": "rm {path}; then move {target} there, or: mkdir {path} && mount --bind {target} {path}",
     "permission-denied": _permission_denied,
     "newer-format": "install a newer wald; see docs/install.md",
     # root and identity
-    "no-log": "to create one: {wald} run",
-    "no-log-to-open": "to see whether its file system is mounted: findmnt -T {root}; to create a log: {wald} init",
-    "not-a-log": "pass the directory that contains log.json as --root; to find it: find {root} -name log.json",
+    "no-log": "to create a log: {wald} run",
+    "no-log-to-open": "to see whether the file system is mounted: findmnt -T {root}; to create a log: {wald} init",
+    "not-a-log": "pass the directory that contains log.json as --root; to find log.json: find {root} -name log.json",
     "not-a-directory": "pass a new or an existing directory as --root",
     "not-empty": "pass a new or an empty directory as --root",
     "identity-missing": f"log.json is missing; {_IDENTITY_UNREADABLE}",
@@ -193,7 +192,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "no-such-route": "to list all routes: {wald} routes; to create this one: {wald} route add {route}",
     "fifo-is-link": "chmod {mode:04o} {target}",
     "cursor-left-by-other-user": "run this command as {user} who created the file; ls -l {path}",
-    "file-of-other-user": "ls -l {path}; to remove this file of another user: rm {path}",
+    "file-of-other-user": "ls -l {path}; to remove the other user's file: rm {path}",
     "cursor-owner-needed": "run this command as user {user}; or, as {user}, allow an OS group to keep cursors here: "
     "{wald} route add {route} --consumers GROUP",
     "cursor-group-needed": "usermod --append --groups {group} {user}; then log in again; ls -ld {directory}",
@@ -263,12 +262,10 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "cursor-below-zero": "use 0 if no record has been processed",
     "cursor-beyond-head": "to see the last durable record: {wald} head",
     "rewind-needed": "{wald} cursor set {route} {sequence} --group {group} --rewind",
-    "journal-in-the-way": "stop the workers; then "
-    "rm {path} && {wald} cursor set {route} {sequence} --group {group} --rewind",
+    "journal-in-the-way": "stop the workers; rm {path}; {wald} cursor set {route} {sequence} --group {group} --rewind",
     "journal-left-over": "to remove the group: {wald} group remove {route} {group}",
     "cursor-is-a-directory": "ls -lR {path}; as root: rm -r {path}",
-    "unsealed-segment-damaged": "wait until the daemon has sealed the segment; "
-    "to see its readable part: wald inspect --content {path}",
+    "unsealed-segment-damaged": "let the daemon seal the segment; to see its content: wald inspect --content {path}",
     "lost-routes-unknown": "replace the segment with an intact copy; "
     "or stop the daemon, and give up the lost records: {wald} repair --accept-loss",
     # inspect, repair and restore
@@ -283,7 +280,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # producers and records
     "values-are-not-a-list": "send(route, [value])",
     "column-is-not-a-list": "pass {name} as a list with one entry per value",
-    "column-of-another-length": "pass {name} with one entry per value",
+    "unequal-lengths": "pass {name} with one entry per value",
     "neither-bytes-nor-text": "pass bytes or str",
     "text-without-utf-8": "pass bytes",
     "time-is-not-valid": "pass time.time_ns(), or a datetime with a time zone",
@@ -296,15 +293,13 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "producer-of-the-parent": "create another Producer in the child, with another id",
     "producer-has-ended": "create another Producer; see acknowledged() and unanswered for the state of the records",
     # requests to a daemon
-    "route-missing-at-daemon": "to create it: {wald} route add {route}; to list all routes: {wald} routes",
+    "route-missing-at-daemon": "to create the route: {wald} route add {route}; to list all routes: {wald} routes",
     "route-retired-at-daemon": _route_retired_at_daemon,
     "request-denied": _request_denied,
     "request-too-large": "raise request_max_bytes, or write the record to the route's FIFO",
     "request-refused": "wald append --help",
     "producer-out-of-step": "use another producer id; to see the records that arrived: {wald} read {route}",
-    "no-daemon": lambda root, socket: (
-        command_line(root, "run") if root else f"ls -l {quote(socket)}; start the daemon that listens there"
-    ),
+    "no-daemon": lambda root, socket: command_line(root, "run") if root else f"ls -l {quote(socket)}; start its daemon",
     "daemon-hangs": lambda root, socket: (
         f"ps -o pid,stat,wchan,args -p $(fuser {quote(root / 'lock' if root else socket)} 2>&-)"
     ),
@@ -314,10 +309,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # settings
     "file-is-not-text": "save the file as UTF-8; to see its encoding: file {path}",
     "file-is-not-toml": "edit {path}: {reason}",
-    "no-such-setting": lambda nearest, help_command: (
-        f"did you mean {nearest[0]!r}?" if nearest else f"to list all settings: {help_command}"
-    ),
-    "setting-is-not-valid": "to list all settings: {help_command}",
+    "no-such-setting": lambda nearest, help_command: f"did you mean {nearest[0]!r}?" if nearest else help_command,
+    "setting-is-not-valid": "{help_command}",
     "setting-is-not-a-table": "write a table: [{table}]",
     "routes-are-not-tables": "write a table for each route: [routes.NAME]",
     "setting-is-not-a-list-of-users": 'write names or numbers, as in ["root", 33]; to list all users: getent passwd',
@@ -326,8 +319,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "address-is-not-free": 'use a free port, as in "127.0.0.1:PORT"',
     # running daemon
     "daemon-cannot-start": lambda root, error: (
-        f"{room_commands(root, error=error)}; ls -ld {quote(root)}; "
-        f"to free space: {command_line(root, program='wald-reclaim')}"
+        f"{room_commands(root, error=error)}; ls -ld {quote(root)}; {command_line(root, program='wald-reclaim')}"
     ),
     "disk-failed": lambda root, segments, error: (
         f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')}, and restart the daemon"
@@ -340,15 +332,15 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "active-segment-gone": "df -h {segments}; free some space, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "to see which: {wald} verify",
     "disk-too-small": "set WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",
-    "route-retired": "to reactivate it: {wald} route add {route}",
+    "route-retired": "to reactivate the route: {wald} route add {route}",
     "route-over-quota": "{wald} explain",
     "stdin-beside-fifo": "use --stdin with another route, or write to the FIFO: producer > {fifo}",
-    "stdin-feeds-route": "use another route",
+    "stdin-feeds-route": "use another route for stdin or for the FIFO",
     "stdin-is-no-pipe": "producer | {wald} run --stdin {route}",
     "fifo-of-two-routes": "rm {path}; {wald} route add {route} --fifo",
     "not-a-fifo": "{wald} route add {route} --fifo",
     "fifo-displaced": "{wald} append {route} {path} && rm {path}",
-    "fifo-replaced": "stop the producers of a FIFO before you replace it",
+    "fifo-replaced": "before you replace a FIFO, stop its producers",
     "too-many-fifos": "send records over the socket instead",
     "cannot-listen": "set another path of at most {limit} bytes: WALD_SOCKET=PATH; ls -ld {directory} {path}",
     "socket-replaced": "fuser {path}; ls -l {path}; then rm {path}, and the daemon recreates its socket",

@@ -111,15 +111,15 @@ class WaldHandler(logging.Handler):
             self._is_closed = True
             self._changed.notify_all()
             self._changed.wait_for(self._is_empty, self._close_for)
-            left = [*self._in_flight, *self._queue]
+            unsent = [*self._in_flight, *self._queue]
             self._queue.clear()
             self._in_flight = ()
-        if left:
-            self._report_lost(left, f"the daemon did not answer within {self._close_for} s; some may be in the log")
+        if unsent:
+            self._report_lost(unsent, f"the daemon did not answer within {self._close_for} s; some may be in the log")
         super().close()
 
     def begin(self) -> None:
-        """Start with an empty queue, also in a forked child: the parent keeps its queue."""
+        """Start with an empty queue, also after a fork: the parent keeps its queue."""
         self.lost = 0
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
@@ -173,13 +173,13 @@ class WaldHandler(logging.Handler):
     def _deliver(self, entries: Sequence[_Entry]) -> None:
         """Send each entry once, and report exactly the entries that are refused."""
         durable, error = self._send(entries)
-        left = entries[durable:]
-        half = len(left) // 2
+        undelivered = entries[durable:]
+        half = len(undelivered) // 2
         if half and isinstance(error, InvalidInput):  # an entry is too large: halve the batch
-            self._deliver(left[:half])
-            self._deliver(left[half:])
-        elif left and self._in_flight:  # otherwise close() has reported them
-            self._report_lost(left, str(error))
+            self._deliver(undelivered[:half])
+            self._deliver(undelivered[half:])
+        elif undelivered and self._in_flight:  # otherwise close() has reported them
+            self._report_lost(undelivered, str(error))
 
     def _send(self, entries: Sequence[_Entry]) -> tuple[int, WaldError | OSError | None]:
         """Send a notice of earlier losses, then the entries; return how many are durable, and any error."""

@@ -18,7 +18,7 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """Event that a signal handler sets: ``is_set`` is true at once, waiting threads wake a moment later."""
+    """Event that a signal handler sets: ``is_set`` is true at once; waiting threads wake a moment later."""
 
     signalled = False
 
@@ -41,7 +41,7 @@ def outlive_signals() -> None:
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 
-    A SIGHUP that is already ignored or handled stays so: a process under ``nohup`` continues.
+    A SIGHUP that is already ignored or handled remains so: a process under ``nohup`` continues.
 
     Args:
         again: called in the main thread for each further Ctrl-C.
@@ -65,24 +65,24 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         threading.Thread(target=stop.set).start()
 
     hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
-    before = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
+    previous_handlers = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def wakes(
+def watch_files(
     directories: Callable[[], Sequence[Path]],
-    wanted: Callable[[Path], bool],
+    is_relevant: Callable[[Path], bool],
     *,
     period_seconds: float,
     stop: threading.Event,
     on_tick: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Yield at once, after each change of a wanted file in ``directories``, and at least every period, until ``stop``.
+    """Yield at once, after each change of a relevant file in ``directories``, and once a period, until ``stop``.
 
     Events may be lost or unavailable (network file systems, no watches left): check everything after each yield.
     Subdirectories are not watched: other users may create any number, and the kernel limits watches.
@@ -92,14 +92,14 @@ def wakes(
     """
     from watchfiles import watch  # takes 50 ms, which a single pass does not need
 
-    def readable() -> list[Path]:
+    def readable_directories() -> list[Path]:
         # ignore_permission_denied would also hide that the kernel has run out of watches.
         return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
 
     yield
-    without_events = False
+    is_polling = False
     while not stop.is_set():
-        watched = readable()
+        watched = readable_directories()
         due = 0.0  # no event reports a change during the last yield
         try:
             for changes in watch(
@@ -112,15 +112,15 @@ def wakes(
                 raise_interrupt=False,
             ):
                 on_tick()
-                without_events = False
-                if time.monotonic() >= due or any(wanted(Path(path)) for _, path in changes):
+                is_polling = False
+                if time.monotonic() >= due or any(is_relevant(Path(path)) for _, path in changes):
                     yield
                     due = time.monotonic() + period_seconds
-                    if readable() != watched:
+                    if readable_directories() != watched:
                         break
         except (OSError, RuntimeError) as error:  # a directory is missing, or the kernel has no watches left
-            if not (without_events or isinstance(error, FileNotFoundError)):
-                without_events = True
+            if not (is_polling or isinstance(error, FileNotFoundError)):
+                is_polling = True
                 hint = hint_for("inotify-unavailable")
                 report(f"inotify is unavailable ({error}); polling every {period_seconds:g} s; {hint}")
             if not stop.wait(period_seconds):

@@ -19,7 +19,7 @@ class SettingType(NamedTuple):
     """Kind of value: how to read, check and show it."""
 
     bounds: str  # as text
-    read: Callable[[object], Any]  # returns None for a wrong form; raises ValueError out of bounds
+    read: Callable[[object], Any]  # returns None for a malformed value; raises ValueError if out of bounds
     show: Callable[[Any], str] = _quoted  # as TOML
     unit: str = ""  # of a bare number
     example: str = ""  # of the form; if empty, messages show the bounds
@@ -100,10 +100,10 @@ def format_seconds(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     units = [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)]
-    for (name, length), (smaller, part) in pairwise(units):
+    for (name, length), (smaller_name, smaller_length) in pairwise(units):
         if seconds >= length:
-            rest = int(seconds % length // part)
-            return f"{int(seconds // length)} {name}" + (f" {rest} {smaller}" if rest else "")
+            remainder = int(seconds % length // smaller_length)
+            return f"{int(seconds // length)} {name}" + (f" {remainder} {smaller_name}" if remainder else "")
     return f"{seconds:.0f} s"
 
 
@@ -141,7 +141,7 @@ def _read_mode(value: object) -> int | None:
         bits = int(value, 8)
     elif isinstance(value, int) and not isinstance(value, bool):
         bits = value
-    return bits if 0 <= bits <= 0o777 else None  # rejects decimal 620, which was meant as octal
+    return bits if 0 <= bits <= 0o777 else None  # rejects decimal 620, which was meant to be octal
 
 
 def _read_os_group(value: object) -> str | None:

@@ -81,12 +81,12 @@ class RouteLimits:
     unread: str = _optional(
         choice("keep", "expire"),
         "keep",
-        "keep: a limit spares records that a consumer group has not read; expire: it does not, which LOSES DATA, and "
+        "keep: limits spare records that a consumer group has not read; expire: limits delete them, which LOSES DATA; "
         "the ledger counts the loss",
         unset="",
     )
     pinned_max_bytes: int | None = _optional(
-        size(1, _BYTES_MAX, zero=True), 0, "maximum payload bytes that a consumer group has not read; 0: no limit"
+        size(1, _BYTES_MAX, zero=True), 0, "maximum unread payload bytes of a consumer group; 0: no limit"
     )
     on_pinned: str = _optional(
         choice("block", "reject", "expire"),
@@ -101,8 +101,8 @@ class RouteLimits:
 class Retention(RouteLimits):
     """The table [retention]; its limits apply to routes that do not set their own."""
 
-    min_age: float = setting(duration(0, _CENTURY), 0, "keep segments that have been complete for less than this")
-    keep_bytes: int = setting(size(0, _BYTES_MAX), 0, "keep at least this many bytes, the newest")
+    min_age: float = setting(duration(0, _CENTURY), 0, "keep segments that have been complete for less than this time")
+    keep_bytes: int = setting(size(0, _BYTES_MAX), 0, "keep at least this many of the newest bytes")
     require_archived: bool = setting(FLAG, False, "keep records until wald-archive has written them to a bundle")
     verify: bool = setting(FLAG, False, "read every frame of a sealed segment before deleting it")
     shrink_pinned: bool = setting(
@@ -115,7 +115,7 @@ class Retention(RouteLimits):
         duration(1, _CENTURY, zero=True), 0, "like max_age, for the log instead of each route; 0: no limit"
     )
     log_max_bytes: int = setting(
-        size(1, _BYTES_MAX, zero=True), 0, "like max_bytes, for the log: file sizes of complete segments; 0: no limit"
+        size(1, _BYTES_MAX, zero=True), 0, "like max_bytes, for file sizes of the log's complete segments; 0: no limit"
     )
     log_max_records: int = setting(count(0, _RECORDS_MAX), 0, "like max_records, for the log; 0: no limit")
 
@@ -147,17 +147,17 @@ class Config:
 
     segment_max_bytes: int = setting(size(64 * KIB, 64 * GIB), "64MiB", "cut a segment before it exceeds this size")
     segment_max_age: float = setting(
-        duration(1, 366 * _DAY, zero=True), "1h", "cut a segment that has records at this age; 0: never"
+        duration(1, 366 * _DAY, zero=True), "1h", "cut a segment with records once it reaches this age; 0: never"
     )
     segment_age_jitter: float = setting(
         fraction(0.9),
         0.1,
-        "cut up to this fraction of segment_max_age earlier, at random, so that many logs do not cut at once",
+        "cut earlier at random, by up to this fraction of segment_max_age, so that many logs do not cut at once",
     )
     sync: str = setting(
         choice("commit", "interval", "never"),
         "commit",
-        "call fdatasync at every commit, every sync_interval, or never; unless it is commit, a host crash loses the "
+        "call fdatasync at every commit, every sync_interval, or never; with interval or never, a host crash loses the "
         "records acknowledged since the last call",
     )
     sync_interval: float = setting(duration(0.001, 3600), "1s", 'time between calls of fdatasync if sync = "interval"')
@@ -169,8 +169,8 @@ class Config:
     on_missing_root: str = setting(
         choice("make", "refuse"),
         "make",
-        "create a log in a root that has none, or refuse to start; refuse protects a mount point whose file system is "
-        "not mounted",
+        "make: create a log in a root that has none; refuse: do not start, which protects a mount point whose file "
+        "system is not mounted",
     )
     on_full: str = setting(
         choice("block", "reject"),
@@ -217,27 +217,27 @@ class Config:
     )
     routes: Mapping[str, RouteConfig] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata={"bounds": "tables", "meaning": "routes to create at start: a table [routes.NAME] each"},
+        metadata={"bounds": "tables", "meaning": "routes to create at start, each in a table [routes.NAME]"},
     )
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """The variable, or file and line, of each setting without its default. Not a setting."""
+    """The variable, or file and line, that set each setting. Not a setting."""
 
-    def reload(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
+    def reload(self, loaded: Config) -> tuple[Config, set[str], set[str]]:
         """Return the settings after SIGHUP, the changed names, and the names that need a restart."""
-        names = [each.name for each in fields(fresh) if each.compare]
-        changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
-        waiting = changed - self.reloadable
-        values = {name: getattr(fresh, name) for name in changed - waiting}
-        origins = {name: origin for name, origin in fresh.origins.items() if name not in waiting}
-        origins |= {name: origin for name, origin in self.origins.items() if name in waiting}
-        return replace(self, **values, origins=MappingProxyType(origins)), changed - waiting, waiting
+        names = [each.name for each in fields(loaded) if each.compare]
+        changed = {name for name in names if getattr(loaded, name) != getattr(self, name)}
+        deferred = changed - self.reloadable
+        values = {name: getattr(loaded, name) for name in changed - deferred}
+        origins = {name: origin for name, origin in loaded.origins.items() if name not in deferred}
+        origins |= {name: origin for name, origin in self.origins.items() if name in deferred}
+        return replace(self, **values, origins=MappingProxyType(origins)), changed - deferred, deferred
 
     def limits(self, route: str) -> RouteLimits:
         """Return a route's limits, with those of [retention] as defaults; None is unlimited."""
         values: dict[str, Any] = {}
         for each in fields(RouteLimits):
-            found = (getattr(table, each.name) for table in (self.routes.get(route, RouteLimits()), self.retention))
-            value = next((value for value in found if value not in (None, "")), each.metadata["default"])
+            settings = (getattr(table, each.name) for table in (self.routes.get(route, RouteLimits()), self.retention))
+            value = next((value for value in settings if value not in (None, "")), each.metadata["default"])
             values[each.name] = value or None
         return RouteLimits(**values)
 
@@ -332,7 +332,7 @@ class SettingFile:
             ) from error
         except tomllib.TOMLDecodeError as error:
             is_duplicate = re.match("Cannot (declare|overwrite)", str(error))
-            reason = "a table or a setting may occur only once" if is_duplicate else "text in TOML is quoted"
+            reason = "a table or a setting may occur only once" if is_duplicate else "in TOML, text must be quoted"
             raise InvalidInput(
                 f"{path}: not TOML: {error}", case="file-is-not-toml", path=path, reason=reason
             ) from error
@@ -343,9 +343,9 @@ class SettingFile:
         heading = rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]"""
         if after and (table := re.search(heading, self.content, re.MULTILINE)):
             start = table.end()
-        sought = re.compile(rf"""^\s*(\[.*)?["']?(?<![\w-]){re.escape(key)}["']?\s*[]=.]""", re.MULTILINE)
-        found = sought.search(self.content, start)
-        return f"{self.path}:{self.content.count(chr(10), 0, found.end()) + 1}" if found else str(self.path)
+        pattern = re.compile(rf"""^\s*(\[.*)?["']?(?<![\w-]){re.escape(key)}["']?\s*[]=.]""", re.MULTILINE)
+        match = pattern.search(self.content, start)
+        return f"{self.path}:{self.content.count(chr(10), 0, match.end()) + 1}" if match else str(self.path)
 
     def parse_table(
         self, keys: object, types: Mapping[str, SettingType], table: str = "", *, after: str = ""
@@ -419,7 +419,7 @@ def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
         values = file.parse_table(keys, _ROUTE_TYPES, f"routes.{route}", after=route)
         if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
             place = file.place("mode", after=route)
-            message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
+            message = f"{place}: routes.{route} has writers, but the mode of its FIFO admits other users"
             raise InvalidInput(message, case="fifo-mode-too-open", mode=_GUARDED_MODE)
         routes[route] = RouteConfig(**values)
     return routes

@@ -22,10 +22,10 @@ class Systemd:
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
+        is_for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
         microseconds = environ.get("WATCHDOG_USEC", "")
         # A quarter of systemd's timeout, because input that arrives during a check looks as if it had stalled.
-        self.watchdog_seconds = int(microseconds) / 4e6 if for_this_process and microseconds.isdigit() else 0.0
+        self.watchdog_seconds = int(microseconds) / 4e6 if is_for_this_process and microseconds.isdigit() else 0.0
         self._inherited = _inherited(environ)
 
     def ready(self) -> None:
@@ -42,22 +42,22 @@ class Systemd:
 
     def take_sockets(self) -> list[socket.socket]:
         """Hand over the inherited sockets."""
-        files = [file for file, (_, found) in self._inherited.items() if stat.S_ISSOCK(os.fstat(found).st_mode)]
+        files = [file for file, (_, number) in self._inherited.items() if stat.S_ISSOCK(os.fstat(number).st_mode)]
         return [socket.socket(fileno=self._inherited.pop(file)[1]) for file in files]
 
-    def take(self, file: tuple[int, int]) -> int | None:
+    def take_fifo(self, file: tuple[int, int]) -> int | None:
         """Hand over a FIFO's inherited descriptor, by device and inode."""
         _, descriptor = self._inherited.pop(file, ("", None))
         return descriptor
 
-    def kept(self, name: str) -> int | None:
-        """Return a descriptor with this name that was not handed over."""
-        return next((descriptor for found, descriptor in self._inherited.values() if found == name), None)
+    def descriptor_named(self, name: str) -> int | None:
+        """Return an inherited descriptor that was not handed over."""
+        return next((descriptor for each, descriptor in self._inherited.values() if each == name), None)
 
-    def take_rest(self) -> list[tuple[str, int]]:
+    def take_remaining(self) -> list[tuple[str, int]]:
         """Hand over the remaining descriptors, with their names."""
-        rest, self._inherited = list(self._inherited.values()), {}
-        return rest
+        remaining, self._inherited = list(self._inherited.values()), {}
+        return remaining
 
     def keep(self, name: str, descriptor: int) -> None:
         """Ask systemd to store a pipe even after a hangup; FileDescriptorStoreMax limits their number."""
@@ -81,13 +81,13 @@ def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], tuple[str, i
         return {}
     descriptors = range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))
     names = environ.get("LISTEN_FDNAMES", "").split(":") + [""] * len(descriptors)
-    found: dict[tuple[int, int], tuple[str, int]] = {}
+    inherited: dict[tuple[int, int], tuple[str, int]] = {}
     for name, descriptor in zip(names, descriptors, strict=False):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
         status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
-        if file in found:
-            os.close(found[file][1])
-        found[file] = name, descriptor
-    return found
+        if file in inherited:
+            os.close(inherited[file][1])
+        inherited[file] = name, descriptor
+    return inherited

@@ -34,7 +34,7 @@ from wald.files.listing import Segment
 from wald.format.names import CURSOR_SUFFIX, CURSORS, Kind
 from wald.hints import command_line, room_commands
 from wald.log import Log
-from wald.loop import stop_on_signals, wakes
+from wald.loop import stop_on_signals, watch_files
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
@@ -313,7 +313,7 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
             if isinstance(error, Replaced) and not isinstance(error, Gone):
                 raise  # anything else may pass, such as an unmounted root; the next pass reports it
 
-    for _ in wakes(
+    for _ in watch_files(
         directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look, report=report.warn
     ):
         began = time.monotonic()

@@ -85,7 +85,7 @@ def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
         assert (code, message, hint) == (
             NotFound.exit_code,
             f"{path}: there is no log here",
-            f"to create one: wald --root {path} run",
+            f"to create a log: wald --root {path} run",
         )
     assert list(tmp_path.iterdir()) == []
 

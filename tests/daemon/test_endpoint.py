@@ -181,7 +181,7 @@ def test_a_failed_start_frees_the_address(root: Path, address: str) -> None:
     (root / "transfers").mkdir()
     done = run([sys.executable, "-c", _FAILED_START, str(root)], env={**os.environ, "WALD_METRICS": address})
     assert done.returncode == 0, done.stderr
-    assert b"transfers: a directory has the name of a file" in done.stdout
+    assert b"transfers: a directory, not a file" in done.stdout
 
 
 @pytest.fixture

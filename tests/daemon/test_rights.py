@@ -123,8 +123,12 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
         adding = f"wald --root {daemon.root} route add old"
         for user, line, wanted in (
             (MEMBER, ("append", "secure"), "add this user to writers in [routes.secure] of the daemon's configuration"),
-            (MEMBER, ("append", "old"), f"as {owner}, or a user in writers of [routes.old], reactivate it: {adding}"),
-            (OWNER, ("append", "old"), f"to reactivate it: {adding}"),
+            (
+                MEMBER,
+                ("append", "old"),
+                f"as {owner}, or a user in writers of [routes.old], reactivate the route: ",
+            ),
+            (OWNER, ("append", "old"), f"to reactivate the route: {adding}"),
             (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"omit --mode, or run this command as {owner}"),
             (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or omit --mode"),
             (MEMBER, ("route", "add", "secure", "--fifo"), f"run this command as {owner}"),

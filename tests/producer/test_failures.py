@@ -151,9 +151,7 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
         with pytest.raises(Unavailable) as caught:
             Producer(at, connect_for=0)
         assert "no daemon answers" in caught.value.message
-        assert caught.value.hint == (
-            f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start the daemon that listens there"
-        )
+        assert caught.value.hint == (f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start its daemon")
 
 
 def test_in_a_directory_without_a_log_it_says_so_at_once(tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ def test_in_a_directory_without_a_log_it_says_so_at_once(tmp_path: Path) -> None
 
     assert time.monotonic() - started < TIMEOUT_SECONDS / 2
     assert caught.value.message == f"{tmp_path}: there is no log here"
-    assert caught.value.hint == f"to create one: wald --root {tmp_path} run"
+    assert caught.value.hint == f"to create a log: wald --root {tmp_path} run"
 
 
 def test_a_socket_that_is_not_there_yet_is_waited_for_whatever_its_name(daemon: Daemon, tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ def test_a_missing_route_is_reported_with_the_command_that_makes_it(daemon: Daem
             producer.flush()
 
     assert caught.value.message == "there is no route 'nosuch'"
-    assert caught.value.hint.startswith(f"to create it: wald --root {daemon.root} route add nosuch;")
+    assert caught.value.hint.startswith(f"to create the route: wald --root {daemon.root} route add nosuch;")
 
 
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:

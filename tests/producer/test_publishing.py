@@ -209,6 +209,6 @@ def test_bad_input_is_refused_before_it_is_sent(
 def test_a_closed_one_says_so(daemon: Daemon) -> None:
     producer = Producer(daemon.root)
     producer.close()
-    with pytest.raises(Refused, match=r"has ended: .*wald\.sock: it was closed"):
+    with pytest.raises(Refused, match=r"has ended: .*wald\.sock: close\(\) was called"):
         producer.publish("a", b"x\n")
     assert producer.unanswered == 0

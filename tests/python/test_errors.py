@@ -29,7 +29,7 @@ def test_a_traceback_ends_with_the_hint(daemon: Daemon) -> None:
     [
         (NotFound("gone"), ""),
         (NotFound("gone", hint="wald --help"), "wald --help"),
-        (NotFound("gone", case="no-log", root=Path("/log")), "to create one: wald --root /log run"),
+        (NotFound("gone", case="no-log", root=Path("/log")), "to create a log: wald --root /log run"),
     ],
     ids=["no hint", "hint", "case"],
 )
@@ -54,7 +54,7 @@ def test_a_note_is_added_below_the_hint() -> None:
     error.add_note("after 3 steps")
 
     assert traceback.format_exception_only(error)[1:] == [
-        "  hint: to create one: wald --root /log run\n",
+        "  hint: to create a log: wald --root /log run\n",
         "after 3 steps\n",
     ]
 

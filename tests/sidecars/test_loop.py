@@ -13,7 +13,7 @@ import pytest
 from running import TIMEOUT_SECONDS, run
 from tracing import strace
 
-from wald.loop import stop_on_signals, wakes
+from wald.loop import stop_on_signals, watch_files
 
 NEVER_SECONDS = 3600.0
 
@@ -23,14 +23,14 @@ def wanted(path: Path) -> bool:
 
 
 def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
-    assert next(wakes(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())) is None
+    assert next(watch_files(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())) is None
 
 
 def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -> None:
     def directories() -> list[Path]:
         return [tmp_path, *(path for path in tmp_path.iterdir() if path.is_dir())]
 
-    looks = wakes(
+    looks = watch_files(
         directories,
         lambda path: path.name in ("new", "x.wanted"),
         period_seconds=NEVER_SECONDS,
@@ -49,7 +49,7 @@ def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -
 
 def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_path: Path) -> None:
     """However much else changes, the next look comes when its time has come."""
-    looks = wakes(lambda: [tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
+    looks = watch_files(lambda: [tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
     next(looks)
     writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
     next(looks)
@@ -57,7 +57,7 @@ def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_p
 
 
 def test_a_directory_that_is_missing_is_looked_for_every_period(tmp_path: Path) -> None:
-    looks = wakes(lambda: [tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
+    looks = watch_files(lambda: [tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
     assert [next(looks) for _ in range(3)] == [None] * 3
 
 
@@ -66,7 +66,7 @@ def test_without_events_it_looks_every_period_and_reports_it_once(tmp_path: Path
     """A node with many containers uses up the instances and watches of a user."""
     script = f"""
 import threading, pathlib, wald.loop
-looks = wald.loop.wakes(
+looks = wald.loop.watch_files(
     lambda: [pathlib.Path({str(tmp_path)!r})], bool, period_seconds=0.01, stop=threading.Event(), report=print
 )
 for _ in range(4):
@@ -82,7 +82,7 @@ for _ in range(4):
 
 def test_it_ends_when_told_to(tmp_path: Path) -> None:
     stop = threading.Event()
-    looks = wakes(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=stop)
+    looks = watch_files(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=stop)
     next(looks)
     stop.set()
     assert list(looks) == []

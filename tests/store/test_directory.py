@@ -81,7 +81,7 @@ def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kin
 def test_no_log_is_reported_with_a_way_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no log here") as caught:
         read_identity(Root(tmp_path / "nowhere"))
-    assert caught.value.hint.startswith("to create one: wald ")
+    assert caught.value.hint.startswith("to create a log: wald ")
 
 
 @pytest.mark.parametrize(

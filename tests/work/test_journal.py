@@ -115,7 +115,7 @@ def test_a_cursor_is_not_moved_back_below_what_the_workers_have_done(built: Buil
         work.ack("x", [1, 2])
     with pytest.raises(Refused, match=r"g\.work") as refusal:
         built.log.set_cursor("a", 0, "g", rewind=True)
-    assert refusal.value.hint.startswith("rm ")
+    assert refusal.value.hint.startswith("stop the workers; rm ")
     built.root.cursor_directory("a").joinpath("g.work").unlink()
     built.log.set_cursor("a", 0, "g", rewind=True)
     with WorkGroup(built.root.path, "a", "g") as work:

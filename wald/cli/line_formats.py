@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wald.client.payloads import column_payloads, encoded_headers, json_payloads
+from wald.client.payloads import column_payloads, encode_headers, json_payloads
 from wald.format.records import encode_columns, with_not_before
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
@@ -49,4 +49,4 @@ def json_lines(due: Due | None) -> Encode:
 
 def _due_headers(due: Due, count: int) -> list[bytes]:
     """The headers of so many records that are sent now."""
-    return [encoded_headers(with_not_before(None, due()))] * count
+    return [encode_headers(with_not_before(None, due()))] * count

@@ -117,9 +117,8 @@ def _hinting(root: Root) -> Iterator[None]:
     try:
         yield
     except Locked as error:
-        raise Locked(
-            error.message, case="daemon-in-the-way", lock=root.lock, holders=locks.holders(root.lock)
-        ) from None
+        pids = locks.holders(root.lock)
+        raise Locked(error.message, case="daemon-in-the-way", lock=root.lock, pids=pids) from None
 
 
 def _carry_out(plan: Plan, facts: LogSurvey, repair: Repair, *, accept_loss: bool) -> None:

@@ -18,7 +18,7 @@ from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import check_not_before, encode_columns, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
-_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # suffixes of fields with bytes that are not text
+_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # by the suffix of a field whose bytes are not text
     "_hex": ("hexadecimal", bytes.fromhex),
     "_base64": ("base64", partial(base64.b64decode, validate=True)),
 }
@@ -37,17 +37,16 @@ class _DuplicateKeys(dict[str, Any]):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _DuplicateKeys(pairs)
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else _DuplicateKeys(pairs)
 
 
-def _no_json(constant: str) -> None:
-    raise ValueError(f"it has {constant}")
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON value")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_json)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_reject_constant)
 _dumps = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
-
 
 _Record = tuple[bytes, bytes | None, int | None, bytes | None]
 """Value, key, event time and headers."""
@@ -56,33 +55,33 @@ _Record = tuple[bytes, bytes | None, int | None, bytes | None]
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
     """Encode whole JSON lines, except blank lines; yield the payloads in order.
 
-    Each line is an object of fields or, with ``bare``, only a value. ``due_ns`` applies to records without
+    Each line is an object of fields or, with ``bare``, a value. ``due_ns`` applies to records without
     ``not_before``. Messages call the first line ``name``:``number``. An invalid line raises InvalidInput after the
     payloads of the lines before it.
     """
     parsed: list[_Record] = []
-    wrong = ""
+    message = ""
     for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
         if not line or line.isspace():
             continue
         try:
-            parsed.append(_bare(line, due_ns) if bare else _fields(line, due_ns))
+            parsed.append(_parse_value(line, due_ns) if bare else _parse_fields(line, due_ns))
         except ValueError as error:
-            wrong = f"{name}:{position}: {error}"
+            message = f"{name}:{position}: {error}"
             break
-    for timed, records in groupby(parsed, lambda record: record[2] is not None):
+    for has_time, records in groupby(parsed, lambda record: record[2] is not None):
         values, keys, times, headers = zip(*records, strict=True)
         yield from column_payloads(
             values,
             keys=keys if any(key is not None for key in keys) else None,
-            times_ns=times if timed else None,
+            times_ns=times if has_time else None,
             headers=headers if any(header is not None for header in headers) else None,
         )
-    if wrong:
-        raise InvalidInput(wrong, case="line-is-not-json" if bare else "line-is-not-a-record")
+    if message:
+        raise InvalidInput(message, case="line-is-not-json" if bare else "line-is-not-a-record")
 
 
-def _decoded(line: bytes) -> tuple[str, Any]:
+def _decode_json(line: bytes) -> tuple[str, Any]:
     try:
         text = line.removeprefix(codecs.BOM_UTF8).decode()
         return text, _DECODER.decode(text)
@@ -92,98 +91,97 @@ def _decoded(line: bytes) -> tuple[str, Any]:
         raise ValueError(f"not JSON ({error})") from None
 
 
-def _bare(line: bytes, due_ns: int | None) -> _Record:
-    text, found = _decoded(line)
-    value = found if isinstance(found, str) else text.strip()
-    return _bytes({"value": value}, "value") or b"", None, None, _headers(None, None, due_ns)
+def _parse_value(line: bytes, due_ns: int | None) -> _Record:
+    text, decoded = _decode_json(line)
+    value = decoded if isinstance(decoded, str) else text.strip()
+    return _decode_field({"value": value}, "value") or b"", None, None, _headers_with_due_time(None, None, due_ns)
 
 
-def _fields(line: bytes, due_ns: int | None) -> _Record:
-    text, fields = _decoded(line)
+def _parse_fields(line: bytes, due_ns: int | None) -> _Record:
+    text, fields = _decode_json(line)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
     if isinstance(fields, _DuplicateKeys) or isinstance(fields.get("headers"), _DuplicateKeys):
         raise ValueError("duplicate key")
     unknown = fields.keys() - _FIELDS - _ASSIGNED
     if unknown:
-        raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
+        raise ValueError(f"unknown field {min(unknown)!r}; valid fields are {', '.join(sorted(_FIELDS))}")
     if not isinstance(fields.get("value", ""), str):
-        fields["value"] = _value_as_sent(text)
+        fields["value"] = _source_of_value(text)
     if not isinstance(fields.get("key"), str | None):
         raise ValueError("key is not a string")
-    key = _bytes(fields, "key")
+    key = _decode_field(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns are mutually exclusive")
     if "event_time_ns" in fields:  # from wald read, always in nanoseconds
-        time_ns = _time("event_time_ns", fields["event_time_ns"])
+        time_ns = _parse_time("event_time_ns", fields["event_time_ns"])
     else:
-        time_ns = _time("time", fields.get("time"), require_nanoseconds)
-    headers = _headers(fields.get("headers"), _time("not_before", fields.get("not_before"), check_not_before), due_ns)
-    return _bytes(fields, "value") or b"", key, time_ns, headers
+        time_ns = _parse_time("time", fields.get("time"), require_nanoseconds)
+    own_due_ns = _parse_time("not_before", fields.get("not_before"), check_not_before)
+    headers = _headers_with_due_time(fields.get("headers"), own_due_ns, due_ns)
+    return _decode_field(fields, "value") or b"", key, time_ns, headers
 
 
-def _value_as_sent(line: str) -> str:
+def _source_of_value(line: str) -> str:
     """Return the source text of the field "value" in a JSON object."""
     rest = line[line.index("{") + 1 :]
     while True:
-        found, end = _DECODER.raw_decode(rest.lstrip())
+        name, end = _DECODER.raw_decode(rest.lstrip())
         rest = rest.lstrip()[end:].lstrip().removeprefix(":").lstrip()
         _, end = _DECODER.raw_decode(rest)
-        if found == "value":
+        if name == "value":
             return rest[:end]
         rest = rest[end:].lstrip().removeprefix(",")
 
 
-def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+def _decode_field(fields: dict[str, Any], name: str) -> bytes | None:
     """Decode the bytes of a field; return None without the field."""
     forms = [form for form in ("", *_FORMS) if name + form in fields]
     if len(forms) > 1:
         raise ValueError(f"{' and '.join(name + form for form in forms)} are mutually exclusive")
     form = forms[0] if forms else ""
-    given: Any = fields.get(name + form)
+    value: Any = fields.get(name + form)
     try:
         if form:
-            return _FORMS[form][1](given)
-        return None if given is None else given.encode()
+            return _FORMS[form][1](value)
+        return None if value is None else value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} has half of a surrogate pair") from None
+        raise ValueError(f"{name} contains half of a surrogate pair") from None
     except (ValueError, TypeError):
         raise ValueError(f"{name}{form} is not {_FORMS[form][0]}") from None
 
 
-def _time(name: str, given: object, check: Callable[[int], int] | None = None) -> int | None:
+def _parse_time(name: str, time: object, check: Callable[[int], int] | None = None) -> int | None:
     """Parse a time into nanoseconds. ``check`` rejects numbers in a wrong unit."""
-    if given is None:
+    if time is None:
         return None
-    time_ns = given
-    if isinstance(given, str):
+    time_ns = time
+    if isinstance(time, str):
         try:
-            time_ns = timestamp_ns(given)
+            time_ns = timestamp_ns(time)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
         raise ValueError(f"{name} {time_ns!r} is not a 64-bit integer of ns since 1970")
-    return time_ns if check is None or isinstance(given, str) else check(time_ns)
+    return time_ns if check is None or isinstance(time, str) else check(time_ns)
 
 
-def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Encode headers with a due time: the field's or, without a field, the later of the header's and ``due_ns``."""
-    if given is not None and (
-        not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
-    ):
+def _headers_with_due_time(headers: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
+    """Encode headers. Their due time is ``own_due_ns``, or else the later of their own and ``due_ns``."""
+    if not isinstance(headers, dict | None) or not all(isinstance(value, str) for value in (headers or {}).values()):
         raise ValueError("headers is not a JSON object with string values")
-    encoded = None if given is None else encoded_headers(given)
+    encoded = None if headers is None else encode_headers(headers)
     if own_due_ns is None and due_ns is not None:
         own_due_ns = max(due_ns, not_before(encoded))
-    return encoded if own_due_ns is None else encoded_headers(with_not_before(given, own_due_ns))
+    return encoded if own_due_ns is None else encode_headers(with_not_before(headers, own_due_ns))
 
 
-def encoded_headers(headers: Mapping[str, str]) -> bytes:
+def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Encode headers for storage. Raise ValueError for half of a surrogate pair."""
     try:
         return _dumps(headers).encode()
     except UnicodeEncodeError:
-        raise ValueError("headers has half of a surrogate pair") from None
+        raise ValueError("headers contain half of a surrogate pair") from None
 
 
 _FIXED_BYTES = 256  # maximum overhead of a payload, including the gate's additions
@@ -212,14 +210,12 @@ def encode_values(
         if isinstance(column, bytes | str):
             raise InvalidInput(f"{name} must be a sequence, not a single value", case="column-is-not-a-list", name=name)
         if column is not None and len(column) != len(values):
-            raise InvalidInput(
-                f"{len(values)} values but {len(column)} {name}", case="column-of-another-length", name=name
-            )
+            raise InvalidInput(f"{len(values)} values but {len(column)} {name}", case="unequal-lengths", name=name)
     encoded = None
     if headers is not None or not_before is not None:
-        nothing = [None] * len(values)
+        absent = [None] * len(values)
         encoded = list(
-            map(_as_json, nothing if headers is None else headers, nothing if not_before is None else not_before)
+            map(_as_json, absent if headers is None else headers, absent if not_before is None else not_before)
         )
     return column_payloads(
         list(map(_as_bytes, values)),
@@ -245,13 +241,13 @@ def column_payloads(
         if column is not None:
             lengths = [length + len(entry or b"") for length, entry in zip(lengths, column, strict=True)]
     ends = list(accumulate(lengths))
-    start = before = 0
+    start = start_bytes = 0
     while start < len(ends):
-        end = max(start + 1, bisect_right(ends, before + FRAME_MAX_BYTES - _FIXED_BYTES, start))
+        end = max(start + 1, bisect_right(ends, start_bytes + FRAME_MAX_BYTES - _FIXED_BYTES, start))
         times = None
         if times_ns is not None:
-            untimed = times_ns[start] is None
-            end = next((at for at in range(start, end) if (times_ns[at] is None) != untimed), end)
+            has_time = times_ns[start] is not None
+            end = next((index for index in range(start, end) if (times_ns[index] is not None) != has_time), end)
             times = [time_ns for time_ns in times_ns[start:end] if time_ns is not None]
         yield encode_columns(
             values[start:end],
@@ -259,7 +255,7 @@ def column_payloads(
             times_ns=times or None,
             headers=None if headers is None else headers[start:end],
         )
-        start, before = end, ends[end - 1]
+        start, start_bytes = end, ends[end - 1]
 
 
 def _as_bytes(value: object) -> bytes:
@@ -279,21 +275,20 @@ def _time_ns(time: object, check: Callable[[int], int] = require_nanoseconds) ->
         with suppress(OverflowError, ValueError):  # the year in UTC is outside 1 to 9999
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
-        raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")
+        raise InvalidInput(f"time must be a datetime or 64-bit nanoseconds, not {time!r}", case="time-is-not-valid")
     try:
         return time_ns if isinstance(time, datetime) else check(time_ns)
     except ValueError as error:
         raise InvalidInput(
-            str(error),
-            case="due-time-is-not-valid" if check is check_not_before else "time-is-not-valid",
+            str(error), case="due-time-is-not-valid" if check is check_not_before else "time-is-not-valid"
         ) from None
 
 
 def _as_json(headers: object, due: Time | None) -> bytes | None:
     if headers is None and due is None:
         return None
-    given = {} if headers is None else headers
-    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
+    mapping = {} if headers is None else headers
+    if not isinstance(mapping, Mapping) or not all(isinstance(part, str) for pair in mapping.items() for part in pair):
         raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", case="headers-are-not-a-mapping")
-    every = dict(given) if due is None else with_not_before(given, _time_ns(due, check_not_before))
-    return _as_bytes(_dumps(every))
+    fields = dict(mapping) if due is None else with_not_before(mapping, _time_ns(due, check_not_before))
+    return _as_bytes(_dumps(fields))

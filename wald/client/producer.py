@@ -72,7 +72,7 @@ class Producer:
         self._path = socket_at(path)
         if self._path != path:
             _require_log(path)
-        self._given_id = producer_id
+        self._configured_id = producer_id
         self._retry_for = retry_for
         self._connect_for = retry_for if connect_for is None else connect_for
         self._session: Session
@@ -87,7 +87,7 @@ class Producer:
         try:
             if kind is None:
                 with self._lock:  # the answers remain for acknowledged()
-                    if not self._session.ended:
+                    if not self._session.end_reason:
                         self._session.receive_all()
         finally:
             self.close()
@@ -210,16 +210,16 @@ class Producer:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._is_inherited = False
-        self._session = Session(self._path, producer_id=self._given_id, retry_for=self._retry_for)
+        self._session = Session(self._path, producer_id=self._configured_id, retry_for=self._retry_for)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Run one call at a time, connecting first after a fork."""
+        """Run one call at a time; after a fork, connect first."""
         with self._lock:
             if self._is_inherited:
-                if self._given_id:
+                if self._configured_id:
                     raise Refused(
-                        f"{self._path}: producer id {self._given_id:x} was given to the process before the fork",
+                        f"{self._path}: producer id {self._configured_id:x} belongs to the parent process",
                         case="producer-of-the-parent",
                     )
                 self._is_inherited = False

@@ -28,7 +28,7 @@ from wald.format.protocol import (
 )
 
 
-def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
+def permanent_error(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
     """Convert a permanent ERR reply to the line ``request`` into a WaldError."""
     words = request.decode(errors="replace").split()
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
@@ -48,7 +48,7 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
             return InvalidInput(f"{error.code}: {error.message}", case="request-refused")
 
 
-def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
+def error_after_retries(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
     """Convert the failure of the last retry into a WaldError."""
     if isinstance(reason, ProtocolError):
         message = f"{socket}: {reason.code}: {reason.message}"
@@ -61,13 +61,13 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
     if isinstance(reason, PermissionError):
         return NotPermitted.from_error(reason, socket)
     if isinstance(reason, TimeoutError):
-        return _silent(root, socket)
+        return _no_answer(root, socket)
     return Unavailable(
         f"{socket}: no daemon answers ({reason.strerror or reason})", case="no-daemon", root=root, socket=socket
     )
 
 
-def _silent(root: Path | None, socket: Path) -> WaldError:
+def _no_answer(root: Path | None, socket: Path) -> WaldError:
     """Return the error for a daemon that accepts connections but does not answer."""
     state = status(socket)
     if state.get("degraded"):
@@ -85,10 +85,10 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
             root=root,
             socket=socket,
         )
-    over = state.get("over_quota")
-    if isinstance(over, list) and over:
+    over_quota = state.get("over_quota")
+    if isinstance(over_quota, list) and over_quota:
         return Unavailable(
-            f"{socket}: the daemon does not accept it now: {over[0].get('message')}",
+            f"{socket}: the daemon does not accept records now: {over_quota[0].get('message')}",
             case="daemon-over-quota",
             root=root,
             socket=socket,
@@ -103,9 +103,9 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
 
 WINDOW = 8  # requests in flight; the daemon deduplicates the last 16 of a producer, so all can be resent
 SOCKET_NAME = "wald.sock"
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled each time
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect; the pause doubles each time
 _RECEIVE_BYTES = 64 << 10
-_LEAST_SECONDS = 0.001  # so that a received answer is read even after the deadline
+_TIMEOUT_MIN_SECONDS = 0.001  # so that a received answer is read even after the deadline
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
@@ -119,8 +119,8 @@ class Durable(NamedTuple):
 class Session:
     """Requests and answers of one producer, across reconnections.
 
-    The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is that of the
-    producer's previous request.
+    The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is the number
+    of the producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
@@ -136,7 +136,7 @@ class Session:
         self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._deadline: float | None = None  # of the current failure, which only an answer ends
         self._last_error: ProtocolError | None = None  # the daemon's last error in the current failure
-        self.ended = ""  # the error that ended the session
+        self.end_reason = ""  # the error that ended the session
         self._pause = _PAUSE_SECONDS
 
     @property
@@ -165,15 +165,15 @@ class Session:
         self._read_available()
         self.disconnect()
         self._process_answers()
-        self.ended = self.ended or f"{self._path}: it was closed"
+        self.end_reason = self.end_reason or f"{self._path}: close() was called"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool) -> None:
         if len(payload) > REQUEST_MAX_BYTES:
             raise InvalidInput(
-                f"route {route}: a record of {len(payload)} bytes; the limit is {REQUEST_MAX_BYTES}",
+                f"route {route}: a record of {len(payload)} bytes exceeds the limit of {REQUEST_MAX_BYTES}",
                 case="record-too-large",
             )
-        # The first request is sent alone: a new producer may start at any number, so if the daemon accepted only the
+        # Send the first request alone: a new producer may start at any number, so if the daemon accepted only the
         # second, it would refuse the first as too old.
         while len(self._in_flight) >= (WINDOW if self._is_established else 1):
             self._receive()
@@ -182,7 +182,7 @@ class Session:
         self._send(encode_publish(request), payload)
 
     def _send(self, line: bytes, payload: bytes | memoryview) -> None:
-        deadline = self._give_up_at()
+        deadline = self._start_deadline()
         self._in_flight.append((line, payload))
         try:
             self._transmit(line, payload, deadline)
@@ -209,10 +209,10 @@ class Session:
     def _read_line(self, deadline: float) -> bytes:
         """Wait for the next line of an answer. Raise OSError like :meth:`_transmit`."""
         while b"\n" not in self._received:
-            part = self._require_socket(deadline).recv(_RECEIVE_BYTES)
-            if not part:
-                raise ConnectionResetError("the daemon hung up")
-            self._received += part
+            received = self._require_socket(deadline).recv(_RECEIVE_BYTES)
+            if not received:
+                raise ConnectionResetError("the daemon closed the connection")
+            self._received += received
         line, _, self._received = self._received.partition(b"\n")
         return line
 
@@ -222,8 +222,8 @@ class Session:
             return
         self._socket.setblocking(False)  # with a timeout, recv would wait despite MSG_DONTWAIT
         with suppress(OSError):
-            while part := self._socket.recv(_RECEIVE_BYTES):
-                self._received += part
+            while received := self._socket.recv(_RECEIVE_BYTES):
+                self._received += received
 
     def _require_socket(self, deadline: float) -> socket.socket:
         if self._socket is None:
@@ -258,7 +258,7 @@ class Session:
         self._process_answers()
 
     def wait_for(self, descriptor: int) -> None:
-        while not self._is_readable(descriptor):
+        while not self._wait_for_descriptor_or_answer(descriptor):
             self._receive()
 
     def _process_answers(self) -> None:
@@ -268,25 +268,25 @@ class Session:
                 return
             self._receive()
 
-    def _is_readable(self, descriptor: int) -> bool:
-        """Wait for ``descriptor`` or for an answer; return True if the descriptor is readable."""
+    def _wait_for_descriptor_or_answer(self, descriptor: int) -> bool:
+        """Return True if the descriptor is readable, False for an answer."""
         while b"\n" not in self._received:
-            deadline = self._give_up_at()
+            deadline = self._start_deadline()
             if self._in_flight and self._socket is None:
                 self._recover(None, deadline)
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
             if self._in_flight and self._socket is not None:
                 poller.register(self._socket, select.POLLIN)
-            readable = dict(poller.poll(_seconds_until(deadline) * 1000 if self._in_flight else None))
-            if readable:
-                return descriptor in readable
+            ready = dict(poller.poll(_seconds_until(deadline) * 1000 if self._in_flight else None))
+            if ready:
+                return descriptor in ready
             self._recover(TimeoutError(), deadline)
         return False
 
     def _answer(self) -> str:
         """Wait for the answer to the oldest request, with retries. The caller removes the request."""
-        deadline = self._give_up_at()
+        deadline = self._start_deadline()
         while True:
             try:
                 text = parse_reply(self._read_line(deadline))
@@ -297,7 +297,7 @@ class Session:
                 if error.code not in _TRY_AGAIN:
                     request, _ = self._in_flight[0]
                     self._in_flight.clear()
-                    raise self._end(refused(error, request, root=self._root, socket=self._path)) from None
+                    raise self._end(permanent_error(error, request, root=self._root, socket=self._path)) from None
                 self._received = b""  # answers to later requests are errors as well
                 self._recover(error, deadline)
             else:
@@ -308,19 +308,19 @@ class Session:
         self._deadline, self._pause, self._last_error = None, _PAUSE_SECONDS, None
 
     def _end(self, error: WaldError) -> WaldError:
-        self.ended = error.message
+        self.end_reason = error.message
         return error
 
-    def _give_up_at(self) -> float:
+    def _start_deadline(self) -> float:
         """Return the deadline of a call that starts now. Raise Refused if the session has ended."""
-        if self.ended:
-            raise Refused(f"the producer has ended: {self.ended}", case="producer-has-ended")
+        if self.end_reason:
+            raise Refused(f"the producer has ended: {self.end_reason}", case="producer-has-ended")
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
         """Reconnect and resend the unanswered requests; give up at ``deadline``.
 
-        If all are answered, the next call that sends reconnects.
+        If all requests are answered, leave the connection closed: the next call that sends reconnects.
         """
         self._deadline = deadline
         while True:
@@ -345,7 +345,7 @@ class Session:
                 return
 
     def _keep_answers(self) -> ProtocolError | None:
-        """Keep answers from before the connection broke. Return the temporary error after them, if any."""
+        """Keep answers from before the connection broke. Return a temporary error that followed them."""
         if self._socket is None:
             return None
         self._read_available()
@@ -362,10 +362,10 @@ class Session:
     def _give_up(self, reason: OSError | ProtocolError) -> WaldError:
         if isinstance(reason, TimeoutError) and self._last_error is not None:
             reason = self._last_error  # the last attempt was too short to receive the error again
-        error = unreachable(reason, root=self._root, socket=self._path)
+        error = error_after_retries(reason, root=self._root, socket=self._path)
         self._process_answers()  # the acknowledged records are durable
         return self._end(error)
 
 
 def _seconds_until(deadline: float) -> float:
-    return max(_LEAST_SECONDS, deadline - time.monotonic())
+    return max(_TIMEOUT_MIN_SECONDS, deadline - time.monotonic())

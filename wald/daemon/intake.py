@@ -428,7 +428,7 @@ class Fifos:
         for route in routes:
             with self.reporting(route):
                 self.note_displaced(route)
-                stored = self._systemd.kept(route)  # its FIFO was removed if nothing is at the path
+                stored = self._systemd.descriptor_named(route)  # its FIFO was removed if nothing is at the path
                 if stored is not None or os.path.lexists(self._root.fifo(route)):
                     reject_stdin_route(route, stdin.route if stdin is not None else "")
                     self.restore(route, stored)
@@ -436,7 +436,7 @@ class Fifos:
                     files[opened[-1].file] = route
         self.unread = {route: reason for route, reason in self.unread.items() if not self._root.retired(route).exists()}
         closed = []
-        for name, descriptor in self._systemd.take_rest():
+        for name, descriptor in self._systemd.take_remaining():
             if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 opened.insert(0, OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
             else:
@@ -459,7 +459,7 @@ class Fifos:
                 route=route,
                 path=path,
             )
-        inherited = self._systemd.take(file)
+        inherited = self._systemd.take_fifo(file)
         if inherited is not None:
             return OpenPipe(route, inherited, held=True, handed_over=True)
         return OpenPipe(route, *open_fifo(path))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.client.connection import status
-from wald.client.session import Durable, refused, unreachable
+from wald.client.session import Durable, error_after_retries, permanent_error
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
 from wald_gate.incoming.lane import Lane, Request
@@ -156,7 +156,7 @@ class Daemon:
             if error.code is Code.BAD_REQUEST and request.route:
                 message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
-            raise refused(error, request.line, root=self._root, socket=self._socket) from None
+            raise permanent_error(error, request.line, root=self._root, socket=self._socket) from None
         finally:
             timer.cancel()
 
@@ -178,7 +178,7 @@ class Daemon:
             return _busy(reason.message)
         if isinstance(reason, TimeoutError) and isinstance(routes := status(self._socket).get("busy"), list) and routes:
             return _busy(f"a pipe is inside a long line of {routes[0]}, and requests wait for its end")
-        return unreachable(reason, root=self._root, socket=self._socket)
+        return error_after_retries(reason, root=self._root, socket=self._socket)
 
     def _lane_of(self, request: Request) -> Lane:
         return self._held if request.route in self._held_routes else self._main

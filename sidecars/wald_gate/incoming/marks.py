@@ -15,7 +15,7 @@ import re
 from hashlib import blake2b
 from typing import NamedTuple
 
-from wald.client.payloads import encoded_headers
+from wald.client.payloads import encode_headers
 from wald.format.log_state import stored_producer_id
 from wald.format.records import BadColumns, first_headers, with_first_headers
 from wald.reading.assembler import Batch
@@ -48,7 +48,7 @@ def marked(payload: bytes, key: bytes, number: int, *, is_last: bool) -> bytes:
     headers = first_headers(payload)
     every = json.loads(headers) if headers else {}
     every[HEADER] = f"{key.hex()}/{number}{'/last' if is_last else ''}"
-    return with_first_headers(payload, encoded_headers(every))
+    return with_first_headers(payload, encode_headers(every))
 
 
 def digest_of(payload: bytes | memoryview) -> bytes:

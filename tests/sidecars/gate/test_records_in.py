@@ -129,9 +129,9 @@ def test_with_as_value_each_json_value_is_that_of_a_record(
     [
         (b'1, "key": "x"', "the body:2: not JSON (Extra data: column 2)"),
         (b'{"a": 1}} ', "the body:2: not JSON (Extra data: column 9)"),
-        (b"NaN", "the body:2: not JSON (it has NaN)"),
+        (b"NaN", "the body:2: not JSON (NaN is not a JSON value)"),
         (b"text", "the body:2: not JSON (Expecting value: column 1)"),
-        (b'"\\ud800"', "the body:2: value has half of a surrogate pair"),
+        (b'"\\ud800"', "the body:2: value contains half of a surrogate pair"),
     ],
 )
 def test_with_as_value_a_line_of_anything_else_is_refused(gate: Gate, root: Path, line: bytes, detail: str) -> None:
@@ -152,7 +152,7 @@ def test_as_value_is_for_json(gate: Gate, root: Path, media_type: str) -> None:
 def test_what_is_no_json_is_said_with_its_line(gate: Gate, root: Path) -> None:
     answer = gate.post(ORDERS, b'{"value": "a"}\n{"value": [Infinity]}\n', NDJSON)
 
-    assert (answer.status, answer.json()["detail"]) == (400, "the body:2: not JSON (it has Infinity)")
+    assert (answer.status, answer.json()["detail"]) == (400, "the body:2: not JSON (Infinity is not a JSON value)")
     assert values(root) == [b"a"]
 
 

@@ -248,6 +248,6 @@ def test_a_directory_in_the_place_of_the_ledger_stops_a_pass(daemon: Daemon, roo
     (root / "ledger/reclaim.jsonl").mkdir()
     code, message, hint = refused(reclaim(root))
 
-    assert (code, message) == (4, f"{root}/ledger/reclaim.jsonl: a directory has the name of a file")
+    assert (code, message) == (4, f"{root}/ledger/reclaim.jsonl: a directory, not a file")
     assert hint.startswith(f"ls -ld {root}/ledger/reclaim.jsonl")
     assert sealed(root) == ["1"]
