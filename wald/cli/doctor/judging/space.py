@@ -1,4 +1,4 @@
-"""The room that is left for the log: bytes, files, quotas."""
+"""Space for the log: bytes, files, quotas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _YEAR = 366 * _DAY
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Room on the disk, beside what the daemon needs with these settings.
+    """Free space on the disk, and the needs of the daemon with these settings.
 
     Attributes:
-        needed_bytes: below which it takes no input.
-        segment_bytes, segment_max_bytes: of a segment on this disk, and as configured.
-        pinned_bytes: of segments that are kept for a group; None if not known.
-        full_in_seconds: at the present rate, if nothing is reclaimed; None if not known.
+        needed_bytes: free space below which the daemon accepts no input.
+        segment_bytes, segment_max_bytes: size of a segment on this disk, and as configured.
+        pinned_bytes: bytes in segments that groups pin; None if unknown.
+        full_in_seconds: time until the disk is full at the current rate if nothing is reclaimed; None if unknown.
     """
 
     free_bytes: int
@@ -51,7 +51,7 @@ class Space:
 
 SPACE: Check[Space] = Check(
     "space",
-    "free space beside what the daemon needs, what groups pin, and how fast the log grows",
+    "free space compared with the daemon's needs, bytes that groups pin, and how fast the log grows",
     (9,),
     (
         Rule(
