@@ -22,7 +22,7 @@ from wald.format.names import is_route
 from wald.format.records import Record, encode_columns, record_from_json
 from wald.format.segment import pack_version
 from wald.format.times import utc
-from wald.repairing.restore import Batch, NewLog
+from wald.repairing.restore import NewLog, RestoredBatch
 from wald_archive.destination import Destination
 from wald_archive.parts import Form
 from wald_archive.restore import Run, bundles_of, require_bundles, runs_of
@@ -133,7 +133,7 @@ def _extents(destination: Destination, routes: Sequence[str]) -> list[Extent]:
     return extents
 
 
-def _batches(destination: Destination, route: str, first: int, last: int | None) -> Iterator[Batch]:
+def _batches(destination: Destination, route: str, first: int, last: int | None) -> Iterator[RestoredBatch]:
     for run in runs_of(destination, route, first, last):
         entry = run.entry
         encoding, payload = Encoding.LINES, run.data
@@ -141,7 +141,7 @@ def _batches(destination: Destination, route: str, first: int, last: int | None)
             encoding, payload = Encoding.COLUMNS, _columns(destination, route, run)
         elif not entry.terminated:
             payload = payload[:-1]
-        yield Batch(route, entry.first, entry.count, entry.append_time_ns, payload, encoding, entry.terminated)
+        yield RestoredBatch(route, entry.first, entry.count, entry.append_time_ns, payload, encoding, entry.terminated)
 
 
 def _columns(destination: Destination, route: str, run: Run) -> bytes:
@@ -176,7 +176,9 @@ def _times(records: list[Record]) -> list[int] | None:
     return times or None
 
 
-def _in_order(destination: Destination, start: Batch, others: Iterator[Batch]) -> Iterator[Batch]:
+def _in_order(
+    destination: Destination, start: RestoredBatch, others: Iterator[RestoredBatch]
+) -> Iterator[RestoredBatch]:
     yield start
     before = start
     for batch in others:

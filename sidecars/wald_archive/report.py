@@ -112,8 +112,8 @@ class ProofReport:
             findings = {level.value: self.counts[level] for level in Level}
             self.write(json_line("archive.verify", {"kind": "summary", "good": not errors, "findings": findings}))
         else:
-            judged = "damaged" if errors else "good"
-            self.write(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
+            verdict, plural = "damaged" if errors else "OK", "s" * (errors != 1)
+            self.write(f"{verdict}: {_bundles(good)} proven, {noted} info, {errors} error{plural}")
 
 
 def report_restored(outcome: Outcome, address: str, write: Callable[[str], None], *, as_json: bool) -> None:

@@ -35,14 +35,14 @@ def test_a_good_log_verifies(log: Path) -> None:
     text = output_of("verify", "--root", log).decode()
 
     assert "error  " not in text
-    assert text.splitlines()[-1].startswith("good: ")
+    assert text.splitlines()[-1].startswith("OK: ")
     assert "segments/00000000000000000001.wal.zst: 1 batches, 3 records" in text
 
 
 def test_a_running_log_verifies(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"one\n")
 
-    assert output_of("verify", "--root", root).decode().splitlines()[-1].startswith("good: ")
+    assert output_of("verify", "--root", root).decode().splitlines()[-1].startswith("OK: ")
 
 
 @pytest.mark.parametrize("name", ["*.wal.zst", "*.wal"])
@@ -113,6 +113,6 @@ def test_content_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
 def test_a_directory_is_called_one(root: Path) -> None:
     output_of("init", "--root", root)
     for path in (root, root / "segments"):
-        assert refusal_of("inspect", "--content", path)[:2] == (2, f"{path}: a directory; --content takes one file")
+        assert refusal_of("inspect", "--content", path)[:2] == (2, f"{path}: is a directory; --content takes a file")
     os.mkfifo(root / "head")
     assert refusal_of("inspect", "--content", root / "head")[:2] == (2, f"{root}/head: not a regular file")

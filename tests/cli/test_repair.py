@@ -38,14 +38,14 @@ def damaged(log: Path) -> Path:
 
 
 def test_a_good_log_needs_no_repair(log: Path) -> None:
-    assert output_of("repair", "--root", log) == b"good: nothing to repair\n"
+    assert output_of("repair", "--root", log) == b"OK: nothing to repair\n"
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(damaged: Path) -> None:
     before = snapshot(damaged)
     done = wald("repair", "--dry-run", "--root", damaged)
     assert done.returncode == Refused.exit_code
-    assert b"set aside segments/00000000000000000001.wal.zst" in done.stdout
+    assert b"quarantine segments/00000000000000000001.wal.zst" in done.stdout
     assert b"gives up 3 records: 1 to 3; needs --accept-loss" in done.stdout
     done = wald("repair", "--dry-run", "--accept-loss", "--root", damaged)
     assert done.returncode == Damaged.exit_code
@@ -67,7 +67,7 @@ def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> N
         ("set aside", [{"first": 1, "last": 3}], True)
     ]
     verified = output_of("verify", "--root", damaged).decode()
-    assert "3 records lost, on record: 1 to 3; given up by a repair at" in verified
+    assert "records 1 to 3 are lost: given up by a repair at" in verified
     assert output_of("read", "a", "--root", damaged, "--from", 4) == b"four\nfive\nsix\n"
     where = wald("where", 2, "--root", damaged)
     assert where.returncode == Damaged.exit_code
@@ -124,7 +124,7 @@ def test_the_daemon_goes_on_behind_what_was_given_up(log: Path) -> None:
     output_of("repair", "--accept-loss", "--root", log)
     with Daemon(log):
         assert output_of("append", "a", "--root", log, stdin=b"seven\n") == b"7 7\n"
-    assert b"good: " in output_of("verify", "--root", log)
+    assert b"OK: " in output_of("verify", "--root", log)
     assert output_of("read", "a", "--root", log, "--from", 7) == b"seven\n"
 
 
@@ -151,11 +151,11 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     ledger = log / "ledger/segments.jsonl"
     ledger.write_bytes(b"")
     verified = wald("verify", "--root", log)
-    assert (verified.returncode, b"good: " in verified.stdout) == (0, True)
+    assert (verified.returncode, b"OK: " in verified.stdout) == (0, True)
     assert b"the ledger has no line about its sealing; a repair writes one" in verified.stdout
     proposed = output_of("repair", "--dry-run", "--root", log)
-    assert b"repair: record segments/00000000000000000001.wal.zst" in proposed
-    assert b"good: 1 action would be done" in proposed
+    assert b"repair: add the ledger line of segments/00000000000000000001.wal.zst" in proposed
+    assert b"OK: 1 action would be done" in proposed
     assert ledger.read_bytes() == b""
     output_of("repair", "--root", log)
     assert b"no line of the ledger" not in output_of("verify", "--root", log)
@@ -166,10 +166,10 @@ def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray
     (active,) = (log / "segments").glob("*.wal")
     path = active.with_name("00000000000000005000.wal")
     path.write_bytes(active.read_bytes() if stray != "junk" else b"junk\n")
-    assert b"after the head; not checked" in output_of("verify", "--root", log)
+    assert b"not checked, because it is after the head" in output_of("verify", "--root", log)
     proposed = output_of("repair", "--dry-run", "--root", log)
-    assert b"repair: set aside segments/00000000000000005000.wal" in proposed
-    assert b"good: 1 action would be done" in proposed
+    assert b"repair: quarantine segments/00000000000000005000.wal" in proposed
+    assert b"OK: 1 action would be done" in proposed
     output_of("repair", "--root", log)
     assert not path.exists()
 
@@ -185,7 +185,7 @@ def test_a_log_that_has_lost_its_ledger_directory_gets_another(log: Path, also: 
     assert snapshot(log) == before
     output_of("repair", "--root", log)
     output_of("verify", "--root", log)
-    assert output_of("repair", "--root", log) == b"good: nothing to repair\n"
+    assert output_of("repair", "--root", log) == b"OK: nothing to repair\n"
 
 
 def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_say(log: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_sa
     assert f"wald --root {log} repair" in daemon.log
     proposed = wald("repair", "--dry-run", "--root", log)
     assert proposed.returncode == Damaged.exit_code
-    assert b"repair: identity log.json: it is missing; " in proposed.stdout
+    assert b"repair: rewrite log.json: it is missing; " in proposed.stdout
 
-    assert b"good: 1 action done, 0 records lost" in output_of("repair", "--root", log)
+    assert b"OK: 1 action done, 0 records lost" in output_of("repair", "--root", log)
     assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
     assert b"log.json was made again: it is missing" in output_of("history", "--root", log)
     assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\nfive\nsix\n"
@@ -221,7 +221,7 @@ def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> No
     cursor.write_bytes(b"garbage\n")
     done = wald("repair", "--root", log)
     assert done.returncode == Damaged.exit_code
-    assert b"left: routes/a/cursors/processed.cursor" in done.stdout
+    assert b"not repaired: routes/a/cursors/processed.cursor" in done.stdout
     hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
     assert hint.encode() in done.stdout
     assert cursor.read_bytes() == b"garbage\n"

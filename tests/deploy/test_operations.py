@@ -203,7 +203,7 @@ def repaired(site: Site) -> Iterator[None]:
     yield
     site.until(f"test $(wc -l < {FED}) = 10")
     assert site.text(FED).split() == [str(number) for number in range(10, 20)]
-    assert "10 records lost, on record: 1 to 10" in site.sh("wald verify --root " + LOG)
+    assert "records 1 to 10 are lost: " in site.sh("wald verify --root " + LOG)
 
 
 @trouble("A second writer")

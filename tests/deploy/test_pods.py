@@ -141,7 +141,7 @@ def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, P
     lives = [pod("single"), pod("single")]
     for life, bundles in zip(lives, ("1 bundle", "2 bundles"), strict=True):
         life.start()
-        eventually(lambda: f"good: {bundles} proven" in life.stdout("archive"))  # noqa: B023  # waited for at once
+        eventually(lambda: f"OK: {bundles} proven" in life.stdout("archive"))  # noqa: B023  # waited for at once
         assert set(life.stop().values()) == {0}
         assert_whole(life.stdout("drain").splitlines())
         assert [life.stderr(name) for name in ("application", "archive", "hold", "reclaim")] == [""] * 4

@@ -182,7 +182,7 @@ def test_an_archive_is_made_proven_and_restored_as_it_says(tmp_path: Path) -> No
 
     made = typed("\n".join(shell_lines("docs/archive.md", 2)), at=tmp_path, root=built.root.path)
 
-    assert made.splitlines()[-1].startswith("good: ")
+    assert made.splitlines()[-1].startswith("OK: ")
     last = json.loads((tmp_path / "restored.json").read_text().splitlines()[-1])
     assert (last["sequence"], last["value"]) == (2500, "line 2499")
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import SECOND_NS, START_NS, Built
 
-from wald.checking.checker import Checked, Finding, Level, SegmentToCheck, check
+from wald.checking.checker import CheckResult, Finding, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification, verify
 from wald.files.layout import Root
 from wald.files.listing import list_segments
@@ -32,8 +32,8 @@ def checked_ahead(root: Root) -> list[Finding]:
         target: pickle.dumps(check(target)) for target in reversed(verification.segments_to_check())
     }
 
-    def ahead(target: SegmentToCheck) -> Checked:
-        checked: Checked = pickle.loads(reported[target])
+    def ahead(target: SegmentToCheck) -> CheckResult:
+        checked: CheckResult = pickle.loads(reported[target])
         return checked
 
     return list(verification.findings(ahead))
@@ -130,7 +130,7 @@ def test_a_segment_older_than_the_one_before_it_is_found(tmp_path: Path) -> None
         built.lines("a", [b"two"])
 
     root = spliced(tmp_path, write, write, late_s=100)
-    assert errors(checked_ahead(root)) == ["its append time is earlier than that of the previous batch"] * 2
+    assert errors(checked_ahead(root)) == ["the append time is earlier than that of the previous batch"] * 2
 
 
 def test_a_segment_that_does_not_know_of_an_open_record_is_found(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_segment_that_does_not_know_of_an_open_record_is_found(tmp_path: Path)
         built.lines("b", [b"two"])
 
     root = spliced(tmp_path, write, write_other)
-    assert errors(checked_ahead(root)) == ["record 1 of route a has not ended; the control state does not list it"]
+    assert errors(checked_ahead(root)) == ["record 1 of route a is unfinished, but the control state does not list it"]
 
 
 def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> No
         built.lines("b", [b"two"])
 
     root = spliced(tmp_path, write, write_other)
-    assert errors(checked_ahead(root)) == ["the last record of route b is 1; the control state has 0"]
+    assert errors(checked_ahead(root)) == ["the last record of route b is 1, but the control state says 0"]
 
 
 def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_record_that_the_next_segment_does_not_continue_is_found(tmp_path: Pat
     built.cut()
     built.lines("a", [b"next"])
     assert errors(checked_ahead(built.root)) == [
-        "record 1 of route a has not ended, and this batch does not continue it"
+        "record 1 of route a is unfinished, but this batch does not continue it"
     ]
 
 

@@ -19,9 +19,9 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.repairing.apply import proposed
+from wald.repairing.apply import planned_repair
 from wald.repairing.plan import ActionKind
-from wald.repairing.survey import lost_identity
+from wald.repairing.survey import recover_identity
 
 CREATED = "2023-11-14T22:13:20.000Z"  # START_NS, of the first segment
 
@@ -67,7 +67,7 @@ LOSSES: dict[str, Callable[[Path, Built], object]] = {
     "Unterminated string": lambda path, _: path.write_bytes(path.read_bytes()[:20]),
     "the identity of the log cannot be decoded": lambda path, _: path.write_bytes(b"\x00\xff" * 40),
     "'created'": lambda path, _: path.write_text('{"log": "00000000-0000-0000-0000-000000000000", "format": 1}'),
-    "it is of log": lambda path, other: shutil.copy(other.root.identity, path),
+    "it belongs to log": lambda path, other: shutil.copy(other.root.identity, path),
 }
 
 
@@ -77,9 +77,14 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     LOSSES[reason](root.identity, other)
     spoiled = root.identity.read_bytes() if root.identity.exists() else None
     as_found = snapshot(root.path)
-    with proposed(root) as (plan, _):
-        (act,) = plan.acts
-    assert (act.kind, act.path, plan.loses, plan.damage) == (ActionKind.IDENTITY, root.identity, False, True)
+    with planned_repair(root) as (plan, _):
+        (act,) = plan.actions
+    assert (act.kind, act.path, plan.loses_data, plan.damage) == (
+        ActionKind.REWRITE_IDENTITY,
+        root.identity,
+        False,
+        True,
+    )
     assert reason in act.reason
     assert f"4 files say that this is log {built.log_id.hex()}" in act.reason
     assert snapshot(root.path) == as_found
@@ -93,12 +98,12 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     assert (line["event"], line["log"], line["why"]) == ("identified", built.log_id.hex(), act.reason)
     kept = root.path / line["kept"] if "kept" in line else None
     assert (kept.read_bytes() if kept is not None else None) == spoiled
-    assert repair(root.path).acts == ()
+    assert repair(root.path).actions == ()
 
 
 def test_ledgers_that_are_good_are_not_copied(built: Built) -> None:
     built.root.identity.unlink()
-    with proposed(built.root) as (_, facts):
+    with planned_repair(built.root) as (_, facts):
         assert facts.root.identity != built.root.identity
         assert facts.root.ledger == built.root.ledger
 
@@ -126,7 +131,7 @@ def test_a_cursor_alone_says_it(built: Built) -> None:
         shutil.rmtree(directory)
         directory.mkdir()
     built.root.identity.unlink()
-    found = lost_identity(built.root)
+    found = recover_identity(built.root)
     assert found is not None
     assert (found[0].log_id, found[0].created) == (built.log_id, "")
 
@@ -139,7 +144,7 @@ def test_of_a_segment_that_was_reclaimed_and_is_not_deleted_it_is_taken_too(buil
     sealed.rename(built.path(1, Kind.RELEASED))
     built.root.cursor("a", "processed").unlink()
     built.root.identity.unlink()
-    found = lost_identity(built.root)
+    found = recover_identity(built.root)
     assert found is not None
     assert found[0].log_id == built.log_id
 
@@ -184,18 +189,18 @@ def test_segments_of_another_log_are_not_believed_against_an_identity(built: Bui
 
 def test_a_stray_segment_says_nothing_where_others_are_of_the_log(built: Built, other: Built) -> None:
     shutil.copy(other.path(1, Kind.SEALED), built.path(9000, Kind.SEALED))
-    assert lost_identity(built.root) is None
+    assert recover_identity(built.root) is None
 
 
 def test_what_is_no_log_does_not_become_one(tmp_path: Path, built: Built) -> None:
     with pytest.raises(NotFound):
-        lost_identity(Root(tmp_path / "nothing"))
+        recover_identity(Root(tmp_path / "nothing"))
     (tmp_path / "empty/segments").mkdir(parents=True)
     with pytest.raises(NotFound):
-        lost_identity(Root(tmp_path / "empty"))
+        recover_identity(Root(tmp_path / "empty"))
     built.root.identity.rename(built.root.unfinished_identity)  # a restore that was killed
     with pytest.raises(NotFound):
-        lost_identity(built.root)
+        recover_identity(built.root)
 
 
 def test_a_newer_format_is_not_taken_for_damage(built: Built) -> None:
@@ -210,6 +215,6 @@ def test_with_a_broken_ledger_both_are_made_again(built: Built) -> None:
     ledger = built.root.ledger / "segments.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"sealed"', b'"sealeD"'))
     plan = repair(built.root.path, accept_loss=False)
-    assert [act.kind for act in plan.acts][:2] == [ActionKind.LEDGER, ActionKind.IDENTITY]
+    assert [act.kind for act in plan.actions][:2] == [ActionKind.REBUILD_LEDGER, ActionKind.REWRITE_IDENTITY]
     assert errors(built.root.path) == []
     assert len(values(built.root)) == 10

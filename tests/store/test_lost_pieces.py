@@ -140,5 +140,5 @@ def test_a_repair_loses_no_record_that_was_readable_and_leaves_no_error(
         assert before <= written, names
         assert readable(root) == before, names
         assert errors(root) == [], names
-        assert repair(root).acts == (), names
+        assert repair(root).actions == (), names
         shutil.rmtree(root)

@@ -38,9 +38,9 @@ def given_up(tmp_path: Path) -> Built:
 def test_verify_calls_the_log_good_and_says_what_is_lost(given_up: Built) -> None:
     assert errors(given_up.root.path) == []
     messages = [found.message for found in verify(Root(given_up.root.path))]
-    (on_record,) = [message for message in messages if "on record" in message]
-    assert on_record.startswith("2 records lost, on record: 3 to 4; given up by a repair at 2023-11-14T22:13:20Z")
-    assert "quarantine/it" in on_record
+    (loss,) = [message for message in messages if "are lost" in message]
+    assert loss.startswith("records 3 to 4 are lost: given up by a repair at 2023-11-14T22:13:20Z")
+    assert "quarantine/it" in loss
     assert [message for message in messages if "reclaimed" in message] == []
 
 

@@ -129,7 +129,7 @@ def test_a_whole_segment_takes_its_name_from_one_that_is_not(log: Path) -> None:
     second.rename(third)
     second.write_bytes(b"junk")
     plan = repair(log, accept_loss=False)
-    assert [act.kind for act in plan.acts[:2]] == [ActionKind.SET_ASIDE, ActionKind.RENAME]
+    assert [act.kind for act in plan.actions[:2]] == [ActionKind.QUARANTINE, ActionKind.RENAME]
     del before[third.name]
     assert digests(log) == before
     assert hashlib.sha256(b"junk").hexdigest() in anywhere(log)
@@ -146,7 +146,7 @@ def test_a_stray_file_behind_the_head_costs_no_record_that_has_not_ended(tmp_pat
     stray = path / "segments/00000000000000005000.wal"
     stray.write_bytes(b"junk\n")
     plan = repair(path)
-    assert [(act.kind, act.path, act.loses) for act in plan.acts] == [(ActionKind.SET_ASIDE, stray, False)]
+    assert [(act.kind, act.path, act.loses_data) for act in plan.actions] == [(ActionKind.QUARANTINE, stray, False)]
     assert (plan.damage, errors(path), digest(active)) == (False, [], before)
 
 
@@ -162,5 +162,5 @@ def test_the_raw_segment_that_a_wrong_name_hides_is_not_given_up(tmp_path: Path)
     (first,) = sealed(path)
     before = anywhere(path)
     first.rename(first.with_name("00000000000000000004.wal.zst"))
-    assert not repair(path, accept_loss=False).loses
+    assert not repair(path, accept_loss=False).loses_data
     assert (errors(path), first.exists(), before <= anywhere(path)) == ([], True, True)

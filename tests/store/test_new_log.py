@@ -21,7 +21,7 @@ from wald.format.batch import Encoding
 from wald.format.names import Kind
 from wald.format.segment import pack_version
 from wald.log import Log
-from wald.repairing.restore import SEGMENT_BYTES, Batch, NewLog
+from wald.repairing.restore import SEGMENT_BYTES, NewLog, RestoredBatch
 from wald.segments.sealed_file import SealedFile
 
 
@@ -37,8 +37,8 @@ def begun(path: Path, *, disk: Disk | None = None, segment_max_bytes: int = SEGM
     )
 
 
-def batch(first: int, value: bytes = b"x") -> Batch:
-    return Batch("a", first, 1, START_NS + first, value + b"\n", Encoding.LINES)
+def batch(first: int, value: bytes = b"x") -> RestoredBatch:
+    return RestoredBatch("a", first, 1, START_NS + first, value + b"\n", Encoding.LINES)
 
 
 def made(path: Path, sequences: list[int], *, segment_max_bytes: int = SEGMENT_BYTES) -> Iterator[int]:
@@ -120,7 +120,7 @@ def test_append_times_that_go_back_are_a_clock_step(tmp_path: Path) -> None:
     times_ns = [START_NS, START_NS + 9, START_NS + 3, START_NS + 3, START_NS + 1]
     with begun(path) as log:
         for first, time_ns in enumerate(times_ns, start=1):
-            log.add(Batch("a", first, 1, time_ns, b"x\n", Encoding.LINES))
+            log.add(RestoredBatch("a", first, 1, time_ns, b"x\n", Encoding.LINES))
         log.finish()
     assert [record.append_time_ns for record in Log(path).records()] == times_ns
     assert [step.base for step in read_steps(Root(path))] == [3, 5]

@@ -30,7 +30,7 @@ from wald.files.ledger_read import parts_of, read_files, read_ledger
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.format.records import Record
-from wald.repairing.apply import proposed
+from wald.repairing.apply import planned_repair
 from wald.repairing.plan import ActionKind
 from wald.retention.history import History
 from wald.segments.sealed_file import SealedFile
@@ -106,44 +106,44 @@ def end_of(path: Path) -> None:
 
 # What the damage is: how it comes about, whether records are lost, and what is done.
 KINDS: dict[str, tuple[Callable[[Path], None], bool, ActionKind]] = {
-    "the index of a sealed segment": (lambda root: end_of(middle(root)), False, ActionKind.REMAKE),
-    "a frame": (lambda root: change(middle(root), first_frame), True, ActionKind.REMAKE),
+    "the index of a sealed segment": (lambda root: end_of(middle(root)), False, ActionKind.REBUILD),
+    "a frame": (lambda root: change(middle(root), first_frame), True, ActionKind.REBUILD),
     "a sealed segment that is cut short": (
         lambda root: change(middle(root), lambda data: data[:900]),
         True,
-        ActionKind.REMAKE,
+        ActionKind.REBUILD,
     ),
     "all of a sealed segment": (
         lambda root: change(middle(root), lambda data: bytes(len(data))),
         True,
-        ActionKind.SET_ASIDE,
+        ActionKind.QUARANTINE,
     ),
     "a sealed segment that is gone": (lambda root: middle(root).unlink(), True, ActionKind.GIVE_UP),
-    "a sealed segment whose raw form is whole": (both_forms, False, ActionKind.SET_ASIDE),
+    "a sealed segment whose raw form is whole": (both_forms, False, ActionKind.QUARANTINE),
     "a batch of a raw segment": (
         lambda root: change(raw(root), lambda d: d[:900] + b"!" + d[901:]),
         True,
-        ActionKind.REMAKE,
+        ActionKind.REBUILD,
     ),
     "the header of a raw segment": (
         lambda root: change(raw(root), lambda d: b"!" * 64 + d[64:]),
         False,
-        ActionKind.REMAKE,
+        ActionKind.REBUILD,
     ),
     "a raw segment that is gone": (lambda root: raw(root).unlink(), True, ActionKind.GIVE_UP),
     "a line of the sealer's ledger": (
         lambda root: change(root / "ledger/segments.jsonl", flip([0.4])),
         False,
-        ActionKind.LEDGER,
+        ActionKind.REBUILD_LEDGER,
     ),
     "the ledger of the sealer is gone": (
         lambda root: (root / "ledger/segments.jsonl").unlink(),
         False,
-        ActionKind.RECORD,
+        ActionKind.RECORD_SEALING,
     ),
-    "the head": (lambda root: change(root / "head", flip([0.1])), False, ActionKind.HEAD),
-    "the head is gone": (lambda root: (root / "head").unlink(), False, ActionKind.HEAD),
-    "a segment of another log": (foreign, False, ActionKind.SET_ASIDE),
+    "the head": (lambda root: change(root / "head", flip([0.1])), False, ActionKind.MOVE_HEAD),
+    "the head is gone": (lambda root: (root / "head").unlink(), False, ActionKind.MOVE_HEAD),
+    "a segment of another log": (foreign, False, ActionKind.QUARANTINE),
     "a segment under a wrong name": (
         lambda root: os.rename(middle(root), root / "segments/00000000000000000060.wal.zst"),
         False,
@@ -159,8 +159,8 @@ def test_each_kind_of_damage(written: Written, log: Path, kind: str) -> None:
     spoil(log)
     before, _ = readable(log)
     as_found = snapshot(log)
-    with proposed(Root(log)) as (plan, _):
-        assert (deed in {act.kind for act in plan.acts}, plan.loses) == (True, loses)
+    with planned_repair(Root(log)) as (plan, _):
+        assert (deed in {act.kind for act in plan.actions}, plan.loses_data) == (True, loses)
     assert snapshot(log) == as_found
 
     repair(log, accept_loss=False)
@@ -175,12 +175,12 @@ def test_each_kind_of_damage(written: Written, log: Path, kind: str) -> None:
     assert (after == written.records) != loses
     if loses:
         assert {wald.open(log).where(each).state for each in written.records.keys() - after.keys()} == {State.LOST}
-    assert repair(log).acts == ()
+    assert repair(log).actions == ()
 
 
 def test_a_log_that_is_good_is_not_touched(log: Path) -> None:
     as_found = snapshot(log)
-    assert repair(log).acts == ()
+    assert repair(log).actions == ()
     assert snapshot(log) == as_found
 
 
@@ -237,7 +237,7 @@ def test_a_damaged_segment_and_a_deleted_one_behind_it_are_given_up_each_with_it
     repair(log)
     (loss,) = History(Root(log)).losses(first, first)
     assert loss.extent.first == first
-    assert "no segment has them" in loss.reason
+    assert "no segment contains these records" in loss.reason
     assert "quarantine" not in loss.reason
     (before,) = History(Root(log)).losses(first - 1, first - 1)
     assert before.extent.last == first - 1
@@ -363,7 +363,7 @@ def check_repair(written: Written, spoiled: list[tuple[int, Damage | None]]) -> 
         after, reported = readable(root)
         assert reported == []
         assert before.items() <= after.items() <= written.records.items()
-        assert repair(root).acts == ()
+        assert repair(root).actions == ()
         built = Built(root, epoch=8)
         assert built.lines("a", [b"new"]) > written.last
         built.crash()
@@ -432,5 +432,5 @@ def test_a_sealed_part_of_a_ledger_that_is_damaged_makes_way_for_its_whole_lines
         entries = [entry for _, decoded in read_files(root / "ledger/segments.jsonl") for entry in decoded.entries]
         bases = [entry["base"] for entry in entries if entry["event"] == "skipped"]
         assert len(bases) == len(set(bases)) < 60
-        assert repair(root).acts == ()
+        assert repair(root).actions == ()
         shutil.rmtree(root)

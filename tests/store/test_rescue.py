@@ -100,10 +100,10 @@ def check(log: Built, root: Path, path: Path, damage: Callable[[bytearray], obje
     lost = whole.keys() - before.keys()
     if named:  # a record of which a piece is lost begins in front of the damage
         assert {each for each in lost if whole[each].route != "p"} <= named_lost(root) <= lost
-    acts = repair(root).acts
+    acts = repair(root).actions
     after, reported = readable(root)
     assert (after, reported) == (before, False)
-    assert {each for act in acts for first, last in act.lost for each in range(first, last + 1)} == lost
+    assert {each for act in acts for first, last in act.lost_spans for each in range(first, last + 1)} == lost
     assert errors(root) == []
     return len(lost)
 
@@ -323,7 +323,7 @@ class TestALongRecordAcrossSegments:
         target.write_bytes(data)
         before = readable(copy)
         assert set(before[0]) == {1}
-        assert not repair(copy, accept_loss=False).loses
+        assert not repair(copy, accept_loss=False).loses_data
         assert (readable(copy), errors(copy)) == (before, [])
 
     def test_a_segment_made_again_opens_with_what_is_open_in_front_of_it(self, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_verify_finds_nothing_wrong_and_says_shrunk(built: Built) -> None:
     findings = list(verify(built.root))
 
     assert wrong(built) == []
-    assert "13 records; 27 records dropped" in "".join(found.message for found in findings)
+    assert "13 records; 27 records were dropped" in "".join(found.message for found in findings)
 
 
 def test_a_segment_is_shrunk_again(built: Built) -> None:
@@ -234,7 +234,7 @@ def test_a_shrunk_segment_whose_shrinking_no_ledger_has_is_good_and_keeps_its_in
 
     assert wrong(built) == []
     assert "the ledger has no line about its shrinking" in [found.message for found in verify(built.root)]
-    assert not repair(built.root.path).acts
+    assert not repair(built.root.path).actions
     assert built.path(1, Kind.SEALED).read_bytes() == before
     (found,) = missing(built, "web")
     assert (found.first, found.last, found.records) == (1, 40, 27)
@@ -271,8 +271,8 @@ def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_on
     data[250_000] ^= 0xFF
     path.write_bytes(bytes(data))
 
-    assert [act.lost for act in repair(built.root.path).acts] == [((2, 2),)]
-    assert not repair(built.root.path).acts
+    assert [act.lost_spans for act in repair(built.root.path).actions] == [((2, 2),)]
+    assert not repair(built.root.path).actions
     assert wrong(built) == []
     built.crash()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from wald.checking.verifier import verify
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.format.names import Kind
-from wald.repairing.apply import proposed
+from wald.repairing.apply import planned_repair
 from wald.repairing.plan import Plan
 from wald.segments import shrinking
 from wald.segments.sealed_file import SealedFile, compress_segment
@@ -104,7 +105,7 @@ UNPROVEN = ("nearly all of the file", "the content of the file", "the file")  # 
 
 
 def given_up(plan: Plan) -> int:
-    return sum(act.lost_records for act in plan.acts)
+    return sum(act.lost_records for act in plan.actions)
 
 
 @pytest.mark.parametrize("what", DAMAGE)
@@ -112,7 +113,7 @@ def test_what_was_given_up_and_what_is_there_is_what_shrinking_had_left(shrunk: 
     left = left_by_ledger(shrunk)
     assert 0 < left["web"] < left["stuck"] < BATCHES * OF_BATCH
     DAMAGE[what](shrunk)
-    with proposed(shrunk.root) as (plan, _):
+    with planned_repair(shrunk.root) as (plan, _):
         expected = given_up(plan)
     assert given_up(repair(shrunk.root.path)) == expected
 
@@ -126,9 +127,10 @@ def test_what_was_given_up_and_what_is_there_is_what_shrinking_had_left(shrunk: 
         for route, count in held.items():
             lost = sum(held[1] for line in lines for held in line["routes"] if held[0] == route)
             assert lost + found[route] == count
-    messages = [each.message for each in verify(Root(shrunk.root.path)) if "lost, on record" in each.message]
-    assert sum(int(message.split()[0]) for message in messages) == expected
-    assert repair(shrunk.root.path).acts == ()
+    pattern = r"(?:(\d+) of )?records (\d+) to (\d+) are lost: "
+    losses = [match for each in verify(Root(shrunk.root.path)) if (match := re.match(pattern, each.message))]
+    assert sum(int(match[1] or int(match[3]) - int(match[2]) + 1) for match in losses) == expected
+    assert repair(shrunk.root.path).actions == ()
 
 
 def taken_back(built: Built, path: Path) -> None:
@@ -166,7 +168,7 @@ def unshrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 def test_a_shrink_that_was_taken_back_dropped_nothing(unshrunk: Built, damage: Callable[[Built], object]) -> None:
     damage(unshrunk)
     plan = repair(unshrunk.root.path, accept_loss=False)
-    assert plan.loses
+    assert plan.loses_data
     before = given_up(plan)
     repair(unshrunk.root.path)
     assert before + readable(unshrunk)["stuck"] == BATCHES * OF_BATCH
@@ -180,7 +182,7 @@ def test_a_second_shrink_that_was_taken_back_is_not_believed_over_the_first(shru
     left = left_by_ledger(shrunk)
     taken_back(shrunk, shrunk.path(1, Kind.SEALED))
     frames_and_index(shrunk, -1)
-    assert repair(shrunk.root.path, accept_loss=False).loses
+    assert repair(shrunk.root.path, accept_loss=False).loses_data
     plan = repair(shrunk.root.path)
     assert given_up(plan) + sum(readable(shrunk).values()) == sum(left.values())
 
@@ -191,7 +193,7 @@ def test_that_nothing_is_lost_is_not_taken_from_the_ledger(shrunk: Built) -> Non
     with SealedFile(shrunk.path(1, Kind.SEALED)) as file:
         number = next(number for number, each in enumerate(file.index.frames) if not each.routes and number)
     frames_and_index(shrunk, number)
-    assert repair(shrunk.root.path, accept_loss=False).loses
+    assert repair(shrunk.root.path, accept_loss=False).loses_data
 
 
 @pytest.mark.parametrize("what", ["the last frame", "two frames", "the content of the file", "the file"])
@@ -215,6 +217,6 @@ def test_where_shrinking_had_dropped_all_that_is_damaged_nothing_is_given_up(shr
     change(shrunk, lambda data: flip(data, first.offset + 14))
     before = readable(shrunk)
     plan = repair(shrunk.root.path, accept_loss=False)
-    assert (plan.acts != (), plan.loses, given_up(plan)) == (True, False, 0), number
+    assert (plan.actions != (), plan.loses_data, given_up(plan)) == (True, False, 0), number
     assert errors(shrunk.root.path) == []
     assert readable(shrunk) == before

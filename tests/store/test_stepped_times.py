@@ -150,7 +150,7 @@ def test_a_reclaim_of_the_segment_at_a_step_leaves_the_log_sound(tmp_path: Path)
     built = reclaimable(tmp_path / "root")
     built.reclaim(2, named=True)
     assert errors(tmp_path / "root") == []
-    assert repair(tmp_path / "root", accept_loss=False).acts == ()
+    assert repair(tmp_path / "root", accept_loss=False).actions == ()
 
 
 def test_a_reclaim_in_front_of_a_step_is_nothing_that_later_times_miss(tmp_path: Path) -> None:

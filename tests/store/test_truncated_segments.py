@@ -171,7 +171,7 @@ def test_a_repair_gives_up_exactly_that_record(tmp_path: Path, more: Callable[[B
     built, _ = laid(tmp_path / "root")
     more(built)
     built.crash()
-    lost = [span for act in repair(built.root.path).acts for span in act.lost]
+    lost = [span for act in repair(built.root.path).actions for span in act.lost_spans]
     assert lost == [(1, 1)]
     assert errors(built.root.path) == []
     built = Built(built.root.path, epoch=9, now_ns=built.now_ns)
@@ -181,7 +181,7 @@ def test_a_repair_gives_up_exactly_that_record(tmp_path: Path, more: Callable[[B
     built.seal()
     assert errors(built.root.path) == []
     assert [value for _, value in read(built)[0]] == [b"other", b"next", b"last", b"behind"]
-    assert repair(built.root.path).acts == ()
+    assert repair(built.root.path).actions == ()
 
 
 def test_damage_in_the_next_segment_costs_no_record_of_this_one(tmp_path: Path) -> None:

@@ -127,7 +127,9 @@ def test_a_lost_segment_does_not_take_reclaimed_neighbours_with_it(built: Built)
     lost.unlink()
 
     assert errors(built) == ["segments records 8 to 15 are in no segment, and no ledger explains why"]
-    assert "records 1 to 7 before it were reclaimed" in [found.message for found in findings(built, Level.INFO)]
+    assert "records 1 to 7, before this segment, were reclaimed" in [
+        found.message for found in findings(built, Level.INFO)
+    ]
 
 
 def test_a_reclaimed_segment_is_not_missing(built: Built) -> None:
@@ -197,7 +199,7 @@ def test_an_append_to_a_ledger_that_was_never_synced_is_no_error(built: Built) -
     path.write_bytes(left)
 
     assert errors(built) == []
-    assert any("its owner removes it" in finding.message for finding in findings(built, Level.INFO))
+    assert any("the next append removes it" in finding.message for finding in findings(built, Level.INFO))
 
 
 def test_a_cursor_that_cannot_be_trusted_is_found(built: Built) -> None:
@@ -216,13 +218,13 @@ def test_routes_that_are_gone_with_their_cursors_are_reported_and_no_damage(buil
 def test_a_header_that_miscounts_its_payload_is_found(built: Built) -> None:
     """Every checksum holds; the writer itself was wrong."""
     built.append("a", b"one\ntwo\n", 3)
-    assert any("counts 3 records, the payload has 2" in error for error in errors(built))
+    assert any("the header counts 3 records, but the payload has 2" in error for error in errors(built))
 
 
 def test_a_piece_that_never_came_is_found(built: Built) -> None:
     built.append("a", b"begun", 1, flags=Flag.CONTINUED)
     built.lines("a", [b"next"])
-    assert any("has not ended" in error for error in errors(built))
+    assert any("is unfinished" in error for error in errors(built))
 
 
 def test_a_damaged_identity_is_found_and_the_rest_is_read(built: Built) -> None:

@@ -14,7 +14,7 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.uptime import Moment
 from wald.repairing import rewrite
-from wald.repairing.apply import Repair, proposed
+from wald.repairing.apply import Repair, planned_repair
 from wald.repairing.plan import Plan
 from wald.segments.sealed_file import compress_segment
 from wald.writing import sealing
@@ -60,9 +60,9 @@ def _append(built: Built, rng: random.Random, name: bytes) -> None:
 def repair(root: Path, *, accept_loss: bool = True, disk: Disk | None = None) -> Plan:
     """What ``wald repair`` does between taking the locks and releasing them."""
     repairing = Repair(Root(root), disk or Unsynced(), 7, lambda: START_NS, lambda: Moment("boot", 1))
-    with proposed(Root(root)) as (plan, facts):
-        for act in plan.acts:
-            if accept_loss or not act.loses:
+    with planned_repair(Root(root)) as (plan, facts):
+        for act in plan.actions:
+            if accept_loss or not act.loses_data:
                 repairing.apply(act, facts)
         return plan
 

@@ -229,7 +229,7 @@ class WholeLog:
         """Without a daemon; nothing is given up."""
         self.built.crash()
         plan = repair(self.built.root.path)
-        assert [act.lost for act in plan.acts if act.lost] == []
+        assert [act.lost_spans for act in plan.actions if act.lost_spans] == []
         assert errors(self.built.root.path) == []
         self.spoiled.clear()
         self._start()
@@ -241,7 +241,7 @@ class WholeLog:
         segments = list_segments(Root(root)).segments
         spoil(self.rng.choice(segments).path, self.rng, keep=len(segments) == 1)  # without any, nothing is mounted
         before, _ = self._readable(root)
-        lost = {each for act in repair(root).acts for span in act.lost for each in range(span[0], span[1] + 1)}
+        lost = {each for act in repair(root).actions for span in act.lost_spans for each in range(span[0], span[1] + 1)}
         after, damage = self._readable(root)
         assert (damage, errors(root)) == ([], [])
         given_up = {number for number, _ in before - after}

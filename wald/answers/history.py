@@ -84,8 +84,8 @@ def excerpt(
             return Excerpt(events, reached, looked_at, story.broken)
         looked_at += 1
         reached[event.ledger] = event.number
-        if event.is_event and wanted(judged := story.judged(event)):
-            events.append(judged)
+        if event.is_event and wanted(audited := story.with_ruling(event)):
+            events.append(audited)
     return Excerpt(events, None, looked_at, story.broken)
 
 

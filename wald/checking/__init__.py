@@ -3,6 +3,6 @@
 audit_report  deletions in a time span, each judged by its ledger lines
 checker       check of one segment, batch by batch
 dump          contents and damage of a file
-kinds         kind of a file, recognised by its path
+kinds         kinds of files, recognised by path
 verifier      check of a whole log
 """

@@ -1,6 +1,6 @@
 """Events of a log in a time span, read from its ledgers, with an audit of each deletion.
 
-The audit reads only ledger lines of the span, and lines about segments deleted in the span. It checks the hash chain
+The audit reads only ledger lines of the span and lines about segments deleted in the span. It checks the hash chain
 across these lines, and from file to file.
 """
 
@@ -21,32 +21,32 @@ from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
 _DELETIONS = "reclaim.jsonl"
-_NO_EVENTS = ("seen", "continues", "evidence")  # these lines report no event
+_NOT_EVENTS = ("seen", "continues", "evidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One ledger line. A deletion or shrinking also has a ruling."""
+    """Ledger line; a deletion or shrink has a ruling."""
 
     at_ns: int
     ledger: str
-    number: int  # of the line, starting at 1
+    number: int  # of the line, starting with 1
     entry: Entry
     ruling: Ruling | None = None
 
     @property
     def is_event(self) -> bool:
-        return self.entry.get("event") not in _NO_EVENTS
+        return self.entry.get("event") not in _NOT_EVENTS
 
     def is_range(self, name: str) -> bool:
-        held = isinstance(self.entry.get("base"), int) and isinstance(self.entry.get("last"), int)
-        return held and self.ledger == _DELETIONS and self.entry.get("event") == name
+        has_range = isinstance(self.entry.get("base"), int) and isinstance(self.entry.get("last"), int)
+        return has_range and self.ledger == _DELETIONS and self.entry.get("event") == name
 
     @property
     def routes(self) -> set[str]:
         """Routes that the line names."""
-        held = [*(self.entry.get("routes") or ()), *(self.entry.get("dropped") or ())]
-        names = {str(each.get("route") if isinstance(each, dict) else each[0]) for each in held if each}
+        items = [*(self.entry.get("routes") or ()), *(self.entry.get("dropped") or ())]
+        names = {str(each.get("route") if isinstance(each, dict) else each[0]) for each in items if each}
         return names | ({str(self.entry["route"])} if "route" in self.entry else set())
 
 
@@ -66,7 +66,7 @@ class DeletionAudit:
     def events(self) -> Iterator[Event]:
         """Yield the events of all ledgers, oldest first, with rulings."""
         deletions = self._history.ledgers[_DELETIONS].written_between(self._from_ns, END_OF_TIME_NS)
-        undone = {  # base → number of the last line that undid its deletion
+        withdrawn = {  # base → number of the last line that withdrew its deletion
             event.entry.get("base"): event.number
             for event in self._events(_DELETIONS, deletions)
             if event.entry.get("event") == "kept"
@@ -78,15 +78,15 @@ class DeletionAudit:
             self.lines += 1
             if not line.is_event:
                 continue
-            event = self._completed(line)
-            if not event.is_range("reclaimed") or undone.get(event.entry["base"], 0) <= event.number:
-                ruling = self._ruling(event, self._deleted)
+            event = self._with_routes(line)
+            if not event.is_range("reclaimed") or withdrawn.get(event.entry["base"], 0) <= event.number:
+                ruling = self._audit(event, self._deleted)
                 self.not_allowed += ruling is not None and bool(ruling.errors)
                 event = replace(event, ruling=ruling)
             yield event
 
     def newest_first(self, before: Mapping[str, int]) -> Iterator[Event]:
-        """Yield all lines, newest first, without rulings (see :meth:`judged`).
+        """Yield all lines, newest first, without rulings (see :meth:`with_ruling`).
 
         ``before`` maps ledgers to the line numbers before which to start.
         """
@@ -94,14 +94,14 @@ class DeletionAudit:
         events = (self._events(name, lines.newest_first(before.get(name))) for name, lines in ledgers)
         yield from heapq.merge(*events, key=lambda event: -event.at_ns)
 
-    def judged(self, event: Event) -> Event:
+    def with_ruling(self, event: Event) -> Event:
         """Add the ruling to an event of :meth:`newest_first`, by look-ups in the ledgers."""
-        event = self._completed(event)
+        event = self._with_routes(event)
         is_deletion = event.is_range("reclaimed")
         try:
             if is_deletion and self._history.is_withdrawn(event.entry["base"], event.number):
                 return event
-            ruling = self._ruling(event)
+            ruling = self._audit(event)
             event = replace(event, ruling=ruling)
             if ruling is not None and is_deletion and self._history.is_repeated(event.entry, event.number):
                 return replace(event, ruling=replace(ruling, errors=(*ruling.errors, REPEATED)))
@@ -117,14 +117,14 @@ class DeletionAudit:
         except Damaged as error:
             self._report(error)
 
-    def _completed(self, event: Event) -> Event:
+    def _with_routes(self, event: Event) -> Event:
         """Add routes that another line lists for the event, unless that line is lost."""
         if event.ledger == _DELETIONS:
             with suppress(Damaged):  # reported when that ledger is read
                 return replace(event, entry=self._history.with_routes(event.entry))
         return event
 
-    def _ruling(self, event: Event, deleted: Spans | None = None) -> Ruling | None:
+    def _audit(self, event: Event, deleted: Spans | None = None) -> Ruling | None:
         entry, is_deletion = event.entry, event.is_range("reclaimed")
         if not is_deletion and not event.is_range("shrunk"):
             return None

@@ -1,8 +1,8 @@
 """Check of one segment, batch by batch: checksums, digests, and the order of sequences, times and records.
 
 A segment is checked against the log state at the end of the previous segment, or, to check segments in parallel,
-against :data:`NOTHING`. :meth:`Checked.following` then returns the result for the actual state, or None if the segment
-must be checked again, which only damage can cause.
+against :data:`INITIAL_STATE`. :meth:`CheckResult.for_state` then returns the result for the actual state, or None if
+the segment must be checked again, which only damage can cause.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Observation about one file, at ``offset`` bytes."""
+    """Observation about one file, at a byte offset."""
 
     level: Level
     path: Path
@@ -55,17 +55,17 @@ class Finding:
     @classmethod
     def of(cls, level: Level, path: Path, message: str) -> Self:
         """Create a finding from an error message that may begin with ``path`` and an offset."""
-        found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
-        assert found is not None, "the pattern matches any text"
-        return cls(level, path, int(found[1] or 0), found[2])
+        match = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
+        assert match is not None, "the pattern matches any text"
+        return cls(level, path, int(match[1] or 0), match[2])
 
 
-_CONTINUES = int(Flag.CONTINUES)  # enums are slow
+_CONTINUES = int(Flag.CONTINUES)  # ints are faster than enums
 _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
 
 
-def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
-    """Yield an error if the payload does not have the records that the header counts."""
+def payload_errors(header: BatchHeader, payload: memoryview) -> Iterator[str]:
+    """Yield an error if the payload does not have as many records as the header says."""
     if header.encoding == Encoding.COLUMNS:
         try:
             count = records.decode_columns(payload).count
@@ -76,11 +76,11 @@ def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
         newlines = count_bytes(payload, b"\n") if payload else 0
         count = newlines + bool(header.flags & _ENDS_WITHOUT_NEWLINE) - bool(header.flags & _CONTINUES)
     if count != header.count:
-        yield f"the header counts {header.count} records, the payload has {count}"
+        yield f"the header counts {header.count} records, but the payload has {count}"
 
 
-NOTHING = LogState(next_sequence=0, append_time_ns=-(1 << 63))
-"""The state before the first segment."""
+INITIAL_STATE = LogState(next_sequence=0, append_time_ns=-(1 << 63))
+"""State before the first segment."""
 
 
 @dataclass(slots=True)
@@ -92,36 +92,36 @@ class Opening:
     # Routes and open records of each control state.
     controls: list[tuple[dict[str, int], dict[str, int]]] = field(default_factory=list)
     dropped: Mapping[str, int] = field(default_factory=dict)  # route → last dropped record; see still_open()
-    lost: bool = False  # any open record may have ended in lost batches, or in dropped ones of unknown routes
+    may_end_any: bool = False  # any open record may have ended in lost batches, or in dropped ones of unknown routes
 
     def add(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None) -> None:
         if self.time_ns is None:
             self.time_ns = header.append_time_ns
         if header.is_dropped and dropped is None:
-            self.lost = True
+            self.may_end_any = True
         elif dropped is not None and header.is_dropped and not self.dropped:
             self.dropped = {route: last for route, last in dropped.items() if route not in self.continues}
         if not header.is_control:
             self.continues.setdefault(route, header.continues_sequence)
 
-    def agrees(self, before: LogState) -> bool:
-        """Return True if checks against ``before`` and :data:`NOTHING` have the same findings."""
+    def agrees_with(self, before: LogState) -> bool:
+        """Return True if checks against ``before`` and against :data:`INITIAL_STATE` have the same findings."""
         if self.time_ns is not None and self.time_ns < before.append_time_ns:
             return False
-        if self.lost and before.open_records:
+        if self.may_end_any and before.open_records:
             return False
         for routes, open_records in self.controls:
             if any(last > routes.get(route, 0) for route, last in before.routes.items()):
                 return False
             if any(open_records.get(route) != at for route, at in before.open_records.items()):
                 return False
-        begun = still_open(before.open_records, self.dropped)
-        return all(self.continues.get(route, at) == at for route, at in begun.items())
+        unfinished = still_open(before.open_records, self.dropped)
+        return all(self.continues.get(route, at) == at for route, at in unfinished.items())
 
-    def still_open(self, before: LogState) -> dict[str, int]:
+    def untouched_records(self, before: LogState) -> dict[str, int]:
         """Return the open records of ``before`` that no batch of the segment continues or ends."""
-        begun = still_open(before.open_records, self.dropped)
-        return {route: at for route, at in begun.items() if route not in self.continues}
+        unfinished = still_open(before.open_records, self.dropped)
+        return {route: at for route, at in unfinished.items() if route not in self.continues}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,65 +130,65 @@ class SegmentToCheck:
 
     segment: Segment
     log_id: bytes | None  # log that the segment must belong to; None if unknown
-    durable: int | None = None  # position of the head, if in this segment; bytes after it are not checked
-    open_ended: bool = False  # the newest segment may end anywhere if the head is missing
+    durable: int | None = None  # position of the head, if in this segment; later bytes are not checked
+    open_ended: bool = False  # True for the newest segment without a head: it may end anywhere
     sha256: str | None = None  # digest at sealing, from the ledger
     shrunk: frozenset[str] = frozenset()  # digests after each shrinking, from the ledger
     dropped: Mapping[str, int] | None = field(default=None, hash=False)  # route → last, by the ledger; None if unknown
-    end: int = 0  # position at which a raw segment was cut; 0 if unknown
+    end: int = 0  # position where a raw segment was cut; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Result of a check against a log state."""
+class CheckResult:
+    """Result of checking a segment against a log state."""
 
     findings: tuple[Finding, ...]
     records: int
     raw_bytes: int
-    after: LogState  # at the end of the segment
+    end_state: LogState
     opening: Opening
 
     @property
     def errors(self) -> list[str]:
-        return [found.message for found in self.findings if found.level is Level.ERROR]
+        return [finding.message for finding in self.findings if finding.level is Level.ERROR]
 
-    def following(self, before: LogState) -> Checked | None:
-        """Derive the result for ``before`` from a check against :data:`NOTHING`; None if findings may differ."""
-        if not self.opening.agrees(before):
+    def for_state(self, before: LogState) -> CheckResult | None:
+        """Derive the result for ``before`` from a check against :data:`INITIAL_STATE`; None if findings may differ."""
+        if not self.opening.agrees_with(before):
             return None
-        after = replace(
-            self.after,
-            append_time_ns=max(before.append_time_ns, self.after.append_time_ns),
-            routes=before.routes | self.after.routes,
-            open_records=self.opening.still_open(before) | self.after.open_records,
+        end_state = replace(
+            self.end_state,
+            append_time_ns=max(before.append_time_ns, self.end_state.append_time_ns),
+            routes=before.routes | self.end_state.routes,
+            open_records=self.opening.untouched_records(before) | self.end_state.open_records,
         )
-        return replace(self, after=after)
+        return replace(self, end_state=end_state)
 
 
-def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
-    """Check a segment against the state before it. Damage is a finding; only FileNotFoundError is raised."""
-    checking = _Check(target, before)
+def check(target: SegmentToCheck, before: LogState = INITIAL_STATE) -> CheckResult:
+    """Check a segment against the state before it. Report damage as findings; raise only FileNotFoundError."""
+    checker = _SegmentChecker(target, before)
     try:
         if target.segment.kind.form is Kind.RAW:
-            checking.check_raw()
+            checker.check_raw()
         else:
-            checking.check_sealed()
+            checker.check_sealed()
     except FileNotFoundError:
         raise
     except OSError as error:
-        checking.error(0, f"cannot be read ({error.strerror})")
+        checker.add_error(0, f"cannot be read ({error.strerror})")
     except Damaged as error:
-        checking.damage(error)
-    after = replace(checking.state, producers=Producers())  # producers are not checked
-    return Checked(tuple(checking.findings), checking.records, checking.raw_bytes, after, checking.opening)
+        checker.add_damage(error)
+    end_state = replace(checker.state, producers=Producers())  # producers are not checked
+    return CheckResult(tuple(checker.findings), checker.records, checker.raw_bytes, end_state, checker.opening)
 
 
-class _Check:
+class _SegmentChecker:
     def __init__(self, target: SegmentToCheck, before: LogState) -> None:
         self._target = target
         self._base = target.segment.base_sequence
         self._path = target.segment.path
-        self._contents = SegmentIndexBuilder(self._base)
+        self._builder = SegmentIndexBuilder(self._base)
         self._dropped = target.dropped
         self.findings: list[Finding] = []
         self.opening = Opening()
@@ -197,256 +197,255 @@ class _Check:
 
     @property
     def records(self) -> int:
-        return sum(self._contents.table.counts)
+        return sum(self._builder.table.counts)
 
-    def error(self, offset: int, message: str) -> None:
+    def add_error(self, offset: int, message: str) -> None:
         self.findings.append(Finding(Level.ERROR, self._path, offset, message))
 
-    def damage(self, error: Damaged) -> None:
+    def add_damage(self, error: Damaged) -> None:
         self.findings.append(Finding.of(Level.ERROR, self._path, error.message))
 
-    def _info(self, message: str, offset: int = 0) -> None:
+    def _add_info(self, message: str, offset: int = 0) -> None:
         self.findings.append(Finding(Level.INFO, self._path, offset, message))
 
     def check_raw(self) -> None:
         durable = self._target.durable
         with open_file(self._path) as file:
-            whole = RawFile(file.fileno(), index=self._index)
-            raw = RawFile(file.fileno(), limit=durable, index=self._index)
+            whole_file = RawFile(file.fileno(), index=self._read_sparse_index)
+            raw = RawFile(file.fileno(), limit=durable, index=self._read_sparse_index)
             try:
-                self._check_name(raw.header())
+                self._check_header(raw.header())
             except BadHeader as error:
-                self.error(0, str(error))
-            for found in raw.scan():
-                self.raw_bytes = found.offset
-                if isinstance(found, SegmentEnd):
-                    self._end(found)
-                elif isinstance(found, DamagedBytes):
-                    self.error(found.offset, f"{found.length} bytes are not a batch: {found.reason}")
+                self.add_error(0, str(error))
+            for item in raw.scan():
+                self.raw_bytes = item.offset
+                if isinstance(item, SegmentEnd):
+                    self._check_end(item)
+                elif isinstance(item, DamagedBytes):
+                    self.add_error(item.offset, f"{item.length} bytes are not a batch: {item.reason}")
                 else:
-                    self._batch(found.offset, found.header, found.route, memoryview(raw.payload(found)))
+                    self._check_batch(item.offset, item.header, item.route, memoryview(raw.payload(item)))
             if durable is not None:
-                self._unfinished(next(whole.scan(start=durable)))
-        self._sparse_index()
-        self._count()
+                self._report_unfinished_write(next(whole_file.scan(start=durable)))
+        self._check_sparse_index()
+        self._report_counts()
 
-    def _end(self, end: SegmentEnd) -> None:
+    def _check_end(self, end: SegmentEnd) -> None:
         durable = self._target.durable
         if durable is not None and end.offset < durable:
-            self.error(end.offset, f"intact batches end before the head at {durable}")
+            self.add_error(end.offset, f"the intact batches end before the head at offset {durable}")
         elif self._target.open_ended:
-            self._unfinished(end)
+            self._report_unfinished_write(end)
         elif end.garbage_bytes:
-            message = f"{end.garbage_bytes} bytes after the last batch of a complete segment ({end.reason})"
-            self.error(end.offset, message)
+            message = f"{end.garbage_bytes} bytes follow the last batch of a complete segment ({end.reason})"
+            self.add_error(end.offset, message)
         elif end.offset < self._target.end:
             self._lose_open_records()
             error = truncated_segment(self._path, end.offset, self._target.end)
-            found = Finding.of(Level.ERROR, self._path, error.message)
-            self.error(found.offset, f"{found.message}; {error.hint}")
+            finding = Finding.of(Level.ERROR, self._path, error.message)
+            self.add_error(finding.offset, f"{finding.message}; {error.hint}")
 
-    def _unfinished(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> None:
+    def _report_unfinished_write(self, item: ScannedBatch | DamagedBytes | SegmentEnd) -> None:
         """Report an unfinished write after the durable bytes: the daemon is writing it, or was killed."""
-        if isinstance(found, SegmentEnd) and found.garbage_bytes:
-            unfinished = f"{found.garbage_bytes} bytes of an unfinished write"
-            self._info(f"{unfinished}; the next start removes them ({found.reason})", found.offset)
+        if isinstance(item, SegmentEnd) and item.garbage_bytes:
+            message = f"{item.garbage_bytes} bytes of an unfinished write ({item.reason})"
+            self._add_info(f"{message}; the next start of the daemon removes them", item.offset)
 
-    def _index(self) -> SparseIndex:
+    def _read_sparse_index(self) -> SparseIndex:
         return find_index(self._path.parent, self._target.log_id, self._base)
 
-    def _sparse_index(self) -> None:
-        entries, path = self._index().entries, self._path.with_name(segment_name(self._base, Kind.INDEX))
-        table = self._contents.table
-        known = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
+    def _check_sparse_index(self) -> None:
+        entries, path = self._read_sparse_index().entries, self._path.with_name(segment_name(self._base, Kind.INDEX))
+        table = self._builder.table
+        batches = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
         end = table.positions[-1] if table.positions else 0
-        wrong = [at for sequence, at, time_ns in entries if at <= end and known.get(at) != (sequence, time_ns)]
-        if wrong:
-            message = f"{len(wrong)} of {len(entries)} entries do not match a batch; readers skip them"
+        mismatches = [at for sequence, at, time_ns in entries if at <= end and batches.get(at) != (sequence, time_ns)]
+        if mismatches:
+            message = f"{len(mismatches)} of {len(entries)} entries do not match a batch; readers skip them"
             self.findings.append(Finding(Level.INFO, path, 0, message))
 
     def check_sealed(self) -> None:
         try:
             file = SealedFile(self._path)
         except Damaged as error:
-            self.damage(error)
-            self._salvage(error)
+            self.add_damage(error)
+            self._check_without_index(error)
             return
         with file:
-            index, digest, whole = file.index, hashlib.sha256(), True
+            index, digest, is_readable = file.index, hashlib.sha256(), True
             if index.shrunk is not None and index.shrunk.is_complete:
                 self._dropped = index.shrunk.last_by_route
-            self._check_name(index)
+            self._check_header(index)
             for number in range(len(index.frames)):
                 try:
                     data = file.frame(number)
                 except Damaged as error:
-                    whole = False
-                    self._lost(file, number, error)
+                    is_readable = False
+                    self._check_damaged_frame(file, number, error)
                     continue
                 digest.update(data)
                 self.raw_bytes += len(data)
-                self._frame(file, number, data)
-            if whole:
-                self._agrees(index, digest.digest())
+                self._check_frame(file, number, data)
+            if is_readable:
+                self._compare_with_index(index, digest.digest())
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
-            self._info("the raw form is still there; the sealer removes it")
-        self._count()
+            self._add_info("the raw file still exists; the sealer removes it")
+        self._report_counts()
 
-    def _lost(self, file: SealedFile, number: int, error: Damaged) -> None:
-        """Check the readable start of a damaged frame, and report the lost records."""
+    def _check_damaged_frame(self, file: SealedFile, number: int, error: Damaged) -> None:
+        """Check the readable start of a damaged frame and report the lost records."""
         frame = file.index.frames[number]
         for batch in file.batches(number, file.readable_start(number)):
-            self._batch(batch.position, batch.header, batch.route, batch.payload)
+            self._check_batch(batch.position, batch.header, batch.route, batch.payload)
         first = max(self.state.next_sequence, frame.first_sequence)
         self._lose_open_records()
         self.state.next_sequence = max(first, frame.next_sequence)
-        found = Finding.of(Level.ERROR, self._path, error.message)
-        lost = f"records {first} to {frame.next_sequence - 1} cannot be read"
-        lost = lost if first < frame.next_sequence else "no record is lost"
-        self.error(found.offset, f"{lost}: {found.message}")
+        finding = Finding.of(Level.ERROR, self._path, error.message)
+        loss = f"records {first} to {frame.next_sequence - 1} cannot be read"
+        loss = loss if first < frame.next_sequence else "no record is lost"
+        self.add_error(finding.offset, f"{loss}: {finding.message}")
 
     def _lose_open_records(self) -> None:
         self.state.open_records.clear()
-        self.opening.lost = True
+        self.opening.may_end_any = True
 
-    def _salvage(self, error: Damaged) -> None:
+    def _check_without_index(self, error: Damaged) -> None:
+        """Check the batches of a sealed segment that cannot be opened because of ``error``."""
         self._lose_open_records()
         if self._target.log_id is None:
             return
         try:
             with closing(SalvagedSegment(self._target.segment, self._target.log_id, error)) as salvaged:
-                for met in salvaged.batches(FIRST_BATCH, None):
-                    if isinstance(met, DamagedBytes):
-                        message = f"{met.length} bytes at {met.offset} of the raw segment cannot be read: {met.reason}"
-                        self.error(salvaged.file_offset(met.offset), message)
-                    elif isinstance(met, StoredBatch) and not met.header.is_control:
-                        self._contents.add(met.position, met.header, met.route)
-                        self.state.next_sequence = max(met.header.end_sequence, self.state.next_sequence)
-                    elif isinstance(met, SkippedBatches):
-                        self.state.next_sequence = max(met.next_sequence, self.state.next_sequence)
+                for item in salvaged.batches(FIRST_BATCH, None):
+                    if isinstance(item, DamagedBytes):
+                        message = f"{item.length} bytes at raw offset {item.offset} cannot be read: {item.reason}"
+                        self.add_error(salvaged.file_offset(item.offset), message)
+                    elif isinstance(item, StoredBatch) and not item.header.is_control:
+                        self._builder.add(item.position, item.header, item.route)
+                        self.state.next_sequence = max(item.header.end_sequence, self.state.next_sequence)
+                    elif isinstance(item, SkippedBatches):
+                        self.state.next_sequence = max(item.next_sequence, self.state.next_sequence)
         except Damaged as other:
             if other is not error:
-                self.damage(other)
+                self.add_damage(other)
             return
-        self._count()
+        self._report_counts()
 
-    def _frame(self, file: SealedFile, number: int, data: bytes) -> None:
+    def _check_frame(self, file: SealedFile, number: int, data: bytes) -> None:
         index, frame = file.index, file.index.frames[number]
         damage = next((span for span in index.damage if span[0] <= frame.raw_offset < sum(span)), None)
         if damage is not None:
             if damage[0] == frame.raw_offset:
-                message = f"{damage[1]} bytes at {damage[0]} of the raw segment were damaged before it was sealed"
-                self.error(frame.offset, message)
+                message = f"{damage[1]} bytes at raw offset {damage[0]} were damaged before the segment was sealed"
+                self.add_error(frame.offset, message)
             return
-        self._contents.end_frame()  # of the previous frame, which may have been damaged
+        self._builder.end_frame()  # of the previous frame, which may have been damaged
         batches = file.batches(number, data)
         for batch in batches:
-            self._batch(batch.position, batch.header, batch.route, batch.payload)
+            self._check_batch(batch.position, batch.header, batch.route, batch.payload)
         if batches.end < len(data):
-            message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
-            self.error(frame.offset, message)
+            reason = batches.rest.reason or "zeros instead of a batch"
+            self.add_error(frame.offset, f"offset {batches.end} of frame {number}: {reason}")
             return
-        span, held = self._contents.end_frame(), self._contents.routes()
-        same_routes = {index.routes[i].route for i in frame.routes if i < len(index.routes)} == {
-            held[i].route for i in span.routes
-        }
+        span, routes = self._builder.end_frame(), self._builder.routes()
+        listed_routes = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
+        same_routes = listed_routes == {routes[i].route for i in span.routes}
         same_times = (span.earliest_ns, span.latest_ns) == (frame.earliest_ns, frame.latest_ns)
         if not same_routes or (span.routes and not same_times):
-            self.error(frame.offset, f"the index describes frame {number} incorrectly")
+            self.add_error(frame.offset, f"the routes or times of frame {number} differ from those in the index")
 
-    def _agrees(self, index: SealedIndex, digest: bytes) -> None:
+    def _compare_with_index(self, index: SealedIndex, digest: bytes) -> None:
         """Compare the frames with the index and the ledger."""
         # A segment without sequences, which wald repair may leave, has no ledger line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:
-            self.error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
+            self.add_error(0, f"the sha256 is {digest.hex()}, but the index says {index.sha256.hex()}")
         if sha256 is None:
-            self._info("the ledger has no line about it")
+            self._add_info("the ledger has no line about this segment")
         elif digest.hex() in {sha256, *self._target.shrunk}:
             pass
         elif index.shrunk is not None and digest == index.sha256 and index.shrunk.sha256.hex() == sha256:
-            self._info("the ledger has no line about its shrinking")
+            self._add_info("the ledger has no line about its shrinking")
         else:
-            self.error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
+            self.add_error(0, f"the sha256 is {digest.hex()}, but the ledger says {sha256}")
         try:
             table, peers = index.batch_table(), index.peers()
         except BadSealed as error:
-            self.error(0, str(error))
+            self.add_error(0, str(error))
             return
-        held = self._contents.routes()
-        if _columns(table, index.routes) != _columns(self._contents.table, held):
-            self.error(0, "the batch table in the index does not match the frames")
-        if (index.shrunk.ranges if index.shrunk else []) != list(self._contents.dropped):
-            self.error(0, "the dropped records in the index do not match the frames")
-        counted = {entry.route: entry for entry in index.routes}
-        if counted != {entry.route: entry for entry in held} or index.next_sequence != self.state.next_sequence:
-            self.error(0, "the counts in the index do not match the frames")
-        if peers != self._contents.peers:
-            self.error(0, "the peers in the index do not match the frames")
+        routes = self._builder.routes()
+        if _named_columns(table, index.routes) != _named_columns(self._builder.table, routes):
+            self.add_error(0, "the batch table in the index does not match the frames")
+        if (index.shrunk.ranges if index.shrunk else []) != list(self._builder.dropped):
+            self.add_error(0, "the dropped records in the index do not match the frames")
+        by_name = {entry.route: entry for entry in index.routes}
+        if by_name != {entry.route: entry for entry in routes} or index.next_sequence != self.state.next_sequence:
+            self.add_error(0, "the counts in the index do not match the frames")
+        if peers != self._builder.peers:
+            self.add_error(0, "the peers in the index do not match the frames")
 
-    def _check_name(self, found: SegmentHeader | SealedIndex) -> None:
-        if self._target.log_id is not None and found.log_id != self._target.log_id:
-            self.error(16, f"belongs to log {found.log_id.hex()}")
-        if found.base_sequence != self._base:
-            self.error(32, f"its header has segment {found.base_sequence}, its name {self._base}")
+    def _check_header(self, header: SegmentHeader | SealedIndex) -> None:
+        if self._target.log_id is not None and header.log_id != self._target.log_id:
+            self.add_error(16, f"belongs to log {header.log_id.hex()}")
+        if header.base_sequence != self._base:
+            self.add_error(32, f"contains segment {header.base_sequence}, but is named {self._base}")
 
-    def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> None:
+    def _check_batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> None:
         state = self.state
         self.opening.add(header, route, self._dropped)
-        self._contents.add(offset, header, route, payload)
+        self._builder.add(offset, header, route, payload)
         if header.is_state:
-            self._control(offset, header, payload)
+            self._check_control_state(offset, header, payload)
         elif header.is_control and not header.is_dropped:
             try:
                 decode_peer(payload)
             except BadControl as error:
-                self.error(offset, f"the batch that introduces peer {header.peer} cannot be decoded: {error}")
+                self.add_error(offset, f"the batch that introduces peer {header.peer} cannot be decoded: {error}")
             if header.count or header.base_sequence != state.next_sequence:
-                self.error(offset, f"the batch that introduces peer {header.peer} has records, or is out of order")
+                self.add_error(offset, f"the batch that introduces peer {header.peer} has records, or is out of order")
         else:
-            for message in () if header.is_dropped else payload_wrong(header, payload):
-                self.error(offset, message)
+            for message in () if header.is_dropped else payload_errors(header, payload):
+                self.add_error(offset, message)
             if header.base_sequence != state.next_sequence:
-                self.error(offset, f"begins with record {header.base_sequence} instead of {state.next_sequence}")
-            begun = state.open_records.get(route)
-            if begun is not None and header.continues_sequence != begun:
-                message = f"record {begun} of route {route} has not ended, and this batch does not continue it"
-                self.error(offset, message)
+                self.add_error(offset, f"begins with record {header.base_sequence} instead of {state.next_sequence}")
+            unfinished = state.open_records.get(route)
+            if unfinished is not None and header.continues_sequence != unfinished:
+                message = f"record {unfinished} of route {route} is unfinished, but this batch does not continue it"
+                self.add_error(offset, message)
         if header.append_time_ns < state.append_time_ns:
-            self.error(offset, "its append time is earlier than that of the previous batch")
+            self.add_error(offset, "the append time is earlier than that of the previous batch")
         state.apply(header, route, self._dropped)
 
-    def _control(self, offset: int, header: BatchHeader, payload: memoryview) -> None:
+    def _check_control_state(self, offset: int, header: BatchHeader, payload: memoryview) -> None:
         try:
             state = decode_state(payload)
         except BadControl as error:
-            self.error(offset, f"the control state cannot be decoded: {error}")
+            self.add_error(offset, f"the control state cannot be decoded: {error}")
             return
         self.opening.controls.append((state.routes, state.open_records))
-        following, base = state.next_sequence, header.base_sequence
-        if header.count or following != base:
-            self.error(offset, f"the control state continues with record {following}, the batch with {base}")
+        next_sequence, base = state.next_sequence, header.base_sequence
+        if header.count or next_sequence != base:
+            message = f"the control state continues with record {next_sequence}, but the batch with record {base}"
+            self.add_error(offset, message)
         for route, last in self.state.routes.items():
-            found = state.routes.get(route, 0)
-            if last > found:
-                self.error(offset, f"the last record of route {route} is {last}; the control state has {found}")
+            stated = state.routes.get(route, 0)
+            if last > stated:
+                message = f"the last record of route {route} is {last}, but the control state says {stated}"
+                self.add_error(offset, message)
         for route, sequence in self.state.open_records.items():
             if state.open_records.get(route) != sequence:
-                message = f"record {sequence} of route {route} has not ended; the control state does not list it"
-                self.error(offset, message)
+                message = f"record {sequence} of route {route} is unfinished, but the control state does not list it"
+                self.add_error(offset, message)
 
-    def _count(self) -> None:
-        """Report the number of intact batches and records."""
-        message = f"{len(self._contents.table)} batches, {self.records} records"
-        if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
-            message += f"; {dropped} records dropped"
-        if any(found.level is Level.ERROR for found in self.findings):
-            self._info(f"{message} are intact")
-        else:
-            self.findings.append(Finding(Level.OK, self._path, 0, message))
+    def _report_counts(self) -> None:
+        is_damaged = any(finding.level is Level.ERROR for finding in self.findings)
+        message = f"{len(self._builder.table)} batches, {self.records} records{' are intact' * is_damaged}"
+        if dropped := sum(last - first + 1 for first, last in self._builder.dropped):
+            message += f"; {dropped} records were dropped"
+        self.findings.append(Finding(Level.INFO if is_damaged else Level.OK, self._path, 0, message))
 
 
-def _columns(table: BatchTable, routes: Sequence[RouteEntry]) -> list[Sequence[object]]:
-    """Return the columns of a table with names of routes, because route ids may differ."""
+def _named_columns(table: BatchTable, routes: Sequence[RouteEntry]) -> list[Sequence[object]]:
+    """Return a table's columns with route names, because route ids may differ."""
     names = {number: entry.route for number, entry in enumerate(routes)}
     return [table.positions, table.bases, table.counts, table.times_ns, [names.get(i) for i in table.routes]]

@@ -40,49 +40,50 @@ Item = dict[str, Any]  # JSON objects
 
 
 def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
-    """Return the items of a file (with ``records``, also each record). Raise Damaged if nothing is readable."""
+    """Return the items of a file, including records on request. Raise Damaged if nothing is readable."""
     if not path.exists():
         raise NotFound(f"{path}: no such file", case="no-such-file", directory=path.parent)
     if path.is_dir():
-        raise InvalidInput(f"{path}: a directory; --content takes one file", case="directory-to-dump", path=path)
+        raise InvalidInput(f"{path}: is a directory; --content takes a file", case="directory-to-dump", path=path)
     if not path.is_file():
         raise InvalidInput(f"{path}: not a regular file", case="file-unreadable", path=path)
     name = parse_segment_name(path.name)
     if name is not None and name.kind is Kind.INDEX:
-        return _sparse_index(path)
+        return _dump_sparse_index(path)
     if name is not None:
-        return _raw(path, name.base_sequence, records) if name.kind.form is Kind.RAW else _sealed(path, records)
+        is_raw = name.kind.form is Kind.RAW
+        return _dump_raw(path, name.base_sequence, records) if is_raw else _dump_sealed(path, records)
     if path.suffix == ".jsonl":
-        return _ledger(path)
+        return _dump_ledger(path)
     if (part := parse_ledger_part_name(path.name)) is not None:
-        return _ledger_part(PartName(part[1], path))
+        return _dump_ledger_part(PartName(part[1], path))
     if path.name == "transfers":
-        return _transfers(read_regular(path))
+        return _dump_transfers(read_regular(path))
     if path.name == "head":
-        return iter([_head(read_regular(path))])
+        return iter([_head_item(read_regular(path))])
     if parse_cursor_name(path.name) is not None:
-        return iter([_cursor(read_regular(path))])
+        return iter([_cursor_item(read_regular(path))])
     if path.name == "log.json" or (path.suffix == ".json" and path.stem.isdecimal()):
-        return iter([_json("identity" if path.name == "log.json" else "recovery", read_regular(path))])
-    raise InvalidInput(f"{path}: not a file of a log by its name", case="not-a-file-of-a-log")
+        return iter([_json_item("identity" if path.name == "log.json" else "recovery", read_regular(path))])
+    raise InvalidInput(f"{path}: is not named like a file of a log", case="not-a-file-of-a-log")
 
 
-def _raw(path: Path, base: int, records: bool) -> Iterator[Item]:
+def _dump_raw(path: Path, base: int, records: bool) -> Iterator[Item]:
     index = find_index(path.parent, None, base)
     with open_file(path) as file:
         raw = RawFile(file.fileno(), index=lambda: index)
-        yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
-        for found in raw.scan():
-            if isinstance(found, ScannedBatch):
-                yield from _batch(found.offset, found.header, found.route, memoryview(raw.payload(found)), records)
-            elif isinstance(found, DamagedBytes):
-                yield _gap(found.offset, found.length, found.reason)
+        yield _header_item(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
+        for part in raw.scan():
+            if isinstance(part, ScannedBatch):
+                yield from _dump_batch(part.offset, part.header, part.route, memoryview(raw.payload(part)), records)
+            elif isinstance(part, DamagedBytes):
+                yield _gap_item(part.offset, part.length, part.reason)
             else:
-                garbage = {"damage": found.reason, "garbage_bytes": found.garbage_bytes} if found.garbage_bytes else {}
-                yield {"kind": "end", "offset": found.offset, "file_bytes": raw.limit} | garbage
+                garbage = {"damage": part.reason, "garbage_bytes": part.garbage_bytes} if part.garbage_bytes else {}
+                yield {"kind": "end", "offset": part.offset, "file_bytes": raw.limit} | garbage
 
 
-def _sealed(path: Path, records: bool) -> Iterator[Item]:
+def _dump_sealed(path: Path, records: bool) -> Iterator[Item]:
     with SealedFile(path) as file:
         index = file.index
         for number, frame in enumerate(index.frames):
@@ -95,15 +96,15 @@ def _sealed(path: Path, records: bool) -> Iterator[Item]:
                 continue
             yield item
             if index.was_damaged(frame):
-                yield _gap(frame.raw_offset, len(data), "damaged before the segment was sealed")
+                yield _gap_item(frame.raw_offset, len(data), "damaged before the segment was sealed")
                 continue
             if frame.raw_offset == 0:
-                yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
+                yield _header_item(data[:FIRST_BATCH], SEGMENT_MAGIC)
             batches = file.batches(number, data)
             for batch in batches:
-                yield from _batch(batch.position, batch.header, batch.route, batch.payload, records)
+                yield from _dump_batch(batch.position, batch.header, batch.route, batch.payload, records)
             if batches.end < len(data):
-                yield _gap(frame.raw_offset + batches.end, len(data) - batches.end, batches.rest.reason)
+                yield _gap_item(frame.raw_offset + batches.end, len(data) - batches.end, batches.rest.reason)
         shrunk = index.shrunk
         yield {
             "kind": "index",
@@ -127,7 +128,7 @@ def _sealed(path: Path, records: bool) -> Iterator[Item]:
         }
 
 
-def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, records: bool) -> Iterator[Item]:
+def _dump_batch(offset: int, header: BatchHeader, route: str, payload: memoryview, records: bool) -> Iterator[Item]:
     item: Item = {
         "kind": "batch",
         "offset": offset,
@@ -145,7 +146,7 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, re
         item["continues_sequence"] = header.continues_sequence
     elif header.producer_id:
         item |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
-    shown: list[Item] = []
+    record_items: list[Item] = []
     try:
         if header.is_state:
             state = decode_state(payload)
@@ -156,15 +157,15 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, re
         elif header.is_control and header.peer:
             item |= {"kind": "peer"} | decode_peer(payload)._asdict()
         elif records and not header.is_control:
-            shown = list(_records(header, payload))
+            record_items = list(_dump_records(header, payload))
     except (BadControl, columns.BadColumns) as error:
         yield item | {"damage": str(error)}
         return
     yield item | ({"kind": "dropped"} if header.is_dropped else {})
-    yield from shown
+    yield from record_items
 
 
-def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
+def _dump_records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
     if header.encoding == Encoding.COLUMNS:
         stored = columns.decode_columns(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
@@ -175,28 +176,28 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
     lines = bytes(payload).split(b"\n")
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
         lines.pop()  # nothing follows the last newline
-    number = header.base_sequence - bool(header.continues_sequence)
-    for i, value in enumerate(lines):
-        sequence = header.continues_sequence if number + i < header.base_sequence else number + i
+    first = header.base_sequence - bool(header.continues_sequence)
+    for number, value in enumerate(lines, start=first):
+        sequence = header.continues_sequence if number < header.base_sequence else number
         yield {"kind": "record", "sequence": sequence} | text_or_bytes("value", value)
 
 
-def _segment_header(data: bytes, magic: bytes) -> Item:
+def _header_item(data: bytes, magic: bytes) -> Item:
     try:
         header = decode_segment_header(data, magic)
     except BadHeader as error:
         return {"kind": "header", "offset": 0, "damage": str(error)}
-    shown = asdict(header) | {"log_id": header.log_id.hex(), "writer": version_text(header.writer)}
-    return {"kind": "header", "offset": 0} | shown
+    fields = asdict(header) | {"log_id": header.log_id.hex(), "writer": version_text(header.writer)}
+    return {"kind": "header", "offset": 0} | fields
 
 
-def _gap(offset: int, length: int, reason: str) -> Item:
+def _gap_item(offset: int, length: int, reason: str) -> Item:
     return {"kind": "gap", "offset": offset, "bytes": length, "damage": reason or "zeros between batches"}
 
 
-def _sparse_index(path: Path) -> Iterator[Item]:
+def _dump_sparse_index(path: Path) -> Iterator[Item]:
     data = read_regular(path)
-    yield _segment_header(data, SPARSE_MAGIC)
+    yield _header_item(data, SPARSE_MAGIC)
     offset = FILE_HEADER.size
     for entry in decode_sparse_entries(data):
         content: Item = {"damage": "checksum mismatch"}
@@ -205,32 +206,32 @@ def _sparse_index(path: Path) -> Iterator[Item]:
         yield {"kind": "entry", "offset": offset} | content
         offset += SPARSE_ENTRY.size
     if offset < len(data):
-        yield {"kind": "end", "offset": offset, "damage": f"{len(data) - offset} bytes of an entry"}
+        yield {"kind": "end", "offset": offset, "damage": f"the last entry has only {len(data) - offset} bytes"}
 
 
-def _cursor(data: bytes) -> Item:
+def _cursor_item(data: bytes) -> Item:
     try:
-        lines = decode_cursor(data)
+        cursor = decode_cursor(data)
     except BadCursor as error:
         return {"kind": "cursor", "damage": str(error)}
-    log_id = lines.log_id.hex() if lines.log_id is not None else None
-    place = {"sequence": lines.sequence, "log": log_id, "epoch": lines.epoch}
-    return {"kind": "cursor"} | place | {"group": lines.group, "at": lines.at}
+    log_id = cursor.log_id.hex() if cursor.log_id is not None else None
+    position = {"sequence": cursor.sequence, "log": log_id, "epoch": cursor.epoch}
+    return {"kind": "cursor"} | position | {"group": cursor.group, "at": cursor.at}
 
 
-def _head(data: bytes) -> Item:
+def _head_item(data: bytes) -> Item:
     head = decode_head(data)
     return {"kind": "head"} | (head._asdict() if head is not None else {"damage": "not a head line"})
 
 
-def _transfers(data: bytes) -> Iterator[Item]:
+def _dump_transfers(data: bytes) -> Iterator[Item]:
     for number in range(len(data) // SLOT_BYTES):
-        found = decode_transfer(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
-        if found is not None:
-            yield {"kind": "transfer", "slot": number} | asdict(found[0]) | {"taken": found[1]}
+        slot = decode_transfer(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+        if slot is not None:
+            yield {"kind": "transfer", "slot": number} | asdict(slot[0]) | {"taken": slot[1]}
 
 
-def _json(kind: str, data: bytes) -> Item:
+def _json_item(kind: str, data: bytes) -> Item:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -239,26 +240,27 @@ def _json(kind: str, data: bytes) -> Item:
         return {"kind": kind, "content": content}
     if not isinstance(content, dict):
         return {"kind": kind, "damage": "not a report"}
-    return {"kind": kind} | content | ({} if content.get("ended") else {"ended": "unknown: it runs, or was killed"})
+    end = {} if content.get("ended") else {"ended": "unknown: the daemon is running, or was killed"}
+    return {"kind": kind} | content | end
 
 
-def _ledger_part(part: PartName) -> Iterator[Item]:
-    yield from _lines(decode_part(part, None))
+def _dump_ledger_part(part: PartName) -> Iterator[Item]:
+    yield from _dump_lines(decode_part(part, None))
     try:
         yield {"kind": "index"} | asdict(stored_index(part))
     except BadPart as error:
         yield {"kind": "index", "damage": str(error)}
 
 
-def _lines(decoded: DecodedLedger) -> Iterator[Item]:
+def _dump_lines(decoded: DecodedLedger) -> Iterator[Item]:
     for entry in decoded.entries:
         yield {"kind": "line"} | entry
     for number, reason in decoded.broken_lines:
         yield {"kind": "broken", "line": number, "damage": reason}
 
 
-def _ledger(path: Path) -> Iterator[Item]:
+def _dump_ledger(path: Path) -> Iterator[Item]:
     decoded = read_ledger(path)
-    yield from _lines(decoded)
+    yield from _dump_lines(decoded)
     if decoded.complete_bytes < path.stat().st_size:
-        yield {"kind": "end", "offset": decoded.complete_bytes, "damage": "an unfinished line"}
+        yield {"kind": "end", "offset": decoded.complete_bytes, "damage": "unfinished line"}

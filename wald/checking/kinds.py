@@ -1,4 +1,4 @@
-"""Kind of a file, recognised by its path: every file that docs/files.md lists, and the files of a bag."""
+"""Kinds of files, recognised by path: every file that docs/files.md lists, and the files of a bag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
 
 
 class FileKind(Enum):
-    """Kind of a file: meaning for operators, and pattern of the path. The first match wins."""
+    """Kind of a file, with its meaning for operators and the pattern of its path. The first match wins."""
 
     ROOT = "the root of a log", r"\."
     IDENTITY = "the identity of the log: its id and the version of its format", r"log\.json"
@@ -79,18 +79,18 @@ class FileKind(Enum):
 _ANYWHERE = (FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART, FileKind.FOREIGN)  # also outside a root
 
 
-class Named(NamedTuple):
-    """Kind of a path, with the route and group of the file ("" if none)."""
+class RecognizedFile(NamedTuple):
+    """Kind of a file, with its route and group ("" if none)."""
 
     kind: FileKind
     route: str
     group: str
 
 
-def kind_of(relative: str, *, in_root: bool) -> Named:
-    """Recognise a path, relative to the root; outside a root, the whole path."""
+def kind_of(relative: str, *, in_root: bool) -> RecognizedFile:
+    """Recognise a file by its path relative to the root, or by its whole path outside a root."""
     kinds = FileKind if in_root else _ANYWHERE
-    kind, match = next((kind, found) for kind in kinds if (found := re.fullmatch(kind.pattern, relative)))
+    kind, match = next((kind, match) for kind in kinds if (match := re.fullmatch(kind.pattern, relative)))
     parts = relative.split("/")
     route = parts[1] if in_root and parts[0] == "routes" and len(parts) > 1 else ""
-    return Named(kind, route, match.groupdict().get("group", ""))
+    return RecognizedFile(kind, route, match.groupdict().get("group", ""))

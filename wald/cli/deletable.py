@@ -18,7 +18,7 @@ from wald.files.locks import is_locked
 from wald.hints import command_line
 
 if TYPE_CHECKING:
-    from wald.checking.kinds import Named
+    from wald.checking.kinds import RecognizedFile
     from wald.retention.backlog import SegmentStatus
 
 
@@ -56,7 +56,7 @@ _ARCHIVED = {FileKind.ARCHIVED_ROUTE, FileKind.BAG, FileKind.BUNDLE, FileKind.DI
 _ARCHIVE = "it may be the only copy of its records, and the chain of bundles would have a gap"
 
 
-def may_delete(root: Root | None, path: Path, named: Named) -> Verdict:
+def may_delete(root: Root | None, path: Path, named: RecognizedFile) -> Verdict:
     """
     Args:
         root: of the log that the file is in; None: it is in none.
@@ -96,7 +96,7 @@ def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
     raise AssertionError(f"{path}: no verdict for {kind}")
 
 
-def _of_route(root: Root, path: Path, named: Named) -> Verdict:
+def _of_route(root: Root, path: Path, named: RecognizedFile) -> Verdict:
     route, group = named.route, named.group
     match named.kind:
         case FileKind.ROUTE:

@@ -23,7 +23,7 @@ from wald.files.safe_open import read_object
 
 if TYPE_CHECKING:
     from wald.checking.dump import Item
-    from wald.checking.kinds import Named
+    from wald.checking.kinds import RecognizedFile
 
 _DUMPED = {
     FileKind.IDENTITY,
@@ -89,7 +89,7 @@ def _root_of(path: Path) -> Root | None:
     return next((Root(each) for each in above if (each / "log.json").is_file()), None)
 
 
-def _damage(root: Root | None, path: Path, named: Named) -> str | None:
+def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
     """What is wrong with the file, "" if nothing is; None if it has no content of its own to be checked by."""
     from wald.checking.dump import dump
     from wald.work.journal import read_beside_owner
@@ -144,7 +144,7 @@ def _bundle_damage(bundle: Path) -> str:
     return "" if found == expected else f"its sha256 is {found}, not {expected}"
 
 
-def _written_by(root: Root | None, path: Path, named: Named) -> str:
+def _written_by(root: Root | None, path: Path, named: RecognizedFile) -> str:
     """The program and its version, as far as anything says; "" if nothing does."""
     if root is not None and named.kind in _SEGMENTS:
         return _writer(root, path)
@@ -182,7 +182,9 @@ def _software(manifest: Path) -> str:
         return ""
 
 
-def _text(root: Root | None, path: Path, named: Named, by: str, damage: str | None, verdict: Verdict) -> Iterator[str]:
+def _text(
+    root: Root | None, path: Path, named: RecognizedFile, by: str, damage: str | None, verdict: Verdict
+) -> Iterator[str]:
     rows = [("file", str(path)), ("is", named.kind.meaning)]
     rows += [("log", str(root.path))] if root else []
     rows += [(name, value) for name, value in (("route", named.route), ("group", named.group)) if value]
@@ -196,7 +198,7 @@ def _text(root: Root | None, path: Path, named: Named, by: str, damage: str | No
 
 
 def _fields(
-    root: Root | None, path: Path, named: Named, by: str, damage: str | None, verdict: Verdict
+    root: Root | None, path: Path, named: RecognizedFile, by: str, damage: str | None, verdict: Verdict
 ) -> dict[str, object]:
     return {
         "path": str(path),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def verify(root: Path, record: bool, as_json: bool) -> int:
     """Read every byte of the log, check it against its checksums, digests and neighbours, and change nothing.
 
-    One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may be running.
+    Print one line for each file and each finding; the exit code is 4 if there is an error. A daemon may be running.
     """
     from wald.checking.checker import Level
 
@@ -48,14 +48,14 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 
 def _ledger(root: Root) -> closing[Ledger]:
-    """The ledger of verifications; one process at a time has it."""
+    """Open the ledger of verifications, which one process at a time can write."""
     from wald.files.ledger_write import Ledger
 
     return closing(Ledger(root.ledger / VERIFY_LEDGER, Disk(), owner="verification with --record"))
 
 
 def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:
-    """Print every finding; returns how many there are of each level."""
+    """Print every finding; return the number of each level."""
     from wald.checking.checker import Level
     from wald.checking.verifier import Verification
     from wald.work.checking import check_journals
@@ -77,9 +77,8 @@ def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[
     if as_json:
         click.echo(json_line("verify", _summary(verification, counts, time.monotonic() - began)))
     else:
-        click.echo(
-            f"{'good' if not errors else 'damaged'}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error"
-        )
+        verdict, plural = "damaged" if errors else "OK", "s" * (errors != 1)
+        click.echo(f"{verdict}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error{plural}")
     return counts
 
 

@@ -4,8 +4,8 @@ A file first gets a second name in ``quarantine/``, then a ledger line; only the
 removes it. A killed repair leaves the old or the new file, and the next repair finishes. The parts of a split segment
 are named newest first, so only parts before an existing one can be missing.
 
-A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again with its
-intact lines.
+A broken ledger, or a damaged sealed part with all later parts, is saved in ``quarantine/`` and rebuilt from its intact
+lines.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from wald.format.ledger_lines import GENESIS, Entry, digest, encode_entry
 from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
 from wald.format.spans import Spans
-from wald.repairing.plan import Act, ActionKind, Plan, records_lost, routes_lost
+from wald.repairing.plan import Action, ActionKind, Plan, count_lost_records, find_lost_routes
 from wald.repairing.rescue import intact_batches
 from wald.repairing.rewrite import NewSegment, Rewriter
-from wald.repairing.survey import LogSurvey, SegmentFacts, last_dropped, lost_identity
+from wald.repairing.survey import LogSurvey, SegmentFacts, last_dropped, recover_identity
 from wald.retention.history import History
 from wald.segments.index_builder import remove_index
 from wald.segments.sealed_file import SealedFile
@@ -47,38 +47,38 @@ from wald.writing.daemon_lock import require_own_files
 from wald.writing.recovery import copy_durably, state_after, state_before
 from wald.writing.sealing import sealed_entry
 
-_BEGUN = "begun-again"
+_REBUILT_EVENT = "begun-again"
 
 
 def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
-    """Replace a broken ledger by one with an intact chain. A killed call can be repeated."""
-    data, obsolete = _rebuilt(root, path, now_ns)
+    """Rebuild a broken ledger with an intact chain. A killed call can be repeated."""
+    data, obsolete = _rebuild(root, path, now_ns)
     if data is not None:
         for file in (*obsolete, path):
-            kept, _, old = _kept(root, file)
-            if not kept.exists():
-                disk.replace(kept, old)
+            copy, _, old_data = _quarantine_copy(root, file)
+            if not copy.exists():
+                disk.replace(copy, old_data)
         disk.replace(path, data)
     for part in obsolete:
         disk.unlink(part)
     disk.sync_directory(root.ledger)
 
 
-def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Path]]:
+def _rebuild(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Path]]:
     """Return the new contents of a broken ledger (None if already written) and the parts to remove."""
     files = list(read_files(path))
     line_of = {part.path: part.line for part in parts_of(path)}
     opening = next(iter(files[-1][1].entries), {})
-    if opening.get("event") == _BEGUN and "from" in opening:
+    if opening.get("event") == _REBUILT_EVENT and "from" in opening:
         obsolete = [part for part, line in line_of.items() if line >= opening["from"]]
         if obsolete:
             return None, obsolete
-    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken_lines), len(files) - 1)
-    obsolete = [file for file, _ in files[bad:-1]]
-    carried = [entry for _, decoded in files[bad:] for entry in decoded.entries]
-    damaged = sum(len(decoded.broken_lines) for _, decoded in files[bad:])
-    kept, sha256, _ = _kept(root, path)
-    opening = {"event": _BEGUN, "kept": os.fspath(kept.relative_to(root.path)), "sha256": sha256}
+    first = next((number for number, (_, decoded) in enumerate(files) if decoded.broken_lines), len(files) - 1)
+    obsolete = [file for file, _ in files[first:-1]]
+    carried = [entry for _, decoded in files[first:] for entry in decoded.entries]
+    damaged = sum(len(decoded.broken_lines) for _, decoded in files[first:])
+    copy, sha256, _ = _quarantine_copy(root, path)
+    opening = {"event": _REBUILT_EVENT, "kept": os.fspath(copy.relative_to(root.path)), "sha256": sha256}
     opening |= {"whole": len(carried), "damaged": damaged}
     if obsolete:
         opening["from"] = line_of[obsolete[0]]
@@ -88,18 +88,18 @@ def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Pa
         entries.append({key: entry[key] for key in entry if key != "prev"} | {"carried": number})
         if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
             deleted[entry["base"]] = entry["event"] == "reclaimed"
-    # A damaged line may have revoked a deletion. Without a line "kept", an existing segment would count as deleted if
+    # A damaged line may have withdrawn a deletion. Without a "kept" line, an existing segment would count as deleted if
     # it were lost later.
-    there = [each.base_sequence for each in list_segments(root).segments if deleted.get(each.base_sequence)]
-    entries += [{"event": "kept", "base": base, "why": "it is there", "at": now_ns} for base in there]
-    lines, prev = [], files[bad - 1][1].tip if bad else GENESIS
+    existing = [each.base_sequence for each in list_segments(root).segments if deleted.get(each.base_sequence)]
+    entries += [{"event": "kept", "base": base, "why": "it exists", "at": now_ns} for base in existing]
+    lines, prev = [], files[first - 1][1].tip if first else GENESIS
     for entry in entries:
         lines.append(encode_entry(entry, prev))
         prev = digest(lines[-1])
     return b"".join(lines), obsolete
 
 
-def _kept(root: Root, path: Path) -> tuple[Path, str, bytes]:
+def _quarantine_copy(root: Root, path: Path) -> tuple[Path, str, bytes]:
     """Return a ledger file's path in ``quarantine/``, digest and contents."""
     data = read_regular(path) if path.exists() else b""
     sha256 = hashlib.sha256(data).hexdigest()
@@ -111,34 +111,34 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
-    """Yield a repair plan and its facts, which are valid only within the block.
+def planned_repair(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
+    """Yield a repair plan and its survey, which are valid only within the block.
 
-    If ledgers or the identity are broken, both use repaired copies, which decide which records are lost and which
-    files are foreign.
+    If ledgers or the identity are broken, both use repaired copies, which determine the lost records and the foreign
+    files.
     """
     _remove_abandoned()
-    broken = dict(_broken(root))
-    acts = [Act(ActionKind.LEDGER, path, reason) for path, reason in broken.items()]
-    lost = lost_identity(root)
-    if lost is not None:
-        identity, reason = lost
-        acts.append(Act(ActionKind.IDENTITY, root.identity, reason, identity=identity))
-    if not acts:
-        facts = LogSurvey(root)
-        yield Plan(facts, acts), facts
+    broken = dict(_broken_ledgers(root))
+    actions = [Action(ActionKind.REBUILD_LEDGER, path, reason) for path, reason in broken.items()]
+    recovered = recover_identity(root)
+    if recovered is not None:
+        actions.append(Action(ActionKind.REWRITE_IDENTITY, root.identity, recovered[1], identity=recovered[0]))
+    if not actions:
+        survey = LogSurvey(root)
+        yield Plan(survey, actions), survey
         return
-    with _scratch() as made:
-        facts = LogSurvey(_rehearsed(root, broken, lost[0] if lost else read_identity(root), made))
-        yield Plan(facts, acts), facts
+    with _scratch_directory() as directory:
+        identity = recovered[0] if recovered else read_identity(root)
+        survey = LogSurvey(_dry_run_root(root, broken, identity, directory))
+        yield Plan(survey, actions), survey
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    """Make a directory, locked to show that it is in use."""
+def _scratch_directory() -> Iterator[Path]:
+    """Make a temporary directory, locked while it is in use."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with suppress(FileNotFoundError):  # removed just before it was locked
+        with suppress(FileNotFoundError):  # removed before it was locked
             descriptor = os.open(path, _DIRECTORY)
             if Disk().lock(descriptor) and os.fstat(descriptor).st_nlink:
                 break
@@ -151,7 +151,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove copies of killed repairs: unlocked directories of this user."""
+    """Remove the unlocked directories that this user's killed repairs left."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if directory.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -163,14 +163,14 @@ def _remove_abandoned() -> None:
                     os.close(descriptor)
 
 
-def _broken(root: Root) -> Iterator[tuple[Path, str]]:
+def _broken_ledgers(root: Root) -> Iterator[tuple[Path, str]]:
     """Yield each ledger with a damaged or unchained line, and the problem."""
     for name in LEDGERS:
         path = root.ledger / name
         try:
             broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken_lines]
         except (Damaged, OSError):
-            continue  # unusable
+            continue  # unreadable
         if broken:
             file, number, reason = broken[0]
             more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -178,41 +178,41 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 
 @dataclass(frozen=True)
-class _Rehearsed(Root):
-    """Root with a repaired identity, and perhaps repaired ledgers, in ``made``."""
+class _DryRunRoot(Root):
+    """Root with its repaired identity, and repaired ledgers, in ``directory``."""
 
-    made: Path
+    directory: Path
     has_ledgers: bool
 
     @property
     def ledger(self) -> Path:
-        return self.made / "ledger" if self.has_ledgers else super().ledger
+        return self.directory / "ledger" if self.has_ledgers else super().ledger
 
     @property
     def identity(self) -> Path:
-        return self.made / "log.json"
+        return self.directory / "log.json"
 
 
-def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Path) -> Root:
-    rehearsed = _Rehearsed(root.path, made, has_ledgers=bool(broken))
-    rehearsed.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
+def _dry_run_root(root: Root, broken: dict[Path, str], identity: Identity, directory: Path) -> Root:
+    dry_run = _DryRunRoot(root.path, directory, has_ledgers=bool(broken))
+    dry_run.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
     if broken:
-        rehearsed.ledger.mkdir()
+        dry_run.ledger.mkdir()
         for path in root.ledger.iterdir():
             if path.is_file():
-                shutil.copyfile(path, rehearsed.ledger / path.name)
+                shutil.copyfile(path, dry_run.ledger / path.name)
     for path in broken:
-        data, obsolete = _rebuilt(root, path, now_ns=0)
+        data, obsolete = _rebuild(root, path, now_ns=0)
         if data is not None:
-            (rehearsed.ledger / path.name).write_bytes(data)
+            (dry_run.ledger / path.name).write_bytes(data)
         for part in obsolete:
-            (rehearsed.ledger / part.name).unlink()
-    return rehearsed
+            (dry_run.ledger / part.name).unlink()
+    return dry_run
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Executor of a plan's acts. The caller holds the locks."""
+    """Executor of a plan's actions. The caller holds the locks."""
 
     root: Root
     disk: Disk
@@ -220,109 +220,109 @@ class Repair:
     now: Callable[[], int]
     moment: Callable[[], Moment]
 
-    def apply(self, act: Act, facts: LogSurvey) -> None:
-        """Run an act. Raise Damaged if a new file does not read back, OSError if a step fails."""
-        disk, path = self.disk, act.path
-        match act.kind:
-            case ActionKind.LEDGER:
+    def apply(self, action: Action, survey: LogSurvey) -> None:
+        """Run an action. Raise Damaged if a new file is not intact, OSError if a step fails."""
+        disk, path = self.disk, action.path
+        match action.kind:
+            case ActionKind.REBUILD_LEDGER:
                 rebuild_ledger(self.root, disk, path, now_ns=self.now())
-            case ActionKind.IDENTITY:
-                assert act.identity is not None
-                log_id = uuid.UUID(bytes=act.identity.log_id)
-                saved = {"kept": self._keep(path)} if os.path.lexists(path) else {}
-                self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | saved | self._when())
-                disk.replace(path, encode_identity(log_id, now=act.identity.created))
+            case ActionKind.REWRITE_IDENTITY:
+                assert action.identity is not None
+                log_id = uuid.UUID(bytes=action.identity.log_id)
+                saved = {"kept": self._save(path)} if os.path.lexists(path) else {}
+                self._append({"event": "identified", "log": log_id.hex, "why": action.reason} | saved | self._times())
+                disk.replace(path, encode_identity(log_id, now=action.identity.created))
             case ActionKind.REMOVE:
                 if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
-                    disk.unlink(path)  # the locks keep others from making files there
+                    disk.unlink(path)  # the locks prevent others from creating files there
                 else:
                     with suppress(FileNotFoundError):
                         remove_abandoned(path, disk)
                 disk.sync_directory(path.parent)
             case ActionKind.RENAME:
-                assert act.target is not None
-                for each in (path, act.target):  # both sparse indexes belong to other segments
+                assert action.target is not None
+                for each in (path, action.target):  # both sparse indexes belong to other segments
                     self._remove_sparse_index(each)
-                disk.rename_to_free(path, act.target)
+                disk.rename_to_free(path, action.target)
                 disk.sync_directory(path.parent)
-            case ActionKind.PUT_BACK:
+            case ActionKind.RESTORE:
                 if path.exists():
-                    self._keep(path)
-                disk.rename(facts.put_back[path], path)
+                    self._save(path)
+                disk.rename(survey.originals[path], path)
                 disk.sync_directory(path.parent)
-            case ActionKind.CLEAR:
-                self._keep(path)
+            case ActionKind.QUARANTINE_ORIGINAL:
+                self._save(path)
                 self._remove(path)
-            case ActionKind.SET_ASIDE:
-                kept = self._keep(path)
-                self._record(*self._losses(act, kept), self._repaired(act, kept))
+            case ActionKind.QUARANTINE:
+                saved_file = self._save(path)
+                self._append(*self._loss_lines(action, saved_file), self._repair_line(action, saved_file))
                 self._remove(path)
-            case ActionKind.REMAKE:
-                self._remake(act, facts)
+            case ActionKind.REBUILD:
+                self._rebuild_segment(action, survey)
             case ActionKind.GIVE_UP:
-                self._record(*self._losses(act, ""))
-            case ActionKind.RECORD:
+                self._append(*self._loss_lines(action, ""))
+            case ActionKind.RECORD_SEALING:
                 with SealedFile(path) as sealed:
-                    entry = self._sealed(sealed.index, path)
-                self._record(entry)
-            case ActionKind.HEAD:
-                self._write_head(facts)
+                    entry = self._sealing_line(sealed.index, path)
+                self._append(entry)
+            case ActionKind.MOVE_HEAD:
+                self._write_head(survey)
 
-    def _remake(self, act: Act, facts: LogSurvey) -> None:
-        found = act.facts
-        assert found is not None
-        kept = self._keep(act.path)
-        if found.twin is not None:
-            self._keep(found.twin)
-        older = [each for each in list_segments(self.root).segments if each.base_sequence < found.base]
+    def _rebuild_segment(self, action: Action, survey: LogSurvey) -> None:
+        facts = action.facts
+        assert facts is not None
+        saved_file = self._save(action.path)
+        if facts.twin is not None:
+            self._save(facts.twin)
+        older = [each for each in list_segments(self.root).segments if each.base_sequence < facts.base]
         newest = older[-1] if older else None
-        before = state_before(self.root, found.segment, newest, facts.log_id, [], facts.history.last_dropped)
-        made = self._rewriter(act, found, facts).rewrite(before)
-        self._record(
-            *self._losses(act, kept),
-            self._repaired(act, kept),
-            *(self._sealed(each.index, each.path) for each in made if each.index is not None),
+        before = state_before(self.root, facts.segment, newest, survey.log_id, [], survey.history.last_dropped)
+        new_segments = self._rewriter(action, facts, survey).rewrite(before)
+        self._append(
+            *self._loss_lines(action, saved_file),
+            self._repair_line(action, saved_file),
+            *(self._sealing_line(each.index, each.path) for each in new_segments if each.index is not None),
         )
-        self._put_in_place(found.segment, made)
-        if found.twin is not None:
-            self._remove(found.twin)
-        losses = History(self.root).losses(found.base, SEQUENCE_MAX)
-        if not act.loses and all(loss.saved_file != kept for loss in losses):
+        self._put_in_place(facts.segment, new_segments)
+        if facts.twin is not None:
+            self._remove(facts.twin)
+        losses = History(self.root).losses(facts.base, SEQUENCE_MAX)
+        if not action.loses_data and all(loss.saved_file != saved_file for loss in losses):
             with suppress(FileNotFoundError):  # no ledger line names this file
-                self.disk.unlink(self.root.path / kept)
+                self.disk.unlink(self.root.path / saved_file)
                 self.disk.sync_directory(self.root.quarantine)
 
-    def _rewriter(self, act: Act, found: SegmentFacts, facts: LogSurvey) -> Rewriter:
-        intact, history = Spans(span for each in facts.segments for span in each.spans), History(self.root)
+    def _rewriter(self, action: Action, facts: SegmentFacts, survey: LogSurvey) -> Rewriter:
+        intact, history = Spans(span for each in survey.segments for span in each.spans), History(self.root)
 
         def is_broken(sequence: int) -> bool:
             # An earlier repair may have omitted the record's beginning.
-            return sequence in act.broken or (sequence not in intact and history.is_given_up(sequence))
+            return sequence in action.broken or (sequence not in intact and history.is_given_up(sequence))
 
-        own = Spans(found.spans)
-        following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
+        spans = Spans(facts.spans)
+        following = [each.base for each in survey.segments if each.base > facts.base and not each.problem]
         end = min(following, default=1 << 64)
-        batches = partial(intact_batches, found.segment, facts.log_id, durable=found.durable, end=end, cut=found.cut)
+        batches = partial(intact_batches, facts.segment, survey.log_id, durable=facts.durable, end=end, cut=facts.cut)
         return Rewriter(
             self.root,
             self.disk,
-            found.segment,
-            facts.log_id,
+            facts.segment,
+            survey.log_id,
             batches,
             is_broken=is_broken,
-            dropped=last_dropped(found.segment, history),
-            complete=found.rescued is not None
-            and not found.rescued.reason
-            and not any(sequence in own for sequence in act.broken),
+            dropped=last_dropped(facts.segment, history),
+            is_intact=facts.remains is not None
+            and not facts.remains.damage
+            and not any(sequence in spans for sequence in action.broken),
         )
 
-    def _put_in_place(self, old: Segment, made: list[NewSegment]) -> None:
-        for each in reversed(made):
+    def _put_in_place(self, old: Segment, new_segments: list[NewSegment]) -> None:
+        for each in reversed(new_segments):
             self.disk.rename(each.path, self.root.segment(each.base_sequence, old.kind.form))
-            # Only after the rename: if the old segment lost its header, only the index still has its salt.
+            # Only after the rename: if the old segment lost its header, only the index has its salt.
             remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.sync_directory(self.root.segments)
-        if not any(each.base_sequence == old.base_sequence for each in made):
+        if not any(each.base_sequence == old.base_sequence for each in new_segments):
             self._remove(old.path)
 
     def _remove(self, path: Path) -> None:
@@ -334,78 +334,80 @@ class Repair:
         if path.name.endswith(Kind.RAW.value):
             remove_index(path.with_name(path.name + ".idx"), self.disk)
 
-    def _keep(self, path: Path) -> str:
-        target = self.root.quarantine / f"{path.name}.{_digest(path)[:16]}"
+    def _save(self, path: Path) -> str:
+        """Save a file in ``quarantine/``; return its path relative to the root."""
+        target = self.root.quarantine / f"{path.name}.{_file_digest(path)[:16]}"
         if not target.exists():
             try:
                 self.disk.link(path, target)
-            except OSError:  # the file system has no links
+            except OSError:  # the file system does not support links
                 copy_durably(self.disk, path, target, 0, path.stat().st_size)
             self.disk.sync_directory(self.root.quarantine)
         return os.fspath(target.relative_to(self.root.path))
 
-    def _record(self, *entries: Entry) -> None:
+    def _append(self, *entries: Entry) -> None:
         with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
             ledger.append(*entries)
 
-    def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
+    def _loss_lines(self, action: Action, saved_file: str) -> Iterator[Entry]:
         """Yield a ledger line for each lost span that no killed repair has recorded."""
-        history, left = History(self.root), act.lost_records
-        for first, last in act.lost:
+        history, remaining, facts = History(self.root), action.lost_records, action.facts
+        for first, last in action.lost_spans:
             if not any(history.unexplained_spans(first, last)):
                 continue
-            broken = act.broken.get(first) if first == last else None  # its other pieces stay
-            reason = act.reason if broken is None else "a piece of it is lost"
+            broken = action.broken.get(first) if first == last else None  # its other pieces remain
+            reason = action.reason if broken is None else "a piece of it is lost"
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
-            records = min(left, records_lost([(first, last)], act.facts, history))
-            left -= records  # from the ledger alone, each span counts all lost records
+            records = min(remaining, count_lost_records([(first, last)], facts, history))
+            remaining -= records  # from the ledger alone, each span counts all lost records
             if records < last - first + 1:
                 entry["records"] = records
-            if kept:
-                entry["kept"] = kept
+            if saved_file:
+                entry["kept"] = saved_file
             if broken is not None:
                 routes: list[RouteEntry] | None = [RouteEntry(broken, 1, first, last)]
             else:
-                routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)
+                routes = find_lost_routes((first, last), None if facts is None else facts.segment, history)
             if routes is not None:
                 entry["routes"] = [list(route) for route in routes]
-            yield entry | self._when()
+            yield entry | self._times()
 
-    def _repaired(self, act: Act, kept: str) -> Entry:
-        found = act.facts
-        assert found is not None
-        last = max((last for _, last in found.spans), default=found.base - 1)
-        entry = {"event": "repaired", "base": found.base, "last": last, "why": act.reason, "action": act.kind.value}
-        return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
+    def _repair_line(self, action: Action, saved_file: str) -> Entry:
+        facts = action.facts
+        assert facts is not None
+        last = max((last for _, last in facts.spans), default=facts.base - 1)
+        entry = {"event": "repaired", "base": facts.base, "last": last, "why": action.reason}
+        entry |= {"action": action.kind.value, "kept": saved_file, "lossless": not action.loses_data}
+        return entry | {"epoch": self.epoch} | self._times()
 
-    def _sealed(self, index: SealedIndex, path: Path) -> Entry:
+    def _sealing_line(self, index: SealedIndex, path: Path) -> Entry:
         return {"event": "sealed"} | sealed_entry(index, path.stat().st_size, self.moment(), self.now())
 
-    def _when(self) -> Entry:
+    def _times(self) -> Entry:
         return {"at": self.now()} | self.moment().as_entry()
 
-    def _write_head(self, facts: LogSurvey) -> None:
+    def _write_head(self, survey: LogSurvey) -> None:
         """Move the head to the end of the log. Its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
-            return  # no segment exists, and the head's sequence is right
+            return  # the sequence of the head is still right
         newest, errors = segments[-1], list[str]()
-        if newest.kind is Kind.RAW:  # sync it before the head lets readers see its batches
+        if newest.kind is Kind.RAW:  # sync it before the head exposes its batches to readers
             descriptor = self.disk.open(newest.path)
             try:
                 self.disk.sync(descriptor)
             finally:
                 self.disk.close(descriptor)
-        state = state_after(newest, facts.log_id, errors)
+        state = state_after(newest, survey.log_id, errors)
         if state.previous is None:
             raise Damaged(errors[0], case="sealed-segment-damaged", path=newest.path)
-        last = max(facts.last, state.next_sequence - 1)
+        last = max(survey.last, state.next_sequence - 1)
         require_own_files(self.root)
         head = Head(last, newest.base_sequence, state.previous.position, self.epoch, state.append_time_ns)
         self.disk.replace(self.root.head, encode_head(head))
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with open_file(path) as file:

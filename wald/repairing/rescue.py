@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wald.checking.checker import payload_wrong
+from wald.checking.checker import payload_errors
 from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.format.batch import BatchHeader, Flag, StoredBatch, checksum_body, route_prefix
@@ -27,43 +27,43 @@ from wald.segments.shrinking import dropped_batch
 
 
 class IntactBatch(NamedTuple):
-    """Intact batch. ``rebuilt`` is the damage to dropped batches that it replaces, or ""."""
+    """Intact batch. ``replaced_damage`` is the damage to dropped batches that it replaces, or ""."""
 
     header: BatchHeader
     route: str
     position: int
     payload: memoryview
-    rebuilt: str = ""
+    replaced_damage: str = ""
 
 
 @dataclass(slots=True)
-class Rescued:
+class IntactContents:
     """Intact contents of a damaged segment."""
 
     spans: Spans = field(default_factory=Spans)  # records that begin in intact batches or were dropped
-    broken: dict[int, str] = field(default_factory=dict)  # record → route: lost a piece, wherever it begins
+    broken: dict[int, str] = field(default_factory=dict)  # record that lost a piece, wherever it begins → route
     open_records: dict[str, int] = field(default_factory=dict)  # route → unfinished record at the end
-    reason: str = ""  # first damage
-    pieces: bool = False  # some batches only continue a record
+    damage: str = ""  # first damage
+    has_pieces: bool = False  # some batches only continue a record
     count: int = 0  # records that begin in intact batches
-    shrunk: bool = False  # a batch replaces dropped ones
+    is_shrunk: bool = False  # a batch replaces dropped ones
 
     @property
     def is_empty(self) -> bool:
-        return not self.pieces and not any(self.spans)
+        return not self.has_pieces and not any(self.spans)
 
     def add(self, header: BatchHeader, route: str) -> None:
         """Add a batch. An open record that the batch does not continue is broken."""
-        begun = self.open_records.pop(route, 0)
-        if begun and header.continues_sequence != begun:
-            self.broken[begun] = route
+        unfinished = self.open_records.pop(route, 0)
+        if unfinished and header.continues_sequence != unfinished:
+            self.broken[unfinished] = route
         if header.open_sequence:
             self.open_records[route] = header.open_sequence
         self.count += header.count
-        self.pieces = self.pieces or not header.count
+        self.has_pieces = self.has_pieces or not header.count
         self.spans.add(header.base_sequence, header.end_sequence - 1)
 
-    def break_open(self) -> None:
+    def break_open_records(self) -> None:
         self.broken |= {sequence: route for route, sequence in self.open_records.items()}
         self.open_records = {}
 
@@ -77,68 +77,68 @@ def rescue(
     durable: int | None,
     end: int,
     cut: int,
-) -> Rescued:
+) -> IntactContents:
     """Collect the intact contents of a damaged segment; raise Damaged if nothing is readable.
 
     ``before`` has the records open at the end of the previous segment. A readable state in this segment replaces it.
     """
-    found = Rescued(open_records=dict(before))
+    contents = IntactContents(open_records=dict(before))
     for batch in intact_batches(segment, log_id, durable=durable, end=end, cut=cut):
         if isinstance(batch, str):
-            found.reason = found.reason or batch
-            found.break_open()
+            contents.damage = contents.damage or batch
+            contents.break_open_records()
         elif batch.header.is_dropped:  # any of the dropped batches may have been a piece of a record
-            found.shrunk, found.reason = True, found.reason or batch.rebuilt
+            contents.is_shrunk, contents.damage = True, contents.damage or batch.replaced_damage
             if dropped is None:
-                found.break_open()
-            found.open_records = still_open(found.open_records, dropped)
-            found.spans.add(batch.header.base_sequence, batch.header.end_sequence - 1)
+                contents.break_open_records()
+            contents.open_records = still_open(contents.open_records, dropped)
+            contents.spans.add(batch.header.base_sequence, batch.header.end_sequence - 1)
         elif batch.header.is_state:
             # A record open in the previous segment may have ended in a deleted one.
-            if (state := state_of(batch)) is not None:
-                found.open_records = state.open_records
+            if (state := control_state(batch)) is not None:
+                contents.open_records = state.open_records
         elif not batch.header.is_control:
-            found.add(batch.header, batch.route)
-    return found
+            contents.add(batch.header, batch.route)
+    return contents
 
 
 def intact_batches(
     segment: Segment, log_id: bytes, *, durable: int | None, end: int, cut: int
 ) -> Iterator[IntactBatch | str]:
-    """Yield the intact batches in order, and a reason for each damaged range. Raise Damaged if no batch is readable.
+    """Yield intact batches in order, and a description of each damaged range. Raise Damaged if no batch is readable.
 
     Batches beyond ``end``, the next segment's first sequence, count as damage. After ``durable``, the head's position,
     only contiguous batches count. ``cut`` is where a raw segment was cut, or 0.
     """
     expected, position = segment.base_sequence, 0
     index = readable_index(segment)
-    dropped = {} if index is None else _dropped_frames(index)
-    for found in _stored(segment, log_id, durable, () if index is None else index.damage):
-        if isinstance(found, DamagedBytes):
-            position = found.offset + found.length
-            reason, rebuilt = found.reason or "zeros between batches", dropped.get((found.offset, found.length))
-            if rebuilt is not None and expected <= rebuilt.header.base_sequence and rebuilt.header.end_sequence <= end:
-                expected = rebuilt.header.end_sequence
-                yield rebuilt._replace(rebuilt=reason)
+    replacements = {} if index is None else _replacement_batches(index)
+    for item in _stored_batches(segment, log_id, durable, () if index is None else index.damage):
+        if isinstance(item, DamagedBytes):
+            position = item.offset + item.length
+            damage, batch = item.reason or "zeros between batches", replacements.get((item.offset, item.length))
+            if batch is not None and expected <= batch.header.base_sequence and batch.header.end_sequence <= end:
+                expected = batch.header.end_sequence
+                yield batch._replace(replaced_damage=damage)
             else:
-                yield reason
+                yield damage
             continue
-        header, position = found.header, found.end
+        header, position = item.header, item.end
         if header.base_sequence < expected or header.end_sequence > end:
             yield SEQUENCES_REPEAT
-        elif not header.is_control and (wrong := next(payload_wrong(header, found.payload), "")):
-            yield wrong
+        elif not header.is_control and (error := next(payload_errors(header, item.payload), "")):
+            yield error
         else:
             expected = header.end_sequence
-            yield IntactBatch(header, found.route, found.position, found.payload)
+            yield IntactBatch(header, item.route, item.position, item.payload)
     if position < cut:
-        yield "another program truncated it"
+        yield "another program truncated the segment"
 
 
-def without_broken(batch: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
+def without_broken(batch: IntactBatch, is_broken: Callable[[int], bool]) -> IntactBatch | None:
     """Cut off a broken record that begins in a batch. Return None if nothing remains."""
     header = batch.header
-    if not header.count or not header.open_sequence or not broken(header.open_sequence):
+    if not header.count or not header.open_sequence or not is_broken(header.open_sequence):
         return batch
     data = bytes(batch.payload)
     kept = data[: data.rfind(b"\n") + 1]
@@ -161,47 +161,47 @@ def readable_index(segment: Segment) -> SealedIndex | None:
     return None
 
 
-def state_of(control: IntactBatch) -> LogState | None:
-    """Decode a state, or return None if a newer version wrote it."""
+def control_state(control: IntactBatch) -> LogState | None:
+    """Decode a control batch, or return None if a newer version wrote it."""
     with suppress(BadControl):
         return decode_state(control.payload)
     return None
 
 
-def _stored(
+def _stored_batches(
     segment: Segment, log_id: bytes, durable: int | None, damage: Sequence[Span]
 ) -> Iterator[StoredBatch | DamagedBytes]:
     """Yield batches and damaged bytes. Ranges in ``damage`` are damaged even if they look like batches."""
-    opened: RawSegment | SalvagedSegment
+    reader: RawSegment | SalvagedSegment
     if segment.kind.form is Kind.RAW:
-        opened = RawSegment(segment, log_id)
-        stored = opened.batches(FIRST_BATCH, durable)
+        reader = RawSegment(segment, log_id)
+        items = reader.batches(FIRST_BATCH, durable)
     else:  # by frames, even with a readable index: a damaged frame yields its first batches
-        error = Damaged(f"{segment.path}: offset 0: none of its frames can be read")
-        opened = SalvagedSegment(segment, log_id, error)
-        stored = opened.stored_items(FIRST_BATCH, durable)
-    with closing(opened):
-        for found in stored:
-            if isinstance(found, StoredBatch) and any(at <= found.position < at + length for at, length in damage):
-                yield DamagedBytes(found.position, found.end - found.position, "damaged before the segment was sealed")
-            elif isinstance(found, StoredBatch | DamagedBytes):
-                yield found
-        tail = opened.tail
+        error = Damaged(f"{segment.path}: offset 0: no frame can be read")
+        reader = SalvagedSegment(segment, log_id, error)
+        items = reader.stored_items(FIRST_BATCH, durable)
+    with closing(reader):
+        for item in items:
+            if isinstance(item, StoredBatch) and any(at <= item.position < at + length for at, length in damage):
+                yield DamagedBytes(item.position, item.end - item.position, "damaged before the segment was sealed")
+            elif isinstance(item, StoredBatch | DamagedBytes):
+                yield item
+        tail = reader.tail
         if tail is not None and tail.garbage_bytes:
             yield DamagedBytes(tail.offset, tail.garbage_bytes, tail.reason)
         if durable is not None:  # batches after the head are intact, or were never acknowledged
-            for item in opened.batches(durable, None):
+            for item in reader.batches(durable, None):
                 if not isinstance(item, StoredBatch):
                     break
                 yield item
 
 
-def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
+def _replacement_batches(index: SealedIndex) -> dict[Span, IntactBatch]:
     """Return (offset, length) → replacement batch, for frames whose batches were all dropped. Readers skip them."""
-    found = {}
+    batches = {}
     for frame in index.frames[1:] if index.shrunk is not None else ():
         if not frame.routes and not index.was_damaged(frame):
             span = frame.first_sequence, frame.next_sequence
             header, payload = dropped_batch(frame.raw_bytes, *span, frame.latest_ns, index.epoch)
-            found[frame.raw_offset, frame.raw_bytes] = IntactBatch(header, "", frame.raw_offset, memoryview(payload))
-    return found
+            batches[frame.raw_offset, frame.raw_bytes] = IntactBatch(header, "", frame.raw_offset, memoryview(payload))
+    return batches

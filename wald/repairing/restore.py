@@ -1,6 +1,6 @@
 """Writer of a new log from batches with given sequences and append times, in order.
 
-The identity gets its name last, so the remains of a killed restore are not a log. Each hole in the sequences has a
+The identity gets its name last, so the remains of a killed restore are not a log. Each hole in the sequences gets a
 ledger line. A small hole becomes a DROPPED batch, as if shrunk; a large one ends the segment.
 """
 
@@ -30,14 +30,14 @@ from wald.writing.sealing import seal, segments_to_seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
-_DROPPED_MAX = 1 << 16  # longest hole inside a segment; a byte per record before compression
+_DROPPED_MAX = 1 << 16  # longest hole inside a segment, with a byte per record before compression
 _LINES_MAX = 1000  # ledger lines per sync
 _NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RestoredBatch:
     """Consecutive whole records of one route, in stored form."""
 
     route: str
@@ -85,7 +85,7 @@ class NewLog:
         self._sealed: CompressedSegment | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
-        if root.identity.exists():  # finished by another process since
+        if root.identity.exists():  # another process has finished a restore
             _require_empty(path, disk)
         disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
@@ -99,13 +99,13 @@ class NewLog:
         self._ledger.close()
         self._lock.release()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: RestoredBatch) -> None:
         """Append a batch, and record a hole before it as lost."""
         writer = self._writer
-        due = 1 if writer is None else writer.state.next_sequence
-        assert batch.first >= due, "the sequences go up"
-        if batch.first > due:
-            self._miss(due, batch.first - 1)
+        expected = 1 if writer is None else writer.state.next_sequence
+        assert batch.first >= expected, "the sequences increase"
+        if batch.first > expected:
+            self._record_hole(expected, batch.first - 1)
         if writer is None:
             writer = self._writer = Writer(
                 self.root,
@@ -118,8 +118,8 @@ class NewLog:
                 sync_commits=False,  # sealing syncs each segment
                 version=self._version,
             )
-        elif batch.first > due:
-            self._pass_over(writer, batch)
+        elif batch.first > expected:
+            self._skip_hole(writer, batch)
         if batch.append_time_ns < writer.state.append_time_ns:
             step = ClockStep(writer.state.next_sequence, writer.state.append_time_ns, batch.append_time_ns)
             add_step(self.root, self._disk, step)
@@ -154,7 +154,7 @@ class NewLog:
         disk.sync_directory(root.path)
         disk.sync_names_above(root.path)
 
-    def _pass_over(self, writer: Writer, batch: Batch) -> None:
+    def _skip_hole(self, writer: Writer, batch: RestoredBatch) -> None:
         count = batch.first - writer.state.next_sequence
         if count <= _DROPPED_MAX:
             flags = int(Flag.CONTROL | Flag.DROPPED)
@@ -173,7 +173,7 @@ class NewLog:
         for segment in segments_to_seal(self.root, below):
             self._sealed = seal(self.root, segment, self._disk, self._ledger, reserve=False, now=self._now)
 
-    def _miss(self, first: int, last: int) -> None:
+    def _record_hole(self, first: int, last: int) -> None:
         self.holes += 1
         self.missing += last - first + 1
         entry = {"event": "lost", "base": first, "last": last, "by": "restore"}
@@ -193,10 +193,10 @@ def _require_empty(path: Path, disk: Disk) -> None:
     names = set(os.listdir(path)) - {"lost+found"} if path.exists() else set[str]()
     if Root(path).unfinished_identity.name in names:
         require_free(Root(path), disk)
-        raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", case="restore-unfinished", path=path)
+        raise InvalidInput(f"{path}: contains an unfinished restore, not a log", case="restore-unfinished", path=path)
     if names:
-        what = "already a log" if Root(path).identity.name in names else "not empty"
+        problem = "already a log" if Root(path).identity.name in names else "not empty"
         raise InvalidInput(
-            f"{path}: {what}; records can only be restored into a new log",
+            f"{path}: {problem}; records can only be restored into a new log",
             case="directory-for-restore-needed",
         )

@@ -24,7 +24,7 @@ from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, LogState,
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader, encode_segment_header
-from wald.repairing.rescue import IntactBatch, state_of, without_broken
+from wald.repairing.rescue import IntactBatch, control_state, without_broken
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import compress_segment
@@ -32,7 +32,7 @@ from wald.segments.sealed_file import compress_segment
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """New segment, synced under a temporary name. A raw one has no index."""
+    """New segment, synced under a temporary name. A raw segment has no index."""
 
     base_sequence: int
     path: Path
@@ -41,38 +41,38 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Writer of the new segments for a damaged one."""
+    """Writer of the segments that replace a damaged one."""
 
     root: Root
     disk: Disk
     segment: Segment
     log_id: bytes
     batches: Callable[[], Iterator[IntactBatch | str]]  # see :func:`intact_batches`
-    is_broken: Callable[[int], bool]  # True to leave a record out
+    is_broken: Callable[[int], bool]  # True to omit a record
     dropped: Mapping[str, int] | None  # as in ``still_open``
-    complete: bool  # all batches are intact and stay
+    is_intact: bool  # no batch is damaged or changes
 
     def rewrite(self, before: LogState) -> list[NewSegment]:
-        """Write the new segments. Raise Damaged if one does not read back. A failure removes all."""
-        made: list[NewSegment] = []
+        """Write the new segments. Raise Damaged if one is not intact. A failure removes all."""
+        segments: list[NewSegment] = []
         try:
-            if self.complete and (path := self._copied()) is not None:
-                made.append(self._finished(path, self.segment.base_sequence))
-                if not self._wrong(made[0]):
-                    return made
-                _discard(made)
-                made.clear()
-            for path, base in self._moved(before):
-                made.append(self._finished(path, base))
-            for each in made:
-                if wrong := self._wrong(each):
-                    raise Damaged(f"{each.path}: does not read back: {wrong}", case="copy-differs")
+            if self.is_intact and (path := self._copy()) is not None:
+                segments.append(self._finish_segment(path, self.segment.base_sequence))
+                if not self._first_error(segments[0]):
+                    return segments
+                _discard(segments)
+                segments.clear()
+            for path, base in self._move_batches(before):
+                segments.append(self._finish_segment(path, base))
+            for each in segments:
+                if error := self._first_error(each):
+                    raise Damaged(f"{each.path}: is not intact when read back: {error}", case="copy-differs")
         except BaseException:
-            _discard(made)
+            _discard(segments)
             raise
-        return made
+        return segments
 
-    def _own_header(self) -> SegmentHeader | None:
+    def _original_header(self) -> SegmentHeader | None:
         if self.segment.kind.form is Kind.SEALED:
             with closing(SalvagedSegment(self.segment, self.log_id, Damaged(str(self.segment.path)))) as salvaged:
                 return salvaged.header
@@ -82,23 +82,23 @@ class Rewriter:
             except BadHeader:
                 return None
 
-    def _copied(self) -> Path | None:
+    def _copy(self) -> Path | None:
         """Copy all batches to their old positions. Return None if the header, with the salt, is lost."""
-        header = self._own_header()
+        header = self._original_header()
         if header is None:
             return None
-        with closing(_Output(self.disk, self._temporary(header.base_sequence, Kind.RAW), header)) as output:
+        with closing(_SegmentWriter(self.disk, self._temporary_path(header.base_sequence, Kind.RAW), header)) as output:
             for batch in self.batches():
                 assert isinstance(batch, IntactBatch), "all batches are intact"
                 if batch.position != output.position:
-                    return None  # other bytes are between them
+                    return None  # other bytes are between the batches
                 output.add(batch)
             return output.finish()
 
-    def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
+    def _move_batches(self, before: LogState) -> Iterator[tuple[Path, int]]:
         """Write a new raw segment for each contiguous range; yield its path and base."""
-        model, output = self._own_header(), None
-        state = replace(before, open_records=self._without_broken(before.open_records))
+        template, output = self._original_header(), None
+        state = replace(before, open_records=self._unbroken(before.open_records))
         peers: dict[int, IntactBatch] = {}
         try:
             for batch in self.batches():
@@ -106,25 +106,25 @@ class Rewriter:
                     state.open_records.clear()
                     continue
                 header = batch.header
-                model = model or SegmentHeader(self.log_id, 0, header.epoch, header.append_time_ns, 0)
+                template = template or SegmentHeader(self.log_id, 0, header.epoch, header.append_time_ns, 0)
                 if header.is_control and header.peer:
                     peers[header.peer] = batch
                 elif header.is_state:
-                    if (found := state_of(batch)) is not None:
-                        found.open_records = self._without_broken(found.open_records)
-                        found.append_time_ns = max(found.append_time_ns, state.append_time_ns)
-                        state = found
-                elif (kept := self._kept(batch, state)) is not None:
+                    if (new_state := control_state(batch)) is not None:
+                        new_state.open_records = self._unbroken(new_state.open_records)
+                        new_state.append_time_ns = max(new_state.append_time_ns, state.append_time_ns)
+                        state = new_state
+                elif (kept := self._writable_part(batch, state)) is not None:
                     base = kept.header.base_sequence
                     if output is None or base != state.next_sequence:
                         if output is not None:
                             yield output.finish(), output.base_sequence
                             output.close()
                         state.next_sequence = base
-                        begun = replace(model, base_sequence=base, salt=secrets.randbits(32))
-                        output = _Output(self.disk, self._temporary(base, Kind.RAW), begun)
-                        output.add(_control(state, begun.epoch))
-                    output.add_from(peers, kept)
+                        segment_header = replace(template, base_sequence=base, salt=secrets.randbits(32))
+                        output = _SegmentWriter(self.disk, self._temporary_path(base, Kind.RAW), segment_header)
+                        output.add(_control_batch(state, segment_header.epoch))
+                    output.add_with_peer(peers, kept)
                     state.apply(kept.header, kept.route, self.dropped)
             if output is not None:
                 yield output.finish(), output.base_sequence
@@ -132,11 +132,11 @@ class Rewriter:
             if output is not None:
                 output.close()
 
-    def _without_broken(self, open_records: dict[str, int]) -> dict[str, int]:
+    def _unbroken(self, open_records: dict[str, int]) -> dict[str, int]:
         return {route: sequence for route, sequence in open_records.items() if not self.is_broken(sequence)}
 
-    def _kept(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
-        """Return the part of a batch to write, or None if nothing is left."""
+    def _writable_part(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
+        """Return the part of a batch to write, or None if nothing remains."""
         kept = without_broken(batch, self.is_broken)
         if kept is None:
             return None
@@ -149,14 +149,14 @@ class Rewriter:
             header = header._replace(base_sequence=max(state.next_sequence, self.segment.base_sequence))
         return kept._replace(header=header)
 
-    def _temporary(self, base: int, kind: Kind) -> Path:
+    def _temporary_path(self, base: int, kind: Kind) -> Path:
         path = self.root.segment(base, kind)
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
-    def _finished(self, raw: Path, base: int) -> NewSegment:
+    def _finish_segment(self, raw: Path, base: int) -> NewSegment:
         if self.segment.kind.form is Kind.RAW:
             return NewSegment(base, raw, None)
-        path = self._temporary(base, Kind.SEALED)
+        path = self._temporary_path(base, Kind.SEALED)
         target = self.disk.create(path)
         try:
             with open_file(raw) as file:
@@ -171,19 +171,19 @@ class Rewriter:
             raw.unlink(missing_ok=True)
         return NewSegment(base, path, compressed.index)
 
-    def _wrong(self, made: NewSegment) -> str:
-        sha256 = None if made.index is None else made.index.sha256.hex()
-        segment = Segment(made.base_sequence, self.segment.kind.form, made.path)
+    def _first_error(self, new: NewSegment) -> str:
+        sha256 = None if new.index is None else new.index.sha256.hex()
+        segment = Segment(new.base_sequence, self.segment.kind.form, new.path)
         return next(iter(check(SegmentToCheck(segment, self.log_id, sha256=sha256)).errors), "")
 
 
-def _control(state: LogState, epoch: int) -> IntactBatch:
+def _control_batch(state: LogState, epoch: int) -> IntactBatch:
     payload = encode_state(state)
     header = control_header(payload, state.next_sequence, state.append_time_ns, epoch)
     return IntactBatch(header, "", FIRST_BATCH, memoryview(payload))
 
 
-class _Output:
+class _SegmentWriter:
     def __init__(self, disk: Disk, path: Path, header: SegmentHeader) -> None:
         self.base_sequence = header.base_sequence
         self.path = path
@@ -192,15 +192,15 @@ class _Output:
         self._numbers = {FIFO_PEER: FIFO_PEER, STDIN_PEER: STDIN_PEER}  # old → new peer number
         self._descriptor = disk.create(self.path)
         self.position = disk.write(self._descriptor, [encode_segment_header(header)], 0)
-        self._finished = False
+        self._is_finished = False
 
     def add(self, batch: IntactBatch) -> None:
         prefix = route_prefix(batch.route.encode())
         buffers = encode_batch(batch.header, prefix, [batch.payload], seed(self._salt, self.position))
         self.position += self._disk.write(self._descriptor, buffers, self.position)
 
-    def add_from(self, peers: dict[int, IntactBatch], batch: IntactBatch) -> None:
-        """Add a batch, after the introduction of its peer if needed."""
+    def add_with_peer(self, peers: dict[int, IntactBatch], batch: IntactBatch) -> None:
+        """Add a batch, preceded by the introduction of its peer if needed."""
         header, number = batch.header, batch.header.peer
         if number in peers and number not in self._numbers:
             self._numbers[number] = peer_number(self.position)
@@ -212,17 +212,17 @@ class _Output:
 
     def finish(self) -> Path:
         self._disk.sync(self._descriptor)
-        self._finished = True
+        self._is_finished = True
         return self.path
 
     def close(self) -> None:
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
             self._descriptor = -1
-            if not self._finished:
+            if not self._is_finished:
                 self.path.unlink(missing_ok=True)
 
 
-def _discard(made: list[NewSegment]) -> None:
-    for each in made:
+def _discard(segments: list[NewSegment]) -> None:
+    for each in segments:
         each.path.unlink(missing_ok=True)

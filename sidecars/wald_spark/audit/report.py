@@ -129,10 +129,11 @@ def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
             yield f"{found.kind:<6} {found.where}:{at} {found.message}"
     yield from _tables(audit)
     counts = Counter(found.kind for found in audit.found)
-    judged = "damaged" if audit.errors else "not all could be read" if audit.unread else "good"
+    verdict = "damaged" if audit.errors else "not all could be read" if audit.unread else "OK"
+    errors = counts[Level.ERROR.value]
     unread = f", {audit.unread} unread" if audit.unread else ""
     yield (
-        f"{judged}: {counts[Level.INFO.value]} info, {counts[Level.ERROR.value]} error{unread}; "
+        f"{verdict}: {counts[Level.INFO.value]} info, {errors} error{'s' * (errors != 1)}{unread}; "
         f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
     )
 

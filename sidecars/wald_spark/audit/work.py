@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wald.checking.checker import Checked, Level, SegmentToCheck, check
+from wald.checking.checker import CheckResult, Level, SegmentToCheck, check
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, Unavailable, WaldError
 from wald.files.disk import Disk
 from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_destination
@@ -35,7 +35,7 @@ class SegmentWork:
     def key(self) -> SegmentToCheck:
         return self.target
 
-    def outcome(self) -> Checked | None:
+    def outcome(self) -> CheckResult | None:
         """None if the segment is gone because it was sealed or reclaimed meanwhile.
 
         Raises:

@@ -37,7 +37,7 @@ def test_it_packs_proves_and_restores(root: Path, dest: Path) -> None:
     assert packed[0].startswith(f"a-{1:020d}.tar.zst: 7 records, 1 to 7, 49 B in ")
     assert packed[2] == f"bag a/{1:020d}-{17:020d}: 14 records in 2 bundles at {dest}"
     assert len(packed) == 5
-    assert output_of("verify", dest) == b"good: 3 bundles proven, 0 info, 0 error\n"
+    assert output_of("verify", dest) == b"OK: 3 bundles proven, 0 info, 0 errors\n"
     assert output_of("restore", dest, "a", "--format", "raw") == wald_output_of("read", "a", "--root", root)
     options = ["--format", "json", "--from", 3, "--to", 13]
     read = [json.loads(line) for line in wald_output_of("read", "a", "--root", root, *options).splitlines()]
@@ -230,7 +230,7 @@ def test_an_archive_needs_no_log_to_be_proven(root: Path, dest: Path, tmp_path: 
 
     for other in (root, tmp_path / "none"):
         env = {"WALD_ROOT": str(other)}
-        assert output_of("verify", dest, env=env) == b"good: 1 bundle proven, 0 info, 0 error\n"
+        assert output_of("verify", dest, env=env) == b"OK: 1 bundle proven, 0 info, 0 errors\n"
 
 
 def test_a_copy_is_proven_by_itself(root: Path, dest: Path, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ class TestRefusals:
         assert done.returncode == 7
         assert "nothing is lost" in done.stderr
         assert wald_archive("a", "--root", built.root.path, "--dest", dest).returncode == 0
-        assert output_of("verify", dest).startswith(b"good: 1 bundle")
+        assert output_of("verify", dest).startswith(b"OK: 1 bundle")
 
     def test_nothing_to_prove(self, tmp_path: Path) -> None:
         assert refusal_of("verify", tmp_path / "none")[0] == 3

@@ -78,7 +78,7 @@ def test_a_bag_goes_there_is_proven_and_comes_back(mixed: Built, bucket: str, en
     """All three commands; a changed object is found, one that is there already is never replaced."""
     root = mixed.root.path
     output_of("a", "--root", root, "--dest", bucket, "--records-per-bundle", 7, env=env)
-    assert output_of("verify", bucket, "--root", root, env=env) == b"good: 2 bundles proven, 0 info, 0 error\n"
+    assert output_of("verify", bucket, "--root", root, env=env) == b"OK: 2 bundles proven, 0 info, 0 errors\n"
     restored = output_of("restore", bucket, "a", env=env)
     assert restored == b"".join(bytes(batch.raw()) for batch in mixed.log.batches("a"))
 
@@ -109,7 +109,7 @@ def test_a_run_that_was_interrupted_keeps_the_objects_it_meets(mixed: Built, buc
     done = wald_archive("a", "--root", root, "--dest", bucket, env=env)
 
     assert (done.returncode, b"going on with the interrupted run" in done.stderr) == (0, True)
-    assert output_of("verify", bucket, "--root", root, env=env) == b"good: 2 bundles proven, 0 info, 0 error\n"
+    assert output_of("verify", bucket, "--root", root, env=env) == b"OK: 2 bundles proven, 0 info, 0 errors\n"
 
 
 def test_another_object_of_the_name_is_refused(mixed: Built, bucket: str, env: dict[str, str]) -> None:

@@ -45,7 +45,7 @@ def read(root: Path, *words: object) -> list[dict[str, object]]:
 
 def require_good(root: Path) -> None:
     verified = wald_output_of("verify", "--root", root).decode()
-    assert verified.splitlines()[-1].endswith("0 error"), verified
+    assert verified.splitlines()[-1].endswith("0 errors"), verified
     assert wald("explain", "--root", root).returncode == 0
 
 
@@ -204,7 +204,7 @@ def test_a_damaged_bundle_leaves_no_log_and_a_hint_that_can_be_typed(mixed: Buil
 
     bundle.write_bytes(whole)
     code, message, hint = refusal_of("restore", dest, "--into", new)
-    assert (code, message) == (2, f"{new}: has an unfinished restore, and is not a log")
+    assert (code, message) == (2, f"{new}: contains an unfinished restore, not a log")
     subprocess.run(["sh", "-c", hint.partition(";")[0]], check=True)
     output_of("restore", dest, "--into", new)
     require_good(new)

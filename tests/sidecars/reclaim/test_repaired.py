@@ -28,7 +28,7 @@ def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     data = bytearray(sealed.read_bytes())
     data[2500] ^= 0xFF
     sealed.write_bytes(data)
-    assert repair(path).loses
+    assert repair(path).loses_data
     built = Built(path, epoch=2)
     built.seal()
     return built
@@ -69,13 +69,13 @@ def test_a_released_segment_without_a_line_of_the_ledger_is_not_given_up(release
     assert bases(root, Kind.RELEASED) == [1, 4]
     (found,) = errors(root.path)
     assert "00000000000000000004.wal.zst.released may contain them; a repair restores the name" in found
-    assert not repair(root.path).loses
+    assert not repair(root.path).loses_data
     assert (errors(root.path), bases(root)) == ([], [1, 4, 7, 10])
     assert [record.sequence for record in records(root.path)] == list(range(1, 13))
     reclaim(released, grace_ns=HOUR_NS)
     assert bases(root, Kind.RELEASED) == [1, 4]
     assert ([entry["base"] for entry in ledger(root.path)], errors(root.path)) == ([1, 4], [])
-    assert repair(root.path).acts == ()
+    assert repair(root.path).actions == ()
 
 
 def test_a_segment_that_was_called_released_by_hand_is_not_given_up(released: Built) -> None:
@@ -83,7 +83,7 @@ def test_a_segment_that_was_called_released_by_hand_is_not_given_up(released: Bu
     repair(root.path)
     path = root.segment(7, Kind.SEALED)
     path.rename(root.segment(7, Kind.RELEASED))
-    assert not repair(root.path).loses
+    assert not repair(root.path).loses_data
     assert (errors(root.path), path.exists()) == ([], True)
 
 
@@ -92,5 +92,5 @@ def test_of_a_damaged_released_segment_what_is_whole_is_kept(released: Built) ->
     path = root.segment(4, Kind.RELEASED)
     path.write_bytes(bytes(path.stat().st_size))
     plan = repair(root.path)
-    assert [act.lost for act in plan.acts if act.loses] == [((4, 6),)]
+    assert [act.lost_spans for act in plan.actions if act.loses_data] == [((4, 6),)]
     assert (errors(root.path), bases(root)) == ([], [1, 7, 10])

@@ -135,10 +135,10 @@ def test_what_was_given_up_by_a_repair_is_listed_and_no_error(spark: SparkSessio
     segment = sorted(built.root.segments.glob(f"*{Kind.SEALED.value}"))[1]
     segment.write_bytes(flipped(segment.read_bytes(), 8 * 60))
     assert errors(audited(spark, built.root.path)) != []
-    assert repair(built.root.path).loses
+    assert repair(built.root.path).loses_data
     done = audited(spark, built.root.path)
     assert errors(done) == []
-    assert [each.message for each in done.found if "lost, on record" in each.message] != []
+    assert [each.message for each in done.found if "are lost: " in each.message] != []
 
 
 def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
