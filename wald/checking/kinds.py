@@ -12,8 +12,9 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
 _GROUP = rf"{_ROUTE}/{CURSORS}/(?P<group>{_NAME})"
 _SEGMENT = r"segments/[0-9]{20}\.wal"
-_BUNDLE = rf"{_NAME}-[0-9]{{20}}\.tar(?:\.zst|\.gz)?"
+_ANY_FORM = rf"{_SEGMENT}(?:\.zst)?"
 _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
+_BUNDLE = rf"{_BAG}/data/{_NAME}-[0-9]{{20}}\.tar(?:\.zst|\.gz)?"
 
 
 class FileKind(Enum):
@@ -29,11 +30,8 @@ class FileKind(Enum):
     RAW = "a raw segment", _SEGMENT
     SPARSE_INDEX = "the sparse index of a raw segment, a hint for readers", rf"{_SEGMENT}\.idx"
     SEALED = "a sealed segment", rf"{_SEGMENT}\.zst"
-    RELEASED = (
-        "a segment in its grace period; wald-reclaim takes it back if a group needs it",
-        rf"{_SEGMENT}(?:\.zst)?\.released",
-    )
-    DELETING = "a segment whose grace period is over; wald-reclaim deletes it", rf"{_SEGMENT}(?:\.zst)?\.deleting"
+    RELEASED = "a segment in its grace period; wald-reclaim restores it if a group needs it", rf"{_ANY_FORM}\.released"
+    DELETING = "a segment whose grace period is over; wald-reclaim deletes it", rf"{_ANY_FORM}\.deleting"
     WHOLE = (
         "the original of a segment whose shrinking was interrupted; it may be the only intact copy",
         rf"{_SEGMENT}\.zst\{WHOLE_SUFFIX}",
@@ -66,8 +64,8 @@ class FileKind(Enum):
     DIRECTORY = "a directory of the log", r"segments|routes|ledger|quarantine|recovery|archive|gate"
     ARCHIVED_ROUTE = "the bags of a route", rf"archive/{_NAME}"
     BAG = "a bag: the output of one run of wald-archive", _BAG
-    BUNDLE = "a bundle: a tar of archived records", rf"{_BAG}/data/{_BUNDLE}"
-    DIGEST = "the sha256 of a bundle, in the format of sha256sum", rf"{_BAG}/data/{_BUNDLE}\.sha256"
+    BUNDLE = "a bundle: a tar of archived records", _BUNDLE
+    DIGEST = "the sha256 of a bundle, in the format of sha256sum", rf"{_BUNDLE}\.sha256"
     BAG_PART = "a file of a bag, listed in its manifest", rf"{_BAG}/[^/]+"
     FOREIGN = "not a file of the log", r"(?s).*"
 

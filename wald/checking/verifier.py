@@ -141,10 +141,10 @@ class Verification:
                 continue
             expected = self._expected_base(segment.base_sequence)
             # The listing may be hours old, and a deletion may have been undone since.
-            lost = self._unexplained(expected, segment.base_sequence - 1)
-            completed = self._view.including_restored(expected, segment.base_sequence - 1) if lost else self._view
-            if completed is not self._view:
-                self._view = completed
+            missing = self._unexplained(expected, segment.base_sequence - 1)
+            view = self._view.including_restored(expected, segment.base_sequence - 1) if missing else self._view
+            if view is not self._view:
+                self._view = view
                 pending = deque(s for s in self._view.segments if s.base_sequence >= expected)
                 continue
             try:

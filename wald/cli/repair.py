@@ -124,7 +124,7 @@ def _locked(root: Root) -> Iterator[Lock]:
 
 @contextmanager
 def _hinting(root: Root) -> Iterator[None]:
-    """Add to Locked how to stop the daemon."""
+    """Add the hint how to stop the daemon to a Locked error."""
     try:
         yield
     except Locked as error:

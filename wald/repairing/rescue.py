@@ -41,7 +41,7 @@ class IntactContents:
     """Intact contents of a damaged segment."""
 
     spans: Spans = field(default_factory=Spans)  # records that begin in intact batches or were dropped
-    broken: dict[int, str] = field(default_factory=dict)  # record that lost a piece, wherever it begins → route
+    broken: dict[int, str] = field(default_factory=dict)  # record that lost a piece, wherever it began → route
     open_records: dict[str, int] = field(default_factory=dict)  # route → unfinished record at the end
     damage: str = ""  # first damage
     has_pieces: bool = False  # some batches only continue a record
@@ -141,17 +141,17 @@ def without_broken(batch: IntactBatch, is_broken: Callable[[int], bool]) -> Inta
     if not header.count or not header.open_sequence or not is_broken(header.open_sequence):
         return batch
     data = bytes(batch.payload)
-    kept = data[: data.rfind(b"\n") + 1]
+    whole_records = data[: data.rfind(b"\n") + 1]
     if header.count == 1 and not header.continues_sequence:
         return None
     prefix = route_prefix(batch.route.encode())
     header = header._replace(
-        body_checksum=checksum_body(prefix, [kept], len(kept)),
-        payload_bytes=len(kept),
+        body_checksum=checksum_body(prefix, [whole_records], len(whole_records)),
+        payload_bytes=len(whole_records),
         count=header.count - 1,
         flags=header.flags & ~int(Flag.CONTINUED),
     )
-    return IntactBatch(header, batch.route, batch.position, memoryview(kept))
+    return IntactBatch(header, batch.route, batch.position, memoryview(whole_records))
 
 
 def readable_index(segment: Segment) -> SealedIndex | None:

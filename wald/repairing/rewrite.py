@@ -114,8 +114,8 @@ class Rewriter:
                         new_state.open_records = self._unbroken(new_state.open_records)
                         new_state.append_time_ns = max(new_state.append_time_ns, state.append_time_ns)
                         state = new_state
-                elif (kept := self._writable_part(batch, state)) is not None:
-                    base = kept.header.base_sequence
+                elif (part := self._writable_part(batch, state)) is not None:
+                    base = part.header.base_sequence
                     if output is None or base != state.next_sequence:
                         if output is not None:
                             yield output.finish(), output.base_sequence
@@ -124,8 +124,8 @@ class Rewriter:
                         segment_header = replace(template, base_sequence=base, salt=secrets.randbits(32))
                         output = _SegmentWriter(self.disk, self._temporary_path(base, Kind.RAW), segment_header)
                         output.add(_control_batch(state, segment_header.epoch))
-                    output.add_with_peer(peers, kept)
-                    state.apply(kept.header, kept.route, self.dropped)
+                    output.add_with_peer(peers, part)
+                    state.apply(part.header, part.route, self.dropped)
             if output is not None:
                 yield output.finish(), output.base_sequence
         finally:
@@ -137,17 +137,17 @@ class Rewriter:
 
     def _writable_part(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
         """Return the part of a batch to write, or None if nothing remains."""
-        kept = without_broken(batch, self.is_broken)
-        if kept is None:
+        part = without_broken(batch, self.is_broken)
+        if part is None:
             return None
-        header = kept.header
+        header = part.header
         header = header._replace(append_time_ns=max(header.append_time_ns, state.append_time_ns))
         if not header.count:
             if not header.is_dropped and header.continues_sequence not in state.open_records.values():
                 return None  # the record's beginning is missing
             # Otherwise a segment of pieces alone could get the next segment's name.
             header = header._replace(base_sequence=max(state.next_sequence, self.segment.base_sequence))
-        return kept._replace(header=header)
+        return part._replace(header=header)
 
     def _temporary_path(self, base: int, kind: Kind) -> Path:
         path = self.root.segment(base, kind)
