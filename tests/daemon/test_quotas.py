@@ -157,7 +157,7 @@ def test_a_producer_that_waits_for_a_quota_is_told_so_and_not_to_look_at_the_dis
     fill(daemon)
     line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
     code, message, hint = refusal_of(*line, stdin=b"x\n")
-    assert (code, "the daemon does not accept it now: route r is over its quota" in message) == (6, True)
+    assert (code, "the daemon does not accept records now: route r is over its quota" in message) == (6, True)
     assert hint.startswith(f"wald --root {daemon.root} explain; then ")
 
 
