@@ -15,10 +15,12 @@ from wald.daemon.backpressure import COMMAND, NEXT_ROUND, OVERDUE, Backpressure,
 from wald.daemon.commands import Routes
 from wald.daemon.committer import Arena, CommitRound, Ticket
 from wald.daemon.connection import Connection, UnfinishedRequests
+from wald.daemon.connections import SpoolFiles
 from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.files.routes import add_route
+from wald.format.log_state import Peer as Sender
 from wald.format.log_state import Producers
 from wald.format.protocol import LINE_MAX_BYTES, Command, Publish, encode_publish
 
@@ -34,10 +36,12 @@ class Peer:
     """One connection, fed as the daemon does: each read is a commit round that is answered before the next one."""
 
     def __init__(self, root: Root) -> None:
-        self.unfinished = UnfinishedRequests(
-            root.segments, lambda descriptor: descriptor > 0, memory_max_bytes=MEMORY_MAX_BYTES
+        self.unfinished = UnfinishedRequests(REQUEST_MAX_BYTES, memory_max_bytes=MEMORY_MAX_BYTES)
+        self.files = SpoolFiles(root.segments, lambda descriptor: descriptor > 0)
+        user_id = os.getuid()
+        self.connection = Connection(
+            user_id, lambda: Sender(user_id, os.getpid(), "test"), Routes(root, {}), self.unfinished
         )
-        self.connection = Connection(os.getuid(), os.getpid(), Routes(root, {}), self.unfinished, REQUEST_MAX_BYTES)
         self.arena = Arena(1 << 16)
         self.outcomes: list[Outcome] = []
 
@@ -55,13 +59,17 @@ class Peer:
         connection, arena = self.connection, self.arena
         received = connection.unread + data
         arena.view[: len(received) + 5] = received + b"PING\n"  # of another connection, in an earlier round
-        arena.used = 0
+        arena.used, arena.filled = 0, len(received)
         commit_round = CommitRound(Producers(), arena)
-        connection.receive(len(received), commit_round, backpressure)
+        connection.receive(commit_round, backpressure)
+        while connection.spooling is not None and connection.spooling.unwritten is not None:
+            self.files.write(connection.spooling)
+            connection.receive(commit_round, backpressure)
         assert connection.unread == received[arena.used :]
         self.outcomes += self.answers()
         connection.reply(lambda command, _: b"OK\n")
-        self.unfinished.close_complete()
+        self.files.close(self.unfinished.complete)
+        self.files.close(self.unfinished.discarded)
 
     def answers(self) -> Iterator[Outcome]:
         payloads: dict[int, int] = {}
@@ -165,8 +173,9 @@ def test_many_requests_of_one_read(root: Root) -> None:
     peer = Peer(root)
     stream = b"PUB web 2\nx\nPING\nPUB b 3\nyz\n"
     peer.arena.view[: len(stream)] = stream
+    peer.arena.filled = len(stream)
     commit_round = CommitRound(Producers(), peer.arena)
-    peer.connection.receive(len(stream), commit_round, OPEN)
+    peer.connection.receive(commit_round, OPEN)
 
     assert list(peer.answers()) == [
         ("record", ("web", b"x\n")),

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -34,7 +33,6 @@ from wald.format.checksum import crc32c
 from wald.format.head import HEAD_BYTES, Head, encode_head
 from wald.format.log_state import DedupEntry, Producers
 from wald.format.protocol import Code, ProtocolError, Publish
-from wald.format.records import decode_columns
 from wald.format.times import utc
 from wald.hints import hint_for
 from wald.settings import Config
@@ -55,12 +53,12 @@ class Full(DiskFailure):
 
 
 class Arena:
-    """Memory of one round, filled from the front."""
+    """Memory of one round, filled from the front; a connection's bytes from ``used`` to ``filled`` await processing."""
 
     def __init__(self, length: int = ARENA_BYTES) -> None:
         self.buffer = bytearray(length)
         self.view = memoryview(self.buffer)
-        self.used = 0
+        self.used = self.filled = 0
 
     @property
     def free(self) -> int:
@@ -68,28 +66,24 @@ class Arena:
 
 
 class Spooling:
-    """Payload of a request, spilled to a file."""
+    """Payload of a request that is spilled to a file, part by part; the owner of the sockets opens and writes it."""
 
-    def __init__(self, request: Publish, route: Route, directory: Path) -> None:
+    def __init__(self, request: Publish, route: Route) -> None:
         self.request = request
+        self.file: FileIO | None = None
+        self.unwritten: memoryview | None = None  # accepted part
+        self.columns: bytes | memoryview = b""  # the complete payload, if it has columns
         self.missing_bytes = request.payload_bytes
         self.newlines = 0
         self.ends_in_newline = False
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the round)
         self._checksum = crc32c(route.prefix)
 
-    def feed(self, part: memoryview) -> None:
-        if part:
-            self._checksum = crc32c(part, self._checksum)
-            self.newlines += int(count_bytes(part, b"\n"))
-            self.ends_in_newline = part[-1] == ord("\n")
-            self.missing_bytes -= len(part)
-        while part:
-            part = part[self._file.write(part) :]
-
-    @property
-    def descriptor(self) -> int:
-        return self._file.fileno()
+    def accept(self, part: memoryview) -> None:
+        self.unwritten = part
+        self._checksum = crc32c(part, self._checksum)
+        self.newlines += int(count_bytes(part, b"\n"))
+        self.ends_in_newline = part[-1] == ord("\n")
+        self.missing_bytes -= len(part)
 
     @property
     def promised_bytes(self) -> int:
@@ -99,14 +93,6 @@ class Spooling:
     @property
     def body_checksum(self) -> int:
         return crc32c(bytes(-self.request.payload_bytes & 7), self._checksum)
-
-    def columns_count(self) -> int:
-        """Count the records; raise BadColumns if the payload is malformed."""
-        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with its last view
-        return decode_columns(memoryview(mapped)).count
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Ticket(NamedTuple):
@@ -181,8 +167,8 @@ class CommitRound:
             producer_sequence=number,
             peer=peer,
         )
-        if spooling is not None:
-            draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum
+        if spooling is not None and spooling.file is not None:
+            draft.spool, draft.body_checksum = spooling.file.fileno(), spooling.body_checksum
         ticket = Ticket(draft, 0, count)
         if not producer_id:
             self.add(draft)

@@ -1,23 +1,20 @@
-"""Sans-IO state machine of one connection: bytes in; drafts, replies and a wait out.
+"""Sans-IO state machine of one connection: bytes in; drafts, replies, parts for a file and a wait out.
 
 Payloads stay where they were received, in the round's arena, until they are durable. Only an unfinished request is
-copied, up to 256 KiB; a larger payload is spooled to an unnamed file. A spooled request is admitted when its line
-arrives and again when its payload is complete: in between, the disk may fill up or the route become busy.
+copied, up to 256 KiB; a larger payload is spooled to a file. A spooled request is admitted when its line arrives and
+again when its payload is complete: in between, the disk may fill up or the route become busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stringzilla import count as count_bytes
 
 from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, MustWait, Reason, Wait
 from wald.daemon.commands import Routes
-from wald.daemon.committer import CommitRound, Spooling, Ticket
-from wald.daemon.listening import process_name
-from wald.errors import DISK_FULL
+from wald.daemon.committer import Arena, CommitRound, Spooling, Ticket
 from wald.format.log_state import Peer, stored_producer_id
 from wald.format.protocol import (
     LINE_MAX_BYTES,
@@ -48,17 +45,11 @@ Answer = bytes | Ticket | Command
 class UnfinishedRequests:
     """Memory and disk space of all unfinished requests."""
 
-    def __init__(
-        self,
-        spool_directory: Path,  # on the file system of the segments
-        leaves_enough: Callable[[int], bool],  # checks that enough descriptors remain
-        *,
-        memory_max_bytes: int = _MEMORY_MAX_BYTES,
-    ) -> None:
-        self._spool_directory = spool_directory
-        self._leaves_enough = leaves_enough
+    def __init__(self, request_max_bytes: int, *, memory_max_bytes: int = _MEMORY_MAX_BYTES) -> None:
+        self.request_max_bytes = request_max_bytes
         self._memory_max_bytes = memory_max_bytes
-        self._complete: list[Spooling] = []
+        self.complete: list[Spooling] = []  # the owner closes their files after the commit
+        self.discarded: list[Spooling] = []  # the owner closes their files now
         self.memory_bytes = 0
         self.receive_max_bytes = RECEIVE_BYTES  # from a connection in one read
         self._promised_small_bytes = self._promised_large_bytes = 0  # bytes that spooled payloads may still write
@@ -79,43 +70,22 @@ class UnfinishedRequests:
         large = self._promised_large_bytes if wanted_bytes > _SMALL_ROOM_BYTES else 0
         return self._promised_small_bytes + large
 
-    def open_spool(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
-        """Create a payload's file; raise ProtocolError or MustWait if impossible now."""
+    def reserve(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
+        """Promise disk room to a payload; raise ProtocolError or MustWait if impossible now."""
         wanted = _room_bytes(request)
         backpressure.require_room(wanted, self.promised_before(wanted))
-        try:
-            spooling = Spooling(request, route, self._spool_directory)
-        except OSError as error:
-            raise _spool_failure(error) from error
-        if not self._leaves_enough(spooling.descriptor):
-            spooling.close()
-            raise ProtocolError(Code.FAILED, "too few descriptors are left")
+        spooling = Spooling(request, route)
         self._promise(spooling, spooling.promised_bytes)
         return spooling
 
-    def write(self, spooling: Spooling, part: memoryview) -> None:
-        """Write a part of the payload; raise ProtocolError if the disk refuses it."""
-        before = spooling.promised_bytes
-        try:
-            spooling.feed(part)
-        except OSError as error:
-            raise _spool_failure(error) from error
-        finally:
-            self._promise(spooling, spooling.promised_bytes - before)
+    def accept(self, spooling: Spooling, part: memoryview) -> None:
+        spooling.accept(part)
+        self._promise(spooling, -len(part))
 
-    def complete(self, spooling: Spooling) -> None:
-        """Keep the file of a complete payload open until the commit (:meth:`close_complete`)."""
+    def release(self, spooling: Spooling, *, is_complete: bool) -> None:
+        """Withdraw the promise to a payload, which is either complete or discarded."""
         self._promise(spooling, -spooling.promised_bytes)
-        self._complete.append(spooling)
-
-    def discard(self, spooling: Spooling) -> None:
-        self._promise(spooling, -spooling.promised_bytes)
-        spooling.close()
-
-    def close_complete(self) -> None:
-        for spooling in self._complete:
-            spooling.close()
-        self._complete.clear()
+        (self.complete if is_complete else self.discarded).append(spooling)
 
     def _promise(self, spooling: Spooling, change: int) -> None:
         if _room_bytes(spooling.request) > _SMALL_ROOM_BYTES:
@@ -126,48 +96,48 @@ class UnfinishedRequests:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """State machine of one connection."""
+    """State machine of one connection. The owner writes each ``spooling.unwritten`` and calls ``receive`` again."""
 
     user_id: int
-    process_id: int
+    _identify: Callable[[], Peer]  # called for the first record: clients without records cost nothing
     _routes: Routes
     _unfinished: UnfinishedRequests
-    _request_max_bytes: int
     unread: bytes = b""  # received but not processed; the next buffer must begin with it
     wait: Wait | None = None  # why nothing may be received
     command: Command | None = None  # runs before anything else, while wait is COMMAND
     answers: list[Answer] = field(default_factory=list)  # of the current round, in order
     receive_bytes: int = COMMAND_RECEIVE_BYTES  # limit on the next read
-    payload_missing: int = 0  # unprocessed bytes of the current request
-    is_inside_request: bool = False
     is_closing: bool = False  # process nothing more; close after the last reply
-    _peer: Peer | None = None
+    peer: Peer | None = None
+    spooling: Spooling | None = None
     _request: Publish | None = None  # its line was processed, its payload was not
-    _spooling: Spooling | None = None
     _skip_bytes: int = 0  # rest of a refused payload
-    _position: int = 0  # of the next unprocessed byte
-    _end: int = 0
 
     @property
-    def process(self) -> str:
-        return self._peer.process if self._peer else ""
+    def payload_missing(self) -> int:
+        """Unprocessed bytes of the current request."""
+        if self.spooling is not None:
+            return self.spooling.missing_bytes
+        return self._request.payload_bytes if self._request is not None else 0
 
-    def receive(self, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
-        """Process the arena's bytes up to ``end``, ``unread`` first; move ``arena.used`` past processed bytes."""
-        arena = commit_round.arena
-        self._position, self._end = end if self.is_closing else arena.used, end
-        unread_before = len(self.unread)
+    @property
+    def is_inside_request(self) -> bool:
+        return bool(self.unread or self._request or self._skip_bytes)
+
+    def receive(self, commit_round: CommitRound, backpressure: Backpressure) -> None:
+        """Process the arena's bytes up to ``filled``, ``unread`` first; move ``used`` past processed bytes."""
+        arena, end, unread_before = commit_round.arena, commit_round.arena.filled, len(self.unread)
+        if self.is_closing:
+            arena.used = end
         if self._skip_bytes:
-            self._skip(self._skip_bytes)
+            self._skip(self._skip_bytes, arena)
         try:
             self.wait = self._process(commit_round, backpressure)
         except MustWait as reason:
             self.wait = reason.wait
-        position = arena.used = self._position
-        if position < end or unread_before:
-            self.unread = bytes(arena.view[position:end])
-            self._unfinished.add_memory(end - position - unread_before)
-        self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
+        if arena.used < end or unread_before:
+            self.unread = bytes(arena.view[arena.used : end])
+            self._unfinished.add_memory(len(self.unread) - unread_before)
 
     def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
         """Return the replies after the commit; a ``refusal`` replaces the replies to records."""
@@ -210,12 +180,19 @@ class Connection:
         self.unread = b""
         self._discard_spool()
 
+    def refuse_payload(self, error: ProtocolError) -> None:
+        """Refuse the current request; its payload is skipped."""
+        self.answers.append(encode_err(error.code, error.message))
+        self._skip_bytes = self.payload_missing
+        self._request = None
+        self._discard_spool()
+
     def _process(self, commit_round: CommitRound, backpressure: Backpressure) -> Wait | None:
         """Process requests until one is incomplete (return None) or must wait (return or raise the wait)."""
-        arena, answers, end = commit_round.arena, self.answers, self._end
+        arena, answers, end = commit_round.arena, self.answers, commit_round.arena.filled
         quick = 0
         while self._request is None or self._publish(self._request, commit_round, backpressure):
-            position = self._position
+            position = arena.used
             if position == end:
                 return None
             if quick == _QUICK_MAX or len(answers) >= _ANSWERS_MAX:
@@ -224,16 +201,16 @@ class Connection:
             if newline < 0:
                 if end - position >= LINE_MAX_BYTES:
                     message = f"no newline in {LINE_MAX_BYTES} bytes"
-                    self._refuse_line(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None))
+                    self._refuse_line(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None), arena)
                 return None
-            self._position = newline + 1
+            arena.used = newline + 1
             try:
-                request = parse_request(bytes(arena.view[position:newline]), self._request_max_bytes)
+                request = parse_request(bytes(arena.view[position:newline]), self._unfinished.request_max_bytes)
             except ProtocolError as error:
-                self._refuse_line(error)
+                self._refuse_line(error, arena)
                 continue
             if isinstance(request, Publish):
-                self._request, self.payload_missing = request, request.payload_bytes
+                self._request = request
                 continue
             self.receive_bytes = COMMAND_RECEIVE_BYTES
             if request.verb not in _QUICK:
@@ -246,44 +223,42 @@ class Connection:
     def _publish(self, request: Publish, commit_round: CommitRound, backpressure: Backpressure) -> bool:
         """Add or refuse a request. Return False if it is incomplete; raise MustWait if it must wait."""
         self.receive_bytes = RECEIVE_BYTES
+        arena = commit_round.arena
         try:
-            if self._spooling is None:
+            if self.spooling is None:
                 route = self._routes.find(request.route, self.user_id)
                 if not backpressure.is_open:
                     backpressure.admit(route, is_overdue=self.wait is OVERDUE)
-                position = self._position
+                position = arena.used
                 end = position + request.payload_bytes
-                if end <= self._end:
-                    self._position, self.payload_missing, self._request = end, 0, None
-                    self.answers.append(self._add(request, commit_round, route, commit_round.arena.view[position:end]))
+                if end <= arena.filled:
+                    self.answers.append(self._add(request, commit_round, route, arena.view[position:end]))
+                    arena.used, self._request = end, None
                     return True
                 if self._unfinished.fits_in_memory(request.payload_bytes):
                     return False
-                self._spooling = self._unfinished.open_spool(request, route, backpressure)
-            return self._spool(self._spooling, commit_round, backpressure)
+                self.spooling = self._unfinished.reserve(request, route, backpressure)
+            return self._spool(self.spooling, commit_round, backpressure)
         except ProtocolError as error:
-            self.answers.append(encode_err(error.code, error.message))
-            self._skip(self.payload_missing)
-            self._request, self.payload_missing = None, 0
-            self._discard_spool()
+            self.refuse_payload(error)
+            self._skip(self._skip_bytes, arena)
             return True
 
     def _spool(self, spooling: Spooling, commit_round: CommitRound, backpressure: Backpressure) -> bool:
-        """Continue :meth:`_publish` with a spooled payload."""
-        request = spooling.request
-        if self.payload_missing:
+        """Continue :meth:`_publish` with a spooled payload; return False if a part must be written first."""
+        request, arena = spooling.request, commit_round.arena
+        if spooling.missing_bytes:
             backpressure.require_room()  # others may have used up the room
-            position = self._position
-            self._position = min(self._end, position + self.payload_missing)
-            self.payload_missing -= self._position - position
-            self._unfinished.write(spooling, commit_round.arena.view[position : self._position])
-        if self.payload_missing:
+            position = arena.used
+            arena.used = min(arena.filled, position + spooling.missing_bytes)
+            if arena.used > position:
+                self._unfinished.accept(spooling, arena.view[position : arena.used])
             return False
         route = self._routes.find(request.route, self.user_id)
         backpressure.admit(route, is_overdue=self.wait is OVERDUE)
         self.answers.append(self._add(request, commit_round, route, None, spooling))
-        self._request = self._spooling = None
-        self._unfinished.complete(spooling)
+        self._request = self.spooling = None
+        self._unfinished.release(spooling, is_complete=True)
         return True
 
     def _add(
@@ -295,11 +270,11 @@ class Connection:
         spooling: Spooling | None = None,
     ) -> bytes | Ticket:
         """Add a complete request; return a ticket, or the reply to a duplicate. Raise ProtocolError to refuse it."""
-        peer = self._peer
-        if peer is None:  # looked up late: clients without records cost nothing
-            peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
+        peer = self.peer
+        if peer is None:
+            peer = self.peer = self._identify()
         if request.columns:
-            count = _count_columns(payload, spooling)
+            count = _count_columns((payload or b"") if spooling is None else spooling.columns)
         elif spooling is not None and spooling.ends_in_newline:
             count = spooling.newlines
         elif payload and payload[-1] == _NEWLINE:
@@ -312,23 +287,23 @@ class Connection:
         result = commit_round.publish(request, producer_id, route, payload, count, peer, spooling)
         return result if isinstance(result, Ticket) else _OK % (result.first, result.last)
 
-    def _refuse_line(self, error: ProtocolError) -> None:
+    def _refuse_line(self, error: ProtocolError, arena: Arena) -> None:
         self.answers.append(encode_err(error.code, error.message))
         if error.payload_bytes is None:
-            self.is_closing, self._position = True, self._end
+            self.is_closing, arena.used = True, arena.filled
         else:
-            self._skip(error.payload_bytes)
+            self._skip(error.payload_bytes, arena)
 
-    def _skip(self, length: int) -> None:
+    def _skip(self, length: int, arena: Arena) -> None:
         """Discard ``length`` bytes, including those still to come."""
-        skipped = min(length, self._end - self._position)
-        self._position += skipped
+        skipped = min(length, arena.filled - arena.used)
+        arena.used += skipped
         self._skip_bytes = length - skipped
 
     def _discard_spool(self) -> None:
-        if self._spooling is not None:
-            self._unfinished.discard(self._spooling)
-            self._spooling = None
+        if self.spooling is not None:
+            self._unfinished.release(self.spooling, is_complete=False)
+            self.spooling = None
 
 
 def _room_bytes(request: Publish) -> int:
@@ -336,15 +311,11 @@ def _room_bytes(request: Publish) -> int:
     return 2 * request.payload_bytes
 
 
-def _count_columns(payload: memoryview | None, spooling: Spooling | None) -> int:
+def _count_columns(payload: bytes | memoryview) -> int:
     try:
-        count = spooling.columns_count() if spooling is not None else decode_columns(payload or b"").count
+        count = decode_columns(payload).count
     except BadColumns as error:
         raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
     if count == 0:
         raise ProtocolError(Code.BAD_COLUMNS, "no record")
     return count
-
-
-def _spool_failure(error: OSError) -> ProtocolError:
-    return ProtocolError(Code.FULL if error.errno in DISK_FULL else Code.FAILED, str(error))

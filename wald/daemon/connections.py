@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import select
 import socket
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
+from pathlib import Path
 
 from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, Reason, Wait
 from wald.daemon.commands import Routes
-from wald.daemon.committer import CommitRound
+from wald.daemon.committer import CommitRound, Spooling
 from wald.daemon.connection import RECEIVE_BYTES, Connection, UnfinishedRequests
-from wald.daemon.listening import ConnectionLimits, peer_of
+from wald.daemon.listening import ConnectionLimits, find_peer, peer_of
 from wald.daemon.pipes import held_bytes
-from wald.format.protocol import Code, Command, encode_err
+from wald.errors import DISK_FULL
+from wald.format.protocol import Code, Command, ProtocolError, encode_err
 
 _UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it, the least active client is closed
 _COMMAND_PAUSE_MAX_SECONDS = 0.1  # between two commands while records arrive
@@ -43,6 +48,7 @@ class Client:
     socket: socket.socket
     descriptor: int
     user_id: int
+    process_id: int
     connection: Connection
     active_at: float  # when a request was begun, completed or advanced by 256 KiB, or a reply sent
     served: int = 0  # last round that processed input
@@ -70,13 +76,43 @@ class Client:
         return arrived >= min(self.connection.payload_missing, _SENT_AHEAD_BYTES)
 
     def to_json(self) -> dict[str, object]:
-        connection = self.connection
+        peer = self.connection.peer
         return {
             "user": self.user_id,
-            "pid": connection.process_id,
-            "process": connection.process,
+            "pid": self.process_id,
+            "process": peer.process if peer else "",
             "bytes": self.received_bytes,
         }
+
+
+class SpoolFiles:
+    """Unnamed files of spooled payloads. The directory is on the file system of the segments."""
+
+    def __init__(self, directory: Path, leaves_enough: Callable[[int], bool]) -> None:
+        self._directory = directory
+        self._leaves_enough = leaves_enough  # checks that enough descriptors remain
+
+    def write(self, spooling: Spooling) -> None:
+        """Write the part that was accepted last; raise ProtocolError if the disk refuses it."""
+        part, spooling.unwritten = spooling.unwritten, None
+        try:
+            if (file := spooling.file) is None:
+                file = spooling.file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+                if not self._leaves_enough(file.fileno()):
+                    raise ProtocolError(Code.FAILED, "too few descriptors are left")
+            while part:
+                part = part[file.write(part) :]
+            if spooling.request.columns and not spooling.missing_bytes:
+                spooling.columns = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        except OSError as error:
+            raise ProtocolError(Code.FULL if error.errno in DISK_FULL else Code.FAILED, str(error)) from error
+
+    @staticmethod
+    def close(spoolings: list[Spooling]) -> None:
+        for spooling in spoolings:
+            if spooling.file is not None:
+                spooling.file.close()
+        spoolings.clear()
 
 
 class Connections:
@@ -88,18 +124,18 @@ class Connections:
         poller: select.epoll,
         routes: Routes,
         unfinished: UnfinishedRequests,
+        files: SpoolFiles,
         execute: Callable[[Command, int], bytes],
         *,
         limits: ConnectionLimits,
-        request_max_bytes: int,
         idle_timeout: float,
     ) -> None:
         self._listener = listener
         self._poller = poller
         self._routes = routes
         self._unfinished = unfinished
+        self._files = files
         self._execute = execute
-        self._request_max_bytes = request_max_bytes
         self._limits = limits
         self._idle_timeout = idle_timeout
         self._open: dict[int, Client] = {}
@@ -222,8 +258,8 @@ class Connections:
             accepted.close()
             return
         self._limits.add(user_id)
-        connection = Connection(user_id, process_id, self._routes, self._unfinished, self._request_max_bytes)
-        client = Client(accepted, accepted.fileno(), user_id, connection, now)
+        connection = Connection(user_id, partial(find_peer, user_id, process_id), self._routes, self._unfinished)
+        client = Client(accepted, accepted.fileno(), user_id, process_id, connection, now)
         self._open[client.descriptor] = client
         self._poller.register(accepted, client.events)
 
@@ -243,6 +279,7 @@ class Connections:
         if client.socket.fileno() < 0:
             return
         client.connection.close()
+        self._files.close(self._unfinished.discarded)
         self._received[client.user_id] += client.received_bytes
         self._file(client, None)
         del self._open[client.descriptor]
@@ -308,7 +345,10 @@ class Connections:
                 return
         was_inside_request = connection.is_inside_request
         client.served = self._round
-        connection.receive(start + length, commit_round, backpressure)
+        arena.filled = start + length
+        connection.receive(commit_round, backpressure)
+        if connection.spooling is not None or self._unfinished.discarded:
+            self._spool(connection, commit_round, backpressure)
         client.received_bytes += length
         client.slow_bytes += length
         if connection.answers or connection.command or client.slow_bytes >= RECEIVE_BYTES:
@@ -319,6 +359,16 @@ class Connections:
             self._update(client)
         if connection.answers:
             self._answering.append(client)
+
+    def _spool(self, connection: Connection, commit_round: CommitRound, backpressure: Backpressure) -> None:
+        """Write the parts that a connection accepts for files, and let it continue."""
+        while (spooling := connection.spooling) is not None and spooling.unwritten is not None:
+            try:
+                self._files.write(spooling)
+            except ProtocolError as error:
+                connection.refuse_payload(error)
+            connection.receive(commit_round, backpressure)
+        self._files.close(self._unfinished.discarded)
 
     def run_command(self, now: float, *, is_held: bool = False) -> None:
         """Run a command of the least recently served user; that user's identical commands share the reply.
@@ -363,7 +413,7 @@ class Connections:
         self._aside, self._answering = {}, []
         for client in answering:
             self._send(client, client.connection.reply(self._execute, refusal))
-        self._unfinished.close_complete()
+        self._files.close(self._unfinished.complete)
 
     def set_aside(self) -> None:
         """Stop reading from connections with records in the refused round; answer the others."""

@@ -24,6 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
 from wald.files.modes import set_socket_owner, umask_for
+from wald.format.log_state import Peer
 
 _BACKLOG = 4096  # a nonblocking connect fails if the backlog is full
 _PATH_MAX_BYTES = 107
@@ -109,6 +110,10 @@ def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     """Return the peer's process, user and group ids when it connected or began to listen."""
     return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+
+
+def find_peer(user_id: int, process_id: int) -> Peer:
+    return Peer(user_id, process_id, process_name(process_id))
 
 
 def process_name(process: int) -> str:

@@ -28,7 +28,7 @@ from wald.daemon.background import Background
 from wald.daemon.commands import Commands, Routes
 from wald.daemon.committer import Arena, CommitRound, Committer
 from wald.daemon.connection import UnfinishedRequests
-from wald.daemon.connections import Connections
+from wald.daemon.connections import Connections, SpoolFiles
 from wald.daemon.intake import Intake
 from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited_listener
 from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, elapsed, pages
@@ -261,10 +261,10 @@ class Parts:
             self.listener.socket,
             self.poller,
             self.routes,
-            UnfinishedRequests(self.root.segments, limits.leaves_enough),
+            UnfinishedRequests(min(config.request_max_bytes, self.budget.sizes.payload_bytes)),
+            SpoolFiles(self.root.segments, limits.leaves_enough),
             self.commands.answer,
             limits=limits,
-            request_max_bytes=min(config.request_max_bytes, self.budget.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )
         self._closers.callback(self.connections.close)
