@@ -228,7 +228,7 @@ def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path, what: str) -
     (outside / "link to nothing").symlink_to("nothing")
     before = state(outside)
     code, message, _ = refusal_of("run", "--root", tmp_path / "log", env={"WALD_SOCKET": str(outside / what)})
-    assert (code, "the file there is not a socket" in message) == (InvalidInput.exit_code, True)
+    assert (code, "the existing file is not a socket" in message) == (InvalidInput.exit_code, True)
     assert state(outside) == before
 
 

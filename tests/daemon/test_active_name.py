@@ -14,7 +14,7 @@ from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, wald
 
-from wald.daemon.pipes import held_bytes
+from wald.daemon.pipes import readable_bytes
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.setting_types import MIB
@@ -132,7 +132,7 @@ def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
         """Return when all of it is in the log: a pipe is emptied only then."""
         with os.fdopen(os.dup(holder), "wb") as fifo:
             fifo.write(data)
-        eventually(lambda: held_bytes(holder) == 0)
+        eventually(lambda: readable_bytes(holder) == 0)
 
     write(b"a" * 3_000_000)  # more than the pipe holds, so its pieces are taken without a newline
     if cut:  # then the next segment has no sequence of its own
@@ -211,11 +211,11 @@ def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Star
     path.unlink()
     eventually(lambda: "active segment removed or replaced" in daemon.log)
     assert f"{path}: the active segment was removed or replaced" in daemon.log
-    assert "1 records starting at sequence 1 are lost when the daemon exits" in daemon.log
+    assert "its records (sequence 1 and later) will be lost when the daemon exits" in daemon.log
     eventually(lambda: stat(daemon)["degraded"])
     (disk / "filler").unlink()
     # Not the path: a segment that is full is cut as soon as it has its name, and then sealed.
-    eventually(lambda: "the daemon has restored it with its contents" in daemon.log)
+    eventually(lambda: "the daemon has restored the segment and its contents" in daemon.log)
     eventually(lambda: not stat(daemon)["degraded"])
     daemon.kill()
     daemon.start_again()
@@ -231,7 +231,7 @@ def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) 
     assert daemon.stop() == 7
     last = daemon.log.splitlines()[-2:]
     assert f"{path}: the active segment was removed or replaced" in last[0]
-    assert "1 records starting at sequence 1" in last[0]
+    assert "its records (sequence 1 and later)" in last[0]
     assert "make room" in last[1]
 
 

@@ -84,7 +84,7 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
     background = sealing(built, counted, reported)
     try:
         eventually(lambda: reported)
-        assert reported.events() == ["not sealed"]
+        assert reported.events() == ["sealing failed"]
         assert "No such file" in str(reported[0]["reason"])
         eventually(lambda: counted.seal_failures == 1)
         assert counted.seal_waits_since > 0
@@ -133,7 +133,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         eventually(lambda: counted.seal_failures == 2)
     finally:
         background.stop()
-    assert reported.events() == ["not sealed", "sealed", "sealed"]
+    assert reported.events() == ["sealing failed", "sealed", "sealed"]
     assert counted.seal_waits_since > 0
 
 
@@ -157,7 +157,7 @@ def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: 
         assert answers[-1].startswith("ERR busy ")
         for client in (clients[1], clients[2]):
             client.publish("r", bytes(SPOOLED))
-            assert client.reply() == "ERR failed too few descriptors are left"
+            assert client.reply() == "ERR failed too few file descriptors are left"
         assert {answer[:8] for answer in answers} == {"OK pong", "ERR busy"}
         for number in range(1, 5):
             assert clients[0].ask(b"PUB r 2\nx\n") == f"OK {number} {number}"

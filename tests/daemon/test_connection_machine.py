@@ -15,7 +15,7 @@ from wald.daemon.backpressure import COMMAND, NEXT_ROUND, OVERDUE, Backpressure,
 from wald.daemon.commands import Routes
 from wald.daemon.committer import Arena, CommitRound, Ticket
 from wald.daemon.connection import Connection, UnfinishedRequests
-from wald.daemon.connections import SpoolFiles
+from wald.daemon.connections import close_files, write_part
 from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
@@ -37,7 +37,7 @@ class Peer:
 
     def __init__(self, root: Root) -> None:
         self.unfinished = UnfinishedRequests(REQUEST_MAX_BYTES, memory_max_bytes=MEMORY_MAX_BYTES)
-        self.files = SpoolFiles(root.segments, lambda descriptor: descriptor > 0)
+        self.directory = root.segments
         user_id = os.getuid()
         self.connection = Connection(
             user_id, lambda: Sender(user_id, os.getpid(), "test"), Routes(root, {}), self.unfinished
@@ -63,13 +63,13 @@ class Peer:
         commit_round = CommitRound(Producers(), arena)
         connection.receive(commit_round, backpressure)
         while connection.spooling is not None and connection.spooling.unwritten is not None:
-            self.files.write(connection.spooling)
+            write_part(connection.spooling, self.directory, lambda descriptor: descriptor > 0)
             connection.receive(commit_round, backpressure)
         assert connection.unread == received[arena.used :]
         self.outcomes += self.answers()
         connection.reply(lambda command, _: b"OK\n")
-        self.files.close(self.unfinished.complete)
-        self.files.close(self.unfinished.discarded)
+        close_files(self.unfinished.complete)
+        close_files(self.unfinished.discarded)
 
     def answers(self) -> Iterator[Outcome]:
         payloads: dict[int, int] = {}
@@ -148,7 +148,7 @@ def test_any_cut_gives_the_same_outcomes(root: Root, stream: bytes, places: list
     assert at_once.state() == in_pieces.state() == by_bytes.state()
     for peer in (at_once, in_pieces, by_bytes):
         peer.connection.close()
-        assert (peer.unfinished.memory_bytes, peer.unfinished.promised_before(1 << 30)) == (0, 0)
+        assert (peer.unfinished.memory_bytes, peer.unfinished.promised_to_others(1 << 30)) == (0, 0)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -203,7 +203,7 @@ def test_a_line_without_an_end_is_the_last_request(root: Root) -> None:
     """Nobody knows where the next request would begin."""
     peer = read_all(root, [b"PING\n" + b"x" * LINE_MAX_BYTES, b"PING\n"])
 
-    reply = f"ERR bad-request no newline in {LINE_MAX_BYTES} bytes\n".encode()
+    reply = f"ERR bad-request the request line has no newline within {LINE_MAX_BYTES} bytes\n".encode()
     assert peer.outcomes == [("command", Command("PING")), ("reply", reply)]
     assert peer.connection.is_closing
 
@@ -214,13 +214,13 @@ def test_a_request_for_a_busy_route_waits_and_is_refused_after_a_timeout(root: R
     busy = Backpressure(False, False, frozenset({"web"}), float("inf"), {})
     peer.read(b"PUB web 2\nx\nPUB b 2\ny\n", busy)
     assert (peer.connection.wait, peer.outcomes) == (Wait(Reason.BUSY, "web"), [])
-    assert busy.holds(Wait(Reason.BUSY, "web"), peer.unfinished.promised_before)
+    assert busy.must_keep_waiting(Wait(Reason.BUSY, "web"), peer.unfinished.promised_to_others)
 
     assert peer.connection.time_out()
     assert peer.connection.wait is OVERDUE
     peer.read(b"", busy)
     assert peer.outcomes == [
-        ("reply", b"ERR busy a pipe is inside a long line of web\n"),
+        ("reply", b"ERR busy a pipe is inside a long line of route web\n"),
         ("record", ("b", b"y\n")),
     ]
     assert not peer.connection.time_out()

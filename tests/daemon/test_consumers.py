@@ -51,9 +51,9 @@ def group_and_mode(path: Path) -> tuple[int, int]:
 
 def reload(daemon: Daemon, settings: str) -> None:
     daemon.root.with_name("wald.toml").write_text(settings)
-    before = len(re.findall("reloaded", daemon.log))
+    before = len(re.findall("reloaded|reload failed", daemon.log))
     daemon.process.send_signal(signal.SIGHUP)
-    eventually(lambda: len(re.findall("reloaded", daemon.log)) > before)
+    eventually(lambda: len(re.findall("reloaded|reload failed", daemon.log)) > before)
 
 
 def test_the_group_changes_with_the_settings_and_cursors_stay() -> None:

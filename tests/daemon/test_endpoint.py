@@ -200,7 +200,7 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
     fill(small / "filler")
 
     eventually(lambda: daemon.ask("PING") and metrics(address)["wald_degraded"] == 1)
-    message = r"degraded: \d+ bytes free of \d+ needed, input is not accepted \(others\)\n"
+    message = r"degraded: input is not accepted: \d+ bytes are free, \d+ are needed \(others\)\n"
     assert re.fullmatch(message, get(address, "/healthz")[1])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         fifo.write(b"x\n")

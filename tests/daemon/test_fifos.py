@@ -70,7 +70,7 @@ def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start:
     fifo.unlink()
     eventually(fifo.is_fifo)
     assert stat.S_IMODE(fifo.stat().st_mode) == 0o600
-    eventually(lambda: "created again" in daemon.log)
+    eventually(lambda: "and recreated" in daemon.log)
     os.write(old, b"old\nunfinished")
     eventually(lambda: values(root) == [b"old"])
     write(fifo, b"new\n")
@@ -136,7 +136,7 @@ def test_a_stop_takes_an_unfinished_line_and_what_came_to_the_next_fifo(
     os.mkfifo(fifo)
     new = os.open(fifo, os.O_RDWR)
     if noticed:
-        eventually(lambda: "another FIFO than before" in daemon.log)
+        eventually(lambda: "the daemon now reads the new one" in daemon.log)
     os.write(new, b"new\nnewer\n")
     daemon.process.send_signal(signal.SIGTERM)
     daemon.process.send_signal(signal.SIGCONT)
@@ -155,7 +155,7 @@ def test_a_stop_takes_what_waits_behind_a_long_line_of_the_next_fifo(start: Star
     fifo = root / "routes/a/in"
     old = os.open(fifo, os.O_WRONLY)
     fifo.unlink()
-    eventually(lambda: "created again" in daemon.log)
+    eventually(lambda: "and recreated" in daemon.log)
     new = os.open(fifo, os.O_RDWR)
     long = b"x" * (700 << 10)
     os.write(new, long)
@@ -180,7 +180,7 @@ def test_a_stop_reports_what_it_leaves_in_a_replaced_fifo(start: Start, root: Pa
     fifo = root / "routes/a/in"
     with fifo.open("wb", 0) as old:
         fifo.unlink()
-        eventually(lambda: "created again" in daemon.log)
+        eventually(lambda: "and recreated" in daemon.log)
         with fifo.open("r+b", 0), traced(daemon.process.pid, tmp_path / "trace", "inject=tee:error=EAGAIN"):
             old.write(b"late\n")
             assert daemon.stop() == 1
@@ -227,7 +227,7 @@ def test_a_long_line_of_the_old_one_stays_in_one_piece(start: Start, root: Path)
         os.write(old, long[begin : begin + 4096])
     fifo.unlink()
     eventually(fifo.is_fifo)
-    eventually(lambda: "created again" in daemon.log)
+    eventually(lambda: "and recreated" in daemon.log)
     write(fifo, b"new\n")
     os.write(old, b"end\n")
     os.close(old)

@@ -140,7 +140,7 @@ def test_answers_that_are_not_read_cost_a_fixed_amount_of_memory(start: Start, r
             for _ in range(10):
                 assert reading.ask(b"STAT\n").startswith("OK {")
         assert resident_bytes(daemon) - before < 48 * MIB
-        eventually(lambda: "replies that are not read" in daemon.log)
+        eventually(lambda: "unread replies used up the memory limit" in daemon.log)
 
 
 class Unsynced(Disk):

@@ -123,7 +123,7 @@ def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
     eventually(lambda: stat(daemon)["waits_to_seal"] == 1)
     assert stat(daemon)["degraded_by"] == "others"
     assert len(values(daemon.root)) == 1
-    assert "not sealed" not in daemon.log
+    assert "sealing failed" not in daemon.log
     (disk / "filler").unlink()
     eventually(lambda: list(daemon.root.glob("segments/*.zst")))
     eventually(lambda: stat(daemon)["waits_to_seal"] == 0)
@@ -162,7 +162,7 @@ def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
         assert client.reply() == "OK 1 1"
     status = stat(daemon)
     assert status["segment_max_bytes"] < 64 * MIB
-    assert "smaller ones apply" in daemon.log
+    assert "smaller sizes apply" in daemon.log
     hint = f"WALD_SEGMENT_MAX_BYTES={status['segment_max_bytes']} WALD_FREE_SPACE_MIN={status['free_space_min']}"
     assert hint in daemon.log
     assert daemon.stop() == 0

@@ -89,7 +89,7 @@ def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start
         daemon.await_ready()
         with Client(daemon.socket_path) as client:
             daemon.socket_path.unlink()
-            eventually(lambda: "the socket that systemd made was removed" in daemon.log)
+            eventually(lambda: "the socket that systemd created was removed" in daemon.log)
             assert client.ask(b"PING\n").startswith("OK")
         assert "systemctl restart wald.socket" in daemon.log
         assert not daemon.socket_path.exists()
@@ -141,7 +141,7 @@ def test_other_sockets_are_refused(start: Start, tmp_path: Path, kinds: list[str
     daemon.spawn(*giving(**{str(number): each.fileno() for number, each in enumerate(made)}))
 
     assert daemon.wait() == 2
-    assert "wald takes one unix socket" in daemon.log
+    assert "wald accepts only one listening unix socket" in daemon.log
     assert (daemon.root / "lock").read_bytes() == epoch
     for each in made:
         each.close()
@@ -218,7 +218,7 @@ def test_a_fifo_of_no_route_is_reported_and_given_back(start: Start, tmp_path: P
         manager.hear("READY=1")
     os.close(given)
 
-    assert f"{tmp_path / 'other'}: closed: systemd handed it over as 'other'" in daemon.log
+    assert f"{tmp_path / 'other'}: closed: systemd passed it as 'other'" in daemon.log
     with pytest.raises(OSError) as none_reads:  # noqa: PT011  (the number is what is judged)
         os.open(tmp_path / "other", os.O_WRONLY | os.O_NONBLOCK)
     assert none_reads.value.errno == errno.ENXIO
@@ -235,5 +235,5 @@ def test_settings_of_the_socket_that_do_not_apply_are_reported(start: Start, roo
         daemon.await_ready()
         assert daemon.stop() == 0
 
-    (line,) = [line for line in daemon.log.splitlines() if "settings do not apply" in line]
+    (line,) = [line for line in daemon.log.splitlines() if "some settings have no effect" in line]
     assert json.loads(line)["unused"] == {"socket": str(tmp_path / "other.sock"), "socket_mode": "0666"}

@@ -55,7 +55,7 @@ def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, roo
         old.process.send_signal(signal.SIGCONT)
         assert publish(new, "r", b"new\n") == "OK 2 2"
         with suppress(ConnectionResetError, BrokenPipeError):  # it ends within a second in any case
-            assert client.ask(request_bytes) in ("ERR failed the daemon stops", "")
+            assert client.ask(request_bytes) in ("ERR failed the daemon is stopping after a failure", "")
         assert old.wait() == 5
     assert f"another daemon has taken over (pid {new.process.pid} on " in old.log
     assert "Traceback" not in old.log
@@ -246,9 +246,9 @@ def test_sighup_with_a_broken_config_changes_nothing(
     (root / "routes/taken").write_text("")
     config.write_text(f"{broken}[routes.r]\nwriters = [{os.geteuid() + 1}]\n")
     daemon.process.send_signal(signal.SIGHUP)
-    eventually(lambda: events(daemon, "not reloaded"))
+    eventually(lambda: events(daemon, "reload failed"))
 
-    assert message in events(daemon, "not reloaded")[0]["reason"]
+    assert message in events(daemon, "reload failed")[0]["reason"]
     assert publish(daemon, "r", b"x\n") == "OK 1 1"
 
 

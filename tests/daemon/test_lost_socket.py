@@ -27,7 +27,7 @@ def test_a_removed_socket_is_made_again(start: Start, root: Path) -> None:
             output_of("append", "a", "--root", root, stdin=b"y\n")
         assert before.ask(b"PUB a 2\nz\n").startswith("OK ")
     assert stat.S_IMODE(daemon.socket_path.stat().st_mode) == 0o600
-    assert daemon.log.count("the socket was removed; recreated") == 2
+    assert daemon.log.count("the socket was removed; the daemon recreated it") == 2
     assert daemon.stop() == 0
     assert not daemon.socket_path.exists()
     assert values(root) == [b"x", b"y", b"x", b"y", b"z"]
@@ -54,7 +54,7 @@ def test_a_dead_socket_in_its_place_is_replaced(start: Start) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(dead))
     dead.rename(daemon.socket_path)
-    eventually(lambda: "; recreated" in daemon.log)
+    eventually(lambda: "; the daemon recreated it" in daemon.log)
     assert daemon.ask("PING").startswith("OK")
     assert daemon.stop() == 0
 
@@ -74,7 +74,7 @@ def test_what_is_not_a_dead_socket_stays(start: Start, root: Path, instead: str)
         eventually(lambda: f"the socket was replaced by {instead}" in daemon.log)
         assert stat.S_ISSOCK(daemon.socket_path.stat().st_mode) == (instead == "another")
         daemon.socket_path.unlink()
-        eventually(lambda: "; recreated" in daemon.log)
+        eventually(lambda: "; the daemon recreated it" in daemon.log)
         assert daemon.ask("PING").startswith("OK")
     assert daemon.log.count("the socket was replaced by") == 1
     assert daemon.stop() == 0

@@ -44,7 +44,7 @@ def one_round(intake: Intake) -> int:
     collected = CommitRound(LogState(1).producers, Arena())
     intake.check_lines(0.0)
     intake.collect(collected)
-    state = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()
+    state = intake.can_collect, intake.has_input, intake.busy_routes, intake.has_stdin_ended, intake.due_at()
     assert state[2:4] == (frozenset(), False)
     return len(collected.drafts)
 
@@ -56,7 +56,7 @@ def test_a_round_costs_nothing_for_idle_fifos(tmp_path: Path) -> None:
             descriptor = os.open(root.fifo("r1"), os.O_WRONLY)
             os.write(descriptor, b"line\n")
             for ready, events in poller.poll(0):
-                intake.notice(ready, events, 0.0)
+                intake.mark_ready(ready, events, 0.0)
             assert one_round(intake) == 1  # which is in its FIFO until it is settled
             costs.append(steps(lambda: one_round(intake)))
             os.close(descriptor)
@@ -70,13 +70,13 @@ def test_an_empty_pipe_needs_no_further_round(tmp_path: Path) -> None:
         for rest in (b"", b"more\n"):
             os.write(descriptor, b"line\n")
             for ready, events in poller.poll(0):
-                intake.notice(ready, events, 0.0)
+                intake.mark_ready(ready, events, 0.0)
             collected = CommitRound(LogState(1).producers, Arena())
             intake.collect(collected)
             os.write(descriptor, rest)
             intake.before_write(collected.drafts, 1)
             assert intake.after_sync(collected.drafts) == []
-            assert intake.ready == bool(rest)
+            assert intake.can_collect == bool(rest)
         os.close(descriptor)
 
 
@@ -113,9 +113,9 @@ def test_a_replaced_pipe_that_cannot_be_reopened_yet_is_still_read(
             assert intake.check_paths(1e9)
             assert os.listdir("/proc/self/fd") == before
         intake.check_paths(2e9)
-        assert intake.fifos.unread == {}
+        assert intake.fifos.unreadable == {}
         os.write(old, b"line\n")
         for ready, events in poller.poll(0):
-            intake.notice(ready, events, 0.0)
+            intake.mark_ready(ready, events, 0.0)
         assert one_round(intake) == 1
         os.close(old)

@@ -278,5 +278,5 @@ def test_a_file_system_that_does_not_give_its_free_space_ends_the_daemon_with_wo
     flag.touch()
     assert daemon.wait() == DiskFailure.exit_code
     assert "Traceback" not in daemon.log
-    assert f"{root}/segments: {os.strerror(number)}: the free space cannot be read" in daemon.log
+    assert f"{root}/segments: the free space cannot be read ({os.strerror(number)})" in daemon.log
     assert "hint" in daemon.log

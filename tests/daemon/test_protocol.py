@@ -117,7 +117,7 @@ def test_a_request_without_a_known_end_is_the_last(
     [
         (b"", "the payload is too short for the count of records"),
         (b"\1\0\0\0\0\0\0", "the payload is too short for the count of records"),
-        (encode_columns([]), "no record"),
+        (encode_columns([]), "the payload contains no records"),
         (encode_columns([b"a", b"b"])[:-8], "a column runs past the end of the payload"),
         (encode_columns([b"a", b"b"]) + bytes(8), "8 bytes follow the last column"),
         (encode_columns([b"a" * 9])[:-1], "a column runs past the end of the payload"),
@@ -270,7 +270,7 @@ def test_only_the_named_writers_may_write(
     requests = b"PUB mine 5\nmine\nPUB theirs 7\ntheirs\nPUB all 4\nall\n"
     with Client(daemon.socket_path) as client:
         assert client.ask(requests) == "OK 1 1"
-        assert client.reply() == f"ERR denied user {me} may not write to theirs"
+        assert client.reply() == f"ERR denied user {me} may not write to route theirs"
         assert client.reply() == "OK 2 2"
     expected = [b"mine", b"all"]
 
@@ -278,7 +278,7 @@ def test_only_the_named_writers_may_write(
         monkeypatch.chdir(root)  # the way to a test's directory is closed to others
         root.chmod(0o755)
         with acting_as(me + 1), Client(Path("wald.sock")) as client:
-            assert client.ask(requests) == f"ERR denied user {me + 1} may not write to mine"
+            assert client.ask(requests) == f"ERR denied user {me + 1} may not write to route mine"
             assert client.reply() == "OK 3 3"
             assert client.reply() == "OK 4 4"
         expected += [b"theirs", b"all"]

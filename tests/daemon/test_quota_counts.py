@@ -48,7 +48,7 @@ class Life:
     def begun(self) -> Quotas:
         base, self.now = self.built.writer.base_sequence, time.monotonic()
         journal = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
-        return Quotas(self.built.root, self.config, Metrics(), journal, log_id=self.built.log_id, before=base)
+        return Quotas(self.built.root, self.config, Metrics(), journal, log_id=self.built.log_id, base=base)
 
     def start_again(self) -> None:
         self.quotas.close()
@@ -102,7 +102,7 @@ class Life:
     def over(self) -> int:
         """How much is unread, if that is more than the quota; else 0."""
         self.look(times=3)
-        found = self.quotas.over.get("r")
+        found = self.quotas.over_quota.get("r")
         assert found is None or found.group, "all is counted by now"
         return found.unread_bytes if found is not None else 0
 
@@ -162,7 +162,7 @@ def test_a_segment_that_was_begun_after_the_last_listing_is_there(life: Life) ->
     life.append(5)
     life.now += 0.5
     life.quotas.update(life.now, life.built.last)
-    assert life.quotas.over["r"].unread_bytes == 1150
+    assert life.quotas.over_quota["r"].unread_bytes == 1150
 
 
 def test_many_small_turns_are_counted_once(life: Life) -> None:
@@ -201,18 +201,18 @@ def test_until_all_is_counted_nothing_is_taken_and_nothing_refused(life: Life) -
     life.append(110)
     life.config = of_quota(QUOTA, "reject")
     life.start_again()
-    assert [(over.unread_bytes, over.rejects) for over in life.quotas.over.values()] == [(0, False)]
+    assert [(over.unread_bytes, over.rejects) for over in life.quotas.over_quota.values()] == [(0, False)]
     life.look(times=2)
-    assert [(over.unread_bytes, over.rejects) for over in life.quotas.over.values()] == [(1100, True)]
+    assert [(over.unread_bytes, over.rejects) for over in life.quotas.over_quota.values()] == [(1100, True)]
 
 
 def test_other_settings_change_quotas_only_if_quotas_are_others(life: Life) -> None:
-    assert not life.quotas.changes(of_quota(QUOTA))
-    assert not life.quotas.changes(Config(routes=life.config.routes, segment_max_bytes=1 << 20))
-    assert life.quotas.changes(of_quota(QUOTA + 1))
-    assert life.quotas.changes(of_quota(QUOTA, "reject"))
-    assert life.quotas.changes(of_quota(QUOTA, "expire"))  # which wald-reclaim enforces
-    assert life.quotas.changes(Config(routes=life.config.routes, retention=Retention(pinned_max_bytes=5)))
+    assert not life.quotas.differ_from(of_quota(QUOTA))
+    assert not life.quotas.differ_from(Config(routes=life.config.routes, segment_max_bytes=1 << 20))
+    assert life.quotas.differ_from(of_quota(QUOTA + 1))
+    assert life.quotas.differ_from(of_quota(QUOTA, "reject"))
+    assert life.quotas.differ_from(of_quota(QUOTA, "expire"))  # which wald-reclaim enforces
+    assert life.quotas.differ_from(Config(routes=life.config.routes, retention=Retention(pinned_max_bytes=5)))
 
 
 def test_a_quota_that_expires_holds_nothing_back(life: Life) -> None:
@@ -242,7 +242,7 @@ def test_a_count_that_fails_is_repeated_and_the_route_stays_closed(life: Life, m
         for _ in range(3):
             life.now += 1
             life.quotas.update(life.now, life.built.last)
-        assert [(over.unread_bytes, over.group) for over in life.quotas.over.values()] == [(0, "")]
+        assert [(over.unread_bytes, over.group) for over in life.quotas.over_quota.values()] == [(0, "")]
     assert life.over() == 1100
 
 

@@ -263,7 +263,7 @@ def test_a_default_quota_is_that_of_every_route(start: Start, settings: Path) ->
 def test_status_and_explain_name_the_route_over_its_quota(start: Start, settings: Path) -> None:
     daemon = start("--config", settings)
     fill(daemon)
-    message = "route r is over its quota: group processed has not read 1100 bytes, pinned_max_bytes is 1000"
+    message = "route r is over its quota: group processed has not read 1100 bytes; pinned_max_bytes is 1000"
     done = wald("--root", daemon.root, "status")
     assert done.returncode == 14
     assert message in done.stdout.decode()

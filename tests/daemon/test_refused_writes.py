@@ -16,7 +16,7 @@ from running import Client, Daemon, eventually, readable
 from tracing import traced
 
 Start = Callable[..., Daemon]
-REFUSED = "ERR full disk write failed; see STAT for the cause"
+REFUSED = "ERR full the disk refused a write; STAT reports the cause"
 
 
 def refuses(daemon: Daemon) -> bool:
@@ -90,7 +90,7 @@ def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root:
             daemon.process.send_signal(signal.SIGHUP)
             eventually(lambda: events(daemon, "reloaded"))
             assert [event["applied"] for event in events(daemon, "reloaded")] == [["segment_max_bytes"]]
-            assert len(events(daemon, "reload waits")) == 1
+            assert len(events(daemon, "reload deferred")) == 1
             assert daemon.ask("PING") == "OK pong"
             assert refuses(daemon)
             assert not (root / "routes/b").exists()

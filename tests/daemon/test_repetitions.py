@@ -25,7 +25,7 @@ def numbered(route: str, producer: int, number: int, payload: bytes = b"") -> by
 def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) -> None:
     """A producer may begin anywhere and then counts; what was refused can be sent once the gap is filled."""
     assert client.ask(numbered(route, 0xA1, 5)).startswith("OK ")
-    assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 6 of this producer is missing before 7"
+    assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 7 of this producer arrived before batch 6"
     assert client.ask(numbered(route, 0xA1, 7, bytes(SPOOLED) + b"\n")).startswith("ERR gap ")
     assert client.ask(numbered(route, 0xA1, 6, b"no newline")).startswith("ERR bad-lines ")
     assert client.ask(numbered(route, 0xA1, 7)).startswith("ERR gap ")
@@ -69,7 +69,9 @@ def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
     assert [sequence(client.reply()) for _ in range(17)] == list(range(first + 1, first + 18))
 
     assert sequence(client.ask(numbered(route, 0xA4, 3))) == first + 2
-    assert client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be remembered"
+    assert (
+        client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be deduplicated"
+    )
     assert client.ask(numbered(route, 0xA4, 1)).startswith("ERR forgotten ")
 
 
@@ -92,7 +94,7 @@ def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, roo
         with Client(daemon.socket_path) as client:
             for number in (1, 2):
                 refusal = (
-                    "ERR forgotten the daemon may have forgotten this producer, whose records may go up to sequence 1"
+                    "ERR forgotten the daemon may have forgotten this producer; it may have records up to sequence 1"
                 )
                 assert client.ask(seeing(number, 0)) == refusal
     with Client(daemon.socket_path) as client:

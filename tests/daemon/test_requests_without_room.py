@@ -45,7 +45,7 @@ def test_without_room_a_producer_is_told_if_it_shall_be(small: Path, start: Star
     with Client(daemon.socket_path) as client:
         client.send(b"PUB r 2\nx\nPUB r %d\n%b" % (SPOOLED, bytes(SPOOLED)))
         client.send(b"PUB absent 2\nx\nHEAD\n")
-        assert client.reply() == "ERR full the disk is full; STAT says what fills it"
+        assert client.reply() == "ERR full the disk is full; STAT reports the cause"
         assert client.reply().startswith("ERR full ")
         assert client.reply().startswith("ERR no-route ")
         assert client.reply().startswith("OK seq=00000000000000000000 ")

@@ -44,7 +44,9 @@ def test_a_members_request_opens_no_fifo_to_others() -> None:
         for options in (b"fifo mode=0666", b"fifo", b"fifo mode=0600", b"mode=0666"):
             assert ask(daemon, MEMBER, b"ROUTE ADD secure %s\n" % options).startswith("ERR denied "), options
         assert not fifo.exists()
-        assert ask(daemon, OWNER, b"ROUTE ADD secure fifo mode=0620\n").startswith("ERR denied secure has writers")
+        assert ask(daemon, OWNER, b"ROUTE ADD secure fifo mode=0620\n").startswith(
+            "ERR denied route secure has configured writers"
+        )
         assert ask(daemon, OWNER, b"ROUTE ADD secure fifo\n") == "OK added secure"
         assert mode(fifo) == 0o600
 
@@ -83,14 +85,14 @@ def test_retiring_is_for_the_owner_and_who_is_named() -> None:
     """What is unread in a retired route may be deleted; so it is taken back by the same users, and by no others."""
     with daemon_of(OWNER, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
         retired = daemon.root / "routes/all/retired"
-        permitted = "only the log's owner and the route's writers may"
-        refusal = f"ERR denied user {MEMBER.user_id} may not retire all: {permitted}"
+        permitted = "only the log's owner and the route's writers may do so"
+        refusal = f"ERR denied user {MEMBER.user_id} may not retire route all; {permitted}"
         assert ask(daemon, MEMBER, b"PUB all 2\nx\n") == "OK 1 1"
         assert ask(daemon, MEMBER, b"ROUTE RETIRE all\n") == refusal
         assert not retired.exists()
         for name in (b"all", b"named"):
             assert ask(daemon, OWNER, b"ROUTE RETIRE %b\n" % name) == f"OK retired {name.decode()}"
-        assert ask(daemon, MEMBER, b"ROUTE ADD all\n") == refusal.replace("retire all", "take all back")
+        assert ask(daemon, MEMBER, b"ROUTE ADD all\n") == refusal.replace("retire route all", "reactivate route all")
         assert retired.exists()
         for _ in range(2):  # an answer may be lost and the request repeated
             assert ask(daemon, MEMBER, b"ROUTE ADD named\n") == "OK added named"

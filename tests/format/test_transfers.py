@@ -25,7 +25,7 @@ TAKE = Transfer("web", 4711, 4096, 250, 128, 0x41)
 @given(transfer=TRANSFERS)
 def test_a_transfer_comes_back_as_not_taken_until_its_mark_is_set(transfer: Transfer) -> None:
     slot = encode_transfer(transfer).ljust(SLOT_BYTES, b"\0")
-    taken = slot[:MARK_OFFSET] + bytes([transfer.first]) + slot[MARK_OFFSET + 1 :]
+    taken = slot[:MARK_OFFSET] + bytes([transfer.first_byte]) + slot[MARK_OFFSET + 1 :]
 
     assert len(slot) == SLOT_BYTES
     assert decode_transfer(slot) == (transfer, False)

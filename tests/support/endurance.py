@@ -36,7 +36,7 @@ from tracing import traced
 
 import wald
 from wald.client.producer import Producer
-from wald.daemon.pipes import held_bytes
+from wald.daemon.pipes import readable_bytes
 from wald.errors import WaldError
 from wald.files.layout import Root
 from wald.files.ledger_read import entries_of
@@ -419,7 +419,7 @@ class _Load:
                     data = data[os.write(descriptor, data) :]
                 self._durable[name] = self._sent[name]
                 self._stopping.wait(self._pause)
-            eventually(lambda: held_bytes(descriptor) == 0, timeout=STUCK_SECONDS)
+            eventually(lambda: readable_bytes(descriptor) == 0, timeout=STUCK_SECONDS)
         finally:
             os.close(descriptor)
 

@@ -24,7 +24,7 @@ from running import Daemon, eventually
 from threads import started
 
 from wald.client.producer import Durable, Producer
-from wald.daemon.pipes import held_bytes
+from wald.daemon.pipes import readable_bytes
 
 PRODUCERS = 4
 WRITERS = 2
@@ -206,7 +206,7 @@ class _Fifos(_Load):
             while data:
                 data = data[os.write(descriptor, data) :]
             sent += lines
-        eventually(lambda: held_bytes(descriptor) == 0)
+        eventually(lambda: readable_bytes(descriptor) == 0)
         os.close(descriptor)
 
     def judge(self, outcome: Outcome) -> None:

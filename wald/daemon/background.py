@@ -45,11 +45,11 @@ class Background:
     _metrics: Metrics
     _journal: FilteringBoundLogger
     _level: int
-    waiting: int = 0  # segments without room at the last attempt
-    _prepared: bool = False  # the file for the next cut exists
-    _failed: bool = False  # in the last pass
-    _reasons: dict[str, str] = field(default_factory=dict)  # last failure of each segment; "" for the listing
-    _stopping: bool = False
+    waiting_segments: int = 0  # segments without room at the last attempt
+    _has_spare_file: bool = False  # for the next cut
+    _has_failed: bool = False  # in the last pass
+    _failures: dict[str, str] = field(default_factory=dict)  # last failure of each segment; "" for the listing
+    _is_stopping: bool = False
     _wake: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
 
@@ -63,7 +63,7 @@ class Background:
 
     def stop(self) -> None:
         """Finish the current step and end the thread."""
-        self._stopping = True
+        self._is_stopping = True
         self._wake.set()
         self._thread.join()
 
@@ -71,46 +71,46 @@ class Background:
         with contextlib.suppress(OSError):  # sealing at normal priority is better than none
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
-        while not self._stopping:
-            self._work()
-            interval = _ROOM_SECONDS if self.waiting or not self._prepared else None
-            woken = self._wake.wait(pause if self._failed else interval)
+        while not self._is_stopping:
+            self._run_pass()
+            interval = _ROOM_SECONDS if self.waiting_segments or not self._has_spare_file else None
+            was_woken = self._wake.wait(pause if self._has_failed else interval)
             self._wake.clear()
-            pause = min(2 * pause, _RETRY_MAX_SECONDS) if self._failed and not woken else _RETRY_SECONDS
+            pause = min(2 * pause, _RETRY_MAX_SECONDS) if self._has_failed and not was_woken else _RETRY_SECONDS
 
-    def _work(self) -> None:
-        self._ledger.cut()  # a previous run may have left a long ledger
+    def _run_pass(self) -> None:
+        self._ledger.cut()  # the previous run may have left a long ledger
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
-        self._failed = False
-        with self._reporting(""):
-            self._prepared = self._writer.prepare_spare()
-            waiting = 0
+        self._has_failed = False
+        with self._logging_errors(""):
+            self._has_spare_file = self._writer.prepare_spare()
+            waiting_segments = 0
             for segment in segments_to_seal(self._root, self._writer.base_sequence):
-                if self._stopping:
+                if self._is_stopping:
                     break
-                with self._reporting(segment.path.name):
-                    waiting += not self._seal(segment)
-                if not self._stopping:
-                    self._prepared = self._writer.prepare_spare()
-            self.waiting = waiting
-        if not (self._failed or self.waiting):
+                with self._logging_errors(segment.path.name):
+                    waiting_segments += not self._seal(segment)
+                if not self._is_stopping:
+                    self._has_spare_file = self._writer.prepare_spare()
+            self.waiting_segments = waiting_segments
+        if not (self._has_failed or self.waiting_segments):
             self._metrics.seal_waits_since = 0.0
 
     @contextlib.contextmanager
-    def _reporting(self, name: str) -> Iterator[None]:
+    def _logging_errors(self, name: str) -> Iterator[None]:
         """Log each new error instead of raising it; the thread retries later."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  (sealing would end without a report)
-            self._failed = True
+            self._has_failed = True
             self._metrics.seal_failures += 1
             reason = f"{type(error).__name__}: {error}"
-            if self._reasons.get(name) != reason:
-                self._reasons[name] = reason
-                with contextlib.suppress(Exception):  # sealing continues without a journal
-                    self._journal.error("not sealed", segment=name, reason=reason, next="retried later")
+            if self._failures.get(name) != reason:
+                self._failures[name] = reason
+                with contextlib.suppress(Exception):  # sealing must continue even if the journal fails
+                    self._journal.error("sealing failed", segment=name, reason=reason, next="the thread retries later")
         else:
-            self._reasons.pop(name, None)
+            self._failures.pop(name, None)
 
     def _seal(self, segment: Segment) -> bool:
         """Seal a segment; return False if the disk lacks room or the segment was reclaimed."""
@@ -119,8 +119,8 @@ class Background:
             if not self._budget.can_seal(raw_bytes):
                 return False
             # A failed attempt may have met a quota, which the free space does not show.
-            reserve = segment.path.name in self._reasons or not self._budget.has_plenty(raw_bytes)
-            done = seal(
+            reserve = segment.path.name in self._failures or not self._budget.has_plenty(raw_bytes)
+            result = seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
             )
         except FileNotFoundError:
@@ -128,10 +128,10 @@ class Background:
                 raise
             return False
         self._metrics.sealed += 1
-        self._metrics.sealed_bytes += done.stored_bytes
+        self._metrics.sealed_bytes += result.stored_bytes
         self._metrics.seal_waits_since = time.monotonic()
         self._ledger.cut()
         with contextlib.suppress(Exception):
-            index = done.index
-            self._journal.debug("sealed", segment=index.base_sequence, raw=index.raw_bytes, bytes=done.stored_bytes)
+            index = result.index
+            self._journal.debug("sealed", segment=index.base_sequence, raw=index.raw_bytes, bytes=result.stored_bytes)
         return True

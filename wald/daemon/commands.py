@@ -38,25 +38,25 @@ class Routes:
 
     def find(self, name: bytes, user_id: int) -> Route:
         """Return the route; raise ProtocolError if it is missing or retired, or the user may not write to it."""
-        route, writers = self._entries.get(name) or self._read(name)
+        route, writers = self._entries.get(name) or self._load(name)
         if writers is not None and user_id not in writers:
-            raise _denied(user_id, f"write to {route.name}")
+            raise _denied(user_id, f"write to route {route.name}")
         return route
 
     def forget(self) -> None:
         """Clear the cache after a change of routes or writers."""
         self._entries.clear()
 
-    def _read(self, name: bytes) -> tuple[Route, Collection[int] | None]:
+    def _load(self, name: bytes) -> tuple[Route, Collection[int] | None]:
         text = name.decode("utf-8", "replace")
         try:
-            found = self._root.has_route(text)
+            exists = self._root.has_route(text)
         except InvalidInput as error:
             raise ProtocolError(Code.BAD_ROUTE, error.message) from None
-        if not found:
+        if not exists:
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} creates it")
         if self._root.retired(text).exists():
-            raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} reactivates it")
+            raise ProtocolError(Code.NO_ROUTE, f"route {text!r} is retired; ROUTE ADD {text} reactivates it")
         entry = self._entries[name] = Route.named(text), self.writers.get(text)
         return entry
 
@@ -68,8 +68,8 @@ _USAGE = (
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
-_OWNERS = "only the log's owner"
-_CUT_SECONDS = 1.0  # between cuts: each costs syncs, a file and a ledger line
+_OWNER_ONLY = "only the log's owner"
+_CUT_SECONDS = 1.0  # between cuts, each of which costs syncs, a file and a ledger line
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +85,7 @@ class Commands:
     _status: Callable[[], dict[str, object]]
     _next_cut_at: float = 0.0  # for users other than the owner
 
-    def answer(self, command: Command, user_id: int) -> bytes:
-        """Run a command; return its reply."""
+    def execute(self, command: Command, user_id: int) -> bytes:
         try:
             match command.verb, command.arguments:
                 case "PING", ():
@@ -128,21 +127,21 @@ class Commands:
         now = time.monotonic()
         if not _is_owner(user_id):
             if now < self._next_cut_at:
-                message = f"the log was cut less than {_CUT_SECONDS:g} s ago; wait, or ask its owner"
+                message = f"the log was cut less than {_CUT_SECONDS:g} s ago; retry later, or as the log's owner"
                 return encode_err(Code.BUSY, message)
             self._next_cut_at = now + _CUT_SECONDS
         if not self._committer.cut():
-            return encode_err(Code.FULL, "there is no room for the next segment; this one continues")
+            return encode_err(Code.FULL, "the disk lacks room for the next segment; the current segment stays active")
         return encode_ok(f"cut {self._writer.base_sequence}")
 
     def _step_clock(self, user_id: int) -> bytes:
         if not _is_owner(user_id):
-            raise _denied(user_id, f"step the clock: {_OWNERS} may")
+            raise _denied(user_id, f"step the clock; {_OWNER_ONLY} may do so")
         state, now_ns = self._writer.state, time.time_ns()
         if not seconds_ahead(state.append_time_ns, now_ns):
             return encode_ok(f"nothing-to-step {state.next_sequence}")
         if not self._committer.step_clock(ClockStep(state.next_sequence, state.append_time_ns, now_ns)):
-            return encode_err(Code.BUSY, "a long line is unfinished, or there is no room for the next segment")
+            return encode_err(Code.BUSY, "a long line is unfinished, or the disk lacks room for the next segment")
         return encode_ok(f"stepped {state.next_sequence}")
 
     def _add_route(self, name: str, options: list[str], user_id: int) -> bytes:
@@ -155,37 +154,37 @@ class Commands:
             elif option.startswith(_CONSUMERS) and is_cursor_group(option.removeprefix(_CONSUMERS)):
                 consumers = option.removeprefix(_CONSUMERS)
             else:
-                message = f"options are fifo, mode=<octal> and consumers=<group id>, not {option!r}"
+                message = f"unknown option {option!r}; the options are fifo, mode=<octal> and consumers=<group id>"
                 return encode_err(Code.BAD_REQUEST, message)
         writers = self._routes.writers.get(name)
         if self._root.retired(name).exists():
-            self._require_retirer(name, user_id, f"take {name} back")
+            self._require_retire_permission(name, user_id, f"reactivate route {name}")
         if not _is_owner(user_id):
             if mode is not None:
-                raise _denied(user_id, f"set a FIFO's mode: {_OWNERS} may")
+                raise _denied(user_id, f"set the mode of a FIFO; {_OWNER_ONLY} may do so")
             if consumers is not None:
-                raise _denied(user_id, f"set consumers: {_OWNERS} may")
+                raise _denied(user_id, f"set consumers; {_OWNER_ONLY} may do so")
             if writers is not None and (fifo or user_id not in writers):
-                raise _denied(user_id, f"change {name}: its settings name writers, and only they may")
+                raise _denied(user_id, f"change route {name}; only its configured writers may do so")
         if fifo and writers is not None:
             mode = OWNERS_FIFO_MODE if mode is None else mode
             if mode & ~OWNERS_FIFO_MODE:
-                limit = f"the mode of its FIFO, which admits users too, may be {OWNERS_FIFO_MODE:o} at most"
-                return encode_err(Code.DENIED, f"{name} has writers: {limit}")
+                limit = f"the mode of its FIFO must not exceed {OWNERS_FIFO_MODE:o}, or other users could write to it"
+                return encode_err(Code.DENIED, f"route {name} has configured writers: {limit}")
         self.make_route(name, fifo=fifo, mode=mode, consumers=consumers)
         return encode_ok(f"added {name}")
 
     def _retire_route(self, name: str, user_id: int) -> bytes:
-        self._require_retirer(name, user_id, f"retire {name}")
+        self._require_retire_permission(name, user_id, f"retire route {name}")
         retire_route(self._root, self._disk, name, now=utc(time.time_ns(), 3))
         self._routes.forget()
-        self._intake.drop(name)
+        self._intake.close_route(name)
         return encode_ok(f"retired {name}")
 
-    def _require_retirer(self, name: str, user_id: int, action: str) -> None:
+    def _require_retire_permission(self, name: str, user_id: int, action: str) -> None:
         """Raise ProtocolError unless the user may retire the route, which lets its unread records be deleted."""
         if not _is_owner(user_id) and user_id not in self._routes.writers.get(name, ()):
-            raise _denied(user_id, f"{action}: {_OWNERS} and the route's writers may")
+            raise _denied(user_id, f"{action}; {_OWNER_ONLY} and the route's writers may do so")
 
 
 def _is_owner(user_id: int) -> bool:

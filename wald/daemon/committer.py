@@ -1,7 +1,6 @@
 """Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-Input stays in an arena until it is durable. The arena's fixed size bounds the daemon's memory; a large payload is
-spilled to an unnamed file.
+Until it is durable, input stays in an arena, whose fixed size bounds the daemon's memory, or in an unnamed file.
 
 After a failed write or sync, the descriptor is never used again: the same batches go to a new segment. A full disk
 raises :class:`Full`, and the same round can be committed again later. Any other failure ends the daemon.
@@ -42,7 +41,7 @@ from wald.writing.writer import Draft, Route, Sender, Writer
 
 ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond per round, more is not faster
 FULL_SECONDS = 0.25  # between checks of a full disk
-NAME_PATIENCE_SECONDS = 2.0  # how long the active segment may lack its name, unless the disk is full
+NAME_PATIENCE_SECONDS = 2.0  # for the active segment to regain its name, unless the disk is full
 _CAUSE_SECONDS = 5.0  # between checks of a full disk's cause
 _NAME_SECONDS = 1.0  # between checks of the active segment's name
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut if room is missing
@@ -53,7 +52,7 @@ class Full(DiskFailure):
 
 
 class Arena:
-    """Memory of one round, filled from the front; a connection's bytes from ``used`` to ``filled`` await processing."""
+    """Memory of one round. Bytes up to ``used`` are processed, those up to ``filled`` received."""
 
     def __init__(self, length: int = ARENA_BYTES) -> None:
         self.buffer = bytearray(length)
@@ -66,13 +65,13 @@ class Arena:
 
 
 class Spooling:
-    """Payload of a request that is spilled to a file, part by part; the owner of the sockets opens and writes it."""
+    """Payload of a request, spilled to a file that :mod:`connections` writes."""
 
     def __init__(self, request: Publish, route: Route) -> None:
         self.request = request
         self.file: FileIO | None = None
         self.unwritten: memoryview | None = None  # accepted part
-        self.columns: bytes | memoryview = b""  # the complete payload, if it has columns
+        self.columns: bytes | memoryview = b""  # complete payload
         self.missing_bytes = request.payload_bytes
         self.newlines = 0
         self.ends_in_newline = False
@@ -115,8 +114,8 @@ class CommitRound:
     drafts: list[Draft] = field(default_factory=list)
     committed: int = 0
     payload_bytes: int = 0
-    _merging: dict[tuple[str, Sender], Draft] = field(default_factory=dict)
-    _published: dict[int, dict[int, Ticket]] = field(default_factory=dict)
+    _line_drafts: dict[tuple[str, Sender], Draft] = field(default_factory=dict)
+    _tickets: dict[int, dict[int, Ticket]] = field(default_factory=dict)
 
     @property
     def open_routes(self) -> frozenset[str]:
@@ -129,10 +128,10 @@ class CommitRound:
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
         """Add lines without a producer id, which may share a batch."""
-        draft = self._merging.get((route.name, peer))
+        draft = self._line_drafts.get((route.name, peer))
         length = len(payload)
         if draft is None:
-            draft = self._merging[route.name, peer] = Draft(route, [payload], length, count, peer=peer)
+            draft = self._line_drafts[route.name, peer] = Draft(route, [payload], length, count, peer=peer)
             self.add(draft)
             return Ticket(draft, 0, count)
         ticket = Ticket(draft, draft.count, count)
@@ -177,13 +176,12 @@ class CommitRound:
             return duplicate
         self._check_order(producer_id, number, request.seen)
         self.add(draft)
-        self._published.setdefault(producer_id, {})[number] = ticket
+        self._tickets.setdefault(producer_id, {})[number] = ticket
         return ticket
 
     def _find_duplicate(self, draft: Draft) -> Ticket | DedupEntry | None:
         producer_id, number = draft.producer_id, draft.producer_sequence
-        here = self._published.get(producer_id, {}).get(number)
-        earlier = here or self.producers.find(producer_id, number)
+        earlier = self._tickets.get(producer_id, {}).get(number) or self.producers.find(producer_id, number)
         if earlier is None:
             return None
         fingerprint = earlier.fingerprint if isinstance(earlier, DedupEntry) else earlier.draft.fingerprint
@@ -192,20 +190,22 @@ class CommitRound:
         return earlier
 
     def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
-        here = self._published.get(producer_id)
-        expected = max(here) + 1 if here else self.producers.next_expected(producer_id)
-        if expected is None and seen is not None and seen < (upto := self.producers.evicted_upto()):
-            message = f"the daemon may have forgotten this producer, whose records may go up to sequence {upto}"
+        tickets = self._tickets.get(producer_id)
+        expected = max(tickets) + 1 if tickets else self.producers.next_expected(producer_id)
+        if expected is None and seen is not None and seen < (last_forgotten := self.producers.evicted_upto()):
+            message = (
+                f"the daemon may have forgotten this producer; it may have records up to sequence {last_forgotten}"
+            )
             raise ProtocolError(Code.FORGOTTEN, message)
         if expected is None or number == expected:
             return
         if number < expected:
-            raise ProtocolError(Code.FORGOTTEN, f"batch {number} of this producer is too old to be remembered")
-        raise ProtocolError(Code.GAP, f"batch {expected} of this producer is missing before {number}")
+            raise ProtocolError(Code.FORGOTTEN, f"batch {number} of this producer is too old to be deduplicated")
+        raise ProtocolError(Code.GAP, f"batch {number} of this producer arrived before batch {expected}")
 
 
 class Sources(Protocol):
-    """Input sources, called before a write and after its sync."""
+    """Input sources, notified before a write and after its sync."""
 
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None: ...
 
@@ -229,7 +229,7 @@ class Committer:
         journal: FilteringBoundLogger,
     ) -> None:
         self.writer = writer
-        self.left_bytes = 0  # room when the free space was last read
+        self.room_bytes = 0  # room when the free space was last read
         self._config = config
         self._root = root
         self._disk = disk
@@ -239,12 +239,12 @@ class Committer:
         self._metrics = metrics
         self._journal = journal
         self._head = InPlaceFile(root.head, HEAD_BYTES, disk)
-        self._filled_at: float | None = None  # when the active segment got its first record
+        self._first_record_at: float | None = None  # when the active segment got its first record
         self._age_share = 1.0  # share of segment_max_age until the cut
-        self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
+        self._cut_retry_at = self._full_until = self._cause_check_at = self._name_check_at = 0.0
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
-        self._refused = False  # the disk refused the last round
-        self._request_held = False
+        self._is_refused = False  # the disk refused the last round
+        self._is_request_held = False
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input: a power cut must leave a head under its name
@@ -272,15 +272,15 @@ class Committer:
     def cut(self) -> bool:
         """Begin a new segment; return False if the active one is empty or the disk lacks room."""
         now = time.monotonic()
-        if not self.writer.has_advanced or self.writer.failed or now < self._cut_again_at:
+        if not self.writer.has_advanced or self.writer.failed or now < self._cut_retry_at:
             return False
         self._require_lock()
         try:
-            self.keep_name()
-            if not self.leave_truncated():
+            self.restore_name()
+            if not self.leave_truncated_segment():
                 self.writer.cut(now_ns=time.time_ns())
         except (OSError, Full) as error:
-            self._cut_again_at = now + _CUT_RETRY_SECONDS
+            self._cut_retry_at = now + _CUT_RETRY_SECONDS
             self._journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
             return False
         self._finish_cut()
@@ -293,8 +293,8 @@ class Committer:
             return False
         self._require_lock()
         try:
-            self.keep_name()
-            if self.leave_truncated():  # the step names a sequence of the truncated segment
+            self.restore_name()
+            if self.leave_truncated_segment():  # the step names a sequence of the truncated segment
                 return False
             add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
@@ -305,59 +305,59 @@ class Committer:
         self._journal.warning("clock step", base=step.base, before=utc(step.before_ns), now=utc(step.at_ns))
         return True
 
-    def tend(self, now: float) -> None:
-        """Do what is due: check the active segment's name, sync, cut."""
-        if self._name_again_at <= now:
-            self._name_again_at = now + _NAME_SECONDS
-            self._require_lock()  # else an idle daemon would not notice a takeover
+    def run_due_tasks(self, now: float) -> None:
+        """Run due tasks: check the active segment's name, sync, cut."""
+        if self._name_check_at <= now:
+            self._name_check_at = now + _NAME_SECONDS
+            self._require_lock()  # otherwise an idle daemon would not notice a takeover
             with contextlib.suppress(Full):  # reported; the next check retries
-                self.keep_name()
-                self.leave_truncated()
+                self.restore_name()
+                self.leave_truncated_segment()
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
         # On a full disk no batch cuts a full segment, and only a cut segment can be reclaimed.
-        full = (self._metrics.degraded or self._request_held) and self.writer.overshoots(1)
-        if full or self._cut_at() <= now:
+        is_full = (self._metrics.degraded or self._is_request_held) and self.writer.overshoots(1)
+        if is_full or self._cut_at() <= now:
             self.cut()
 
-    def due(self) -> float:
-        """Return the monotonic time at which :meth:`tend` has work."""
-        due = self._name_again_at
+    def due_at(self) -> float:
+        """Return the monotonic time at which :meth:`run_due_tasks` has work."""
+        due_at = self._name_check_at
         if not self.writer.failed:
-            due = min(due, max(self._cut_at(), self._cut_again_at))
+            due_at = min(due_at, max(self._cut_at(), self._cut_retry_at))
         if self.writer.unsynced and self._config.sync == "interval":
-            due = min(due, self._sync_at())
-        return due
+            due_at = min(due_at, self._sync_at())
+        return due_at
 
-    def keep_name(self) -> None:
+    def restore_name(self) -> None:
         """Restore the active segment's name if it is gone: an unnamed file is lost when the process ends."""
         path = str(self.writer.path)
         if self.writer.is_named():
             if self._unnamed_at is None:
                 return
-            self._journal.info("active segment has its name again", path=path)
+            self._journal.info("the name of the active segment reappeared", path=path)
         elif not self._lock.is_ours():  # another daemon may own the file, or have sealed it
             return
         else:
             try:
-                found = self.writer.restore_name()
+                quarantined = self.writer.restore_name()
             except OSError as error:
-                raise self._unnamed(error) from error
-            details = {"quarantined": str(found)} if found else {}
-            next_ = "the daemon has restored it with its contents"
-            self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
-        self._unnamed_at, self._refused = None, False
+                raise self._missing_name_failure(error) from error
+            details = {"quarantined": str(quarantined)} if quarantined else {}
+            next_step = "the daemon has restored the segment and its contents"
+            self._journal.error("active segment removed or replaced", path=path, **details, next=next_step)
+        self._unnamed_at, self._is_refused = None, False
 
-    def leave_truncated(self) -> bool:
+    def leave_truncated_segment(self) -> bool:
         """Begin a new segment if another program truncated the active one; return True if so."""
         writer = self.writer
         if writer.failed or not writer.is_truncated():
             return False
         path, base, last = writer.path, writer.base_sequence, self._metrics.head_sequence
-        lost = [f"records {base} to {last} were acknowledged, and the last of them are lost"] if base <= last else []
+        losses = [f"the last of the acknowledged records {base} to {last} are lost"] if base <= last else []
         if pieces := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
-            lost.append(f"pieces of the unfinished record {pieces} are lost, so it cannot be read")
+            losses.append(f"pieces of the unfinished record {pieces} are lost, so it cannot be read")
         try:
             writer.leave_truncated(now_ns=time.time_ns())
         except OSError as error:
@@ -366,25 +366,25 @@ class Committer:
         self._journal.error(
             "active segment truncated by another program",
             path=str(path),
-            what="; ".join(lost) or "the end of a long record may be lost",
+            what="; ".join(losses) or "the end of a long record may be lost",
             next="the log continues in a new segment",
             hint=hint_for("records-of-truncated-segment", root=self._root.path),
         )
         return True
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Return True if input can be accepted. Log changes, and a request that waits for ``wanted_bytes``."""
+        """Return True if input can be accepted; log changes, and that a request waits for ``wanted_bytes``."""
         metrics = self._metrics
         free = metrics.free_bytes = self._read_free_bytes()
-        left = self.left_bytes = self._budget.remaining_bytes(free)
-        metrics.needed_bytes = free - left
-        full = left < 0 or time.monotonic() < self._full_until
-        degraded = full or self._refused
+        room = self.room_bytes = self._budget.remaining_bytes(free)
+        metrics.needed_bytes = free - room
+        is_full = room < 0 or time.monotonic() < self._full_until
+        degraded = is_full or self._is_refused
         # A request that waited for a full disk is retried before its wait is reported.
-        retried = not (degraded or metrics.degraded)
+        has_retried = not (degraded or metrics.degraded)
         self._report_room(degraded=degraded)
-        self._report_held(wanted_bytes if retried else None)
-        return not full
+        self._report_held(wanted_bytes if has_retried else None)
+        return not is_full
 
     def close(self) -> None:
         self._head.close()
@@ -396,18 +396,18 @@ class Committer:
             self.cut()
         started = time.monotonic()
         self._metrics.waiting_since = self._metrics.waiting_since or started
-        # Checked before the write too: after a takeover, the new daemon treats this segment as complete.
+        # Also before the write: after a takeover, the new daemon treats this segment as complete.
         self._require_lock()
-        self.keep_name()
-        self.leave_truncated()
+        self.restore_name()
+        self.leave_truncated_segment()
         placed = self._write(drafts)
         self._require_lock()
-        self._refused = False
+        self._is_refused = False
         self._publish()
         for message in self._sources.after_sync(placed):
             self._journal.error("pipe", what=message)
         now = time.monotonic()
-        return self._count(placed, now, now - started)
+        return self._update_metrics(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Write drafts; if that fails, to a new segment. Return them with the peers' introductions."""
@@ -419,7 +419,7 @@ class Committer:
             if not self.writer.failed:  # nothing was written: another segment would not help
                 raise self._failure(self._root.transfers, error) from error
             self._metrics.write_failures += 1
-            self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
+            self._journal.error("write failed", reason=str(error), next="the same batch is written to a new segment")
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
@@ -432,7 +432,7 @@ class Committer:
         self.writer.commit(placed, now_ns=time.time_ns())
         return placed
 
-    def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
+    def _update_metrics(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
         """Update the metrics; return the number of drafts, without introductions."""
         metrics = self._metrics
         drafts = [draft for draft in placed if not draft.introduces]
@@ -448,9 +448,9 @@ class Committer:
         if self.writer.sync_commits:
             metrics.sync_seconds.observe(self.writer.sync_seconds)
         metrics.waiting_since = 0.0
-        if self._filled_at is None and self.writer.has_advanced:
+        if self._first_record_at is None and self.writer.has_advanced:
             # Jitter only shortens: logs started together do not cut together, and no log cuts late.
-            self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
+            self._first_record_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
         return len(drafts)
 
     def _publish(self) -> None:
@@ -460,7 +460,7 @@ class Committer:
             self._head.write(encode_head(head))
         except OSError as error:
             raise DiskFailure(
-                f"{self._root.head}: {error.strerror}: the head cannot be written",
+                f"{self._root.head}: the head cannot be written ({error.strerror})",
                 case="head-cannot-be-written",
                 root=self._root.path,
                 head=self._root.head,
@@ -474,13 +474,15 @@ class Committer:
             raise self._lock.loss(self._root)
 
     def _finish_cut(self) -> None:
-        self._filled_at = None
+        self._first_record_at = None
         self._metrics.cuts += 1
         self._publish()
 
     def _cut_at(self) -> float:
         age = self._config.segment_max_age
-        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._age_share
+        return (
+            float("inf") if self._first_record_at is None or not age else self._first_record_at + age * self._age_share
+        )
 
     def _sync_at(self) -> float:
         return self._synced_at + self._config.sync_interval
@@ -497,7 +499,7 @@ class Committer:
     def _failure(self, path: Path, error: OSError) -> DiskFailure:
         where = error.filename or path
         if error.errno in DISK_FULL:
-            self._wait_for_room()
+            self._note_full_disk()
             return Full(
                 f"{where}: {error.strerror}",
                 case="disk-failed",
@@ -506,47 +508,46 @@ class Committer:
                 error=error,
             )
         return DiskFailure(
-            f"{where}: {error.strerror}; nothing unacknowledged was kept, nothing acknowledged is lost",
+            f"{where}: {error.strerror}; no acknowledged record was lost; unacknowledged records were discarded",
             case="disk-failed",
             root=self._root.path,
             segments=self._root.segments,
             error=error,
         )
 
-    def _unnamed(self, error: OSError) -> DiskFailure:
+    def _missing_name_failure(self, error: OSError) -> DiskFailure:
         """Return the error for an active segment without a name: Full while retrying may help."""
         writer, now = self.writer, time.monotonic()
-        first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
-        records = writer.state.next_sequence - writer.base_sequence
+        is_first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         is_full = error.errno in DISK_FULL
-        kind = Full if is_full or now - self._unnamed_at < NAME_PATIENCE_SECONDS else DiskFailure
+        error_type = Full if is_full or now - self._unnamed_at < NAME_PATIENCE_SECONDS else DiskFailure
         if error.errno == errno.ESTALE:
-            failure = kind(
+            failure = error_type(
                 f"{self._root.segments}: the directory was unmounted or replaced; acknowledged records are still in "
                 "the original directory; the daemon accepts no further records",
                 case="segments-unmounted",
                 segments=self._root.segments,
             )
         else:
-            failure = kind(
+            failure = error_type(
                 f"{writer.path}: the active segment was removed or replaced and cannot be restored ({error}); its "
-                f"{records} records starting at sequence {writer.base_sequence} are lost when the daemon exits",
+                f"records (sequence {writer.base_sequence} and later) will be lost when the daemon exits",
                 case="active-segment-gone",
                 root=self._root.path,
                 segments=self._root.segments,
             )
-        if first:
+        if is_first:
             self._journal.error(
-                "active segment removed or replaced", what=failure.message, next="retried", hint=failure.hint
+                "active segment removed or replaced", what=failure.message, next="the daemon retries", hint=failure.hint
             )
         if is_full:
-            self._wait_for_room()
-        if kind is DiskFailure:
+            self._note_full_disk()
+        if error_type is DiskFailure:
             writer.abandon()
         return failure
 
-    def _wait_for_room(self) -> None:
-        self._refused, self._full_until = True, time.monotonic() + FULL_SECONDS
+    def _note_full_disk(self) -> None:
+        self._is_refused, self._full_until = True, time.monotonic() + FULL_SECONDS
         self._report_room(degraded=True)
 
     def _read_free_bytes(self) -> int:
@@ -554,13 +555,13 @@ class Committer:
         try:
             return free_bytes(segments)
         except FileNotFoundError:
-            if self._root.path.exists():  # keep_name waits for the directory, and reports it
+            if self._root.path.exists():  # restore_name waits for the directory, and reports it
                 return self._metrics.free_bytes
             raise root_gone(self._root) from None
         except OSError as error:
             raise DiskFailure(
-                f"{segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was kept, "
-                "nothing acknowledged is lost",
+                f"{segments}: the free space cannot be read ({error.strerror}); no acknowledged record was lost; "
+                "unacknowledged records were discarded",
                 case="disk-failed",
                 root=self._root.path,
                 segments=segments,
@@ -571,27 +572,27 @@ class Committer:
         """Log that the disk became full, each new cause, or that the disk has room again."""
         metrics, now = self._metrics, time.monotonic()
         was_degraded, metrics.degraded = metrics.degraded, degraded
-        numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
+        details = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
         if not degraded:
             if was_degraded:
                 metrics.degraded_by = ""
-                self._journal.info("disk has room again", **numbers)
+                self._journal.info("disk has room again", **details)
             return
-        if was_degraded and now < self._cause_again_at:
+        if was_degraded and now < self._cause_check_at:
             return
-        self._cause_again_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._refused else self._budget.cause(metrics.free_bytes)
+        self._cause_check_at = now + _CAUSE_SECONDS
+        cause = Cause.REFUSED if self._is_refused else self._budget.cause(metrics.free_bytes)
         if cause != metrics.degraded_by:
             metrics.degraded_by = cause
             self._journal.error(
-                "disk full: input waits", degraded_by=cause, **numbers, hint=cause.hint(self._root.path)
+                "disk full: input waits", degraded_by=cause, **details, hint=cause.hint(self._root.path)
             )
 
     def _report_held(self, wanted_bytes: int | None) -> None:
-        reported, self._request_held = self._request_held, wanted_bytes is not None
-        if wanted_bytes is None or reported:
+        was_reported, self._is_request_held = self._is_request_held, wanted_bytes is not None
+        if wanted_bytes is None or was_reported:
             return
         metrics = self._metrics
         cause = self._budget.cause(metrics.free_bytes - wanted_bytes)
-        numbers = {"wanted": wanted_bytes, "free": metrics.free_bytes, "needed": metrics.needed_bytes}
-        self._journal.warning("request waits for room", because=cause, **numbers, hint=cause.hint(self._root.path))
+        details = {"wanted": wanted_bytes, "free": metrics.free_bytes, "needed": metrics.needed_bytes}
+        self._journal.warning("request waits for room", because=cause, **details, hint=cause.hint(self._root.path))

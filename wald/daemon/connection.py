@@ -1,4 +1,4 @@
-"""Sans-IO state machine of one connection: bytes in; drafts, replies, parts for a file and a wait out.
+"""Sans-IO state machine of one connection: bytes in; drafts, replies, file parts and a wait out.
 
 Payloads stay where they were received, in the round's arena, until they are durable. Only an unfinished request is
 copied, up to 256 KiB; a larger payload is spooled to a file. A spooled request is admitted when its line arrives and
@@ -29,7 +29,7 @@ from wald.format.records import BadColumns, decode_columns
 from wald.writing.writer import Route
 
 RECEIVE_BYTES = 256 << 10  # per connection and round; a unix socket buffers about as much
-COMMAND_RECEIVE_BYTES = 4 << 10  # of commands: they run slowly, and pending commands are copied
+COMMAND_RECEIVE_BYTES = 4 << 10  # of commands, which run slowly and are copied while pending
 _MEMORY_MAX_BYTES = 8 << 20  # of all unfinished requests; above this, even small payloads are spooled
 _SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
 _QUICK = frozenset({"PING", "HEAD"})  # answered in order with records
@@ -39,7 +39,7 @@ _NEWLINE = ord("\n")
 _OK = b"OK %d %d\n"
 
 Answer = bytes | Ticket | Command
-"""A reply, or a claim or quick command that becomes one after the commit."""
+"""A reply, or a ticket or quick command that becomes one after the commit."""
 
 
 class UnfinishedRequests:
@@ -48,8 +48,8 @@ class UnfinishedRequests:
     def __init__(self, request_max_bytes: int, *, memory_max_bytes: int = _MEMORY_MAX_BYTES) -> None:
         self.request_max_bytes = request_max_bytes
         self._memory_max_bytes = memory_max_bytes
-        self.complete: list[Spooling] = []  # the owner closes their files after the commit
-        self.discarded: list[Spooling] = []  # the owner closes their files now
+        self.complete: list[Spooling] = []  # files to close after the commit
+        self.discarded: list[Spooling] = []  # files to close now
         self.memory_bytes = 0
         self.receive_max_bytes = RECEIVE_BYTES  # from a connection in one read
         self._promised_small_bytes = self._promised_large_bytes = 0  # bytes that spooled payloads may still write
@@ -62,8 +62,8 @@ class UnfinishedRequests:
     def fits_in_memory(self, payload_bytes: int) -> bool:
         return payload_bytes <= RECEIVE_BYTES and self.memory_bytes + payload_bytes <= self._memory_max_bytes
 
-    def promised_before(self, wanted_bytes: int) -> int:
-        """Return the promised bytes that a request must leave to others.
+    def promised_to_others(self, wanted_bytes: int) -> int:
+        """Return the promised bytes that a request must leave for others.
 
         A small request ignores promises to large requests, whose payloads may never arrive.
         """
@@ -71,9 +71,9 @@ class UnfinishedRequests:
         return self._promised_small_bytes + large
 
     def reserve(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
-        """Promise disk room to a payload; raise ProtocolError or MustWait if impossible now."""
+        """Promise disk room to a payload, or raise ProtocolError or MustWait."""
         wanted = _room_bytes(request)
-        backpressure.require_room(wanted, self.promised_before(wanted))
+        backpressure.require_room(wanted, self.promised_to_others(wanted))
         spooling = Spooling(request, route)
         self._promise(spooling, spooling.promised_bytes)
         return spooling
@@ -83,7 +83,7 @@ class UnfinishedRequests:
         self._promise(spooling, -len(part))
 
     def release(self, spooling: Spooling, *, is_complete: bool) -> None:
-        """Withdraw the promise to a payload, which is either complete or discarded."""
+        """Withdraw a payload's promise, and queue its file for closing."""
         self._promise(spooling, -spooling.promised_bytes)
         (self.complete if is_complete else self.discarded).append(spooling)
 
@@ -96,7 +96,7 @@ class UnfinishedRequests:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """State machine of one connection. The owner writes each ``spooling.unwritten`` and calls ``receive`` again."""
+    """State machine of one connection. The owner writes ``spooling.unwritten``, then calls ``receive`` again."""
 
     user_id: int
     _identify: Callable[[], Peer]  # called for the first record: clients without records cost nothing
@@ -157,7 +157,7 @@ class Connection:
         return b"".join(replies)
 
     def hold(self) -> bool:
-        """Wait, and return True, if the refused round has records of this connection."""
+        """If the refused round has records of this connection, make it wait and return True."""
         if not any(isinstance(answer, Ticket) for answer in self.answers):
             return False
         self.wait = HELD
@@ -181,7 +181,7 @@ class Connection:
         self._discard_spool()
 
     def refuse_payload(self, error: ProtocolError) -> None:
-        """Refuse the current request; its payload is skipped."""
+        """Refuse the current request and skip its payload."""
         self.answers.append(encode_err(error.code, error.message))
         self._skip_bytes = self.payload_missing
         self._request = None
@@ -200,7 +200,7 @@ class Connection:
             newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
             if newline < 0:
                 if end - position >= LINE_MAX_BYTES:
-                    message = f"no newline in {LINE_MAX_BYTES} bytes"
+                    message = f"the request line has no newline within {LINE_MAX_BYTES} bytes"
                     self._refuse_line(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None), arena)
                 return None
             arena.used = newline + 1
@@ -221,7 +221,7 @@ class Connection:
         return None
 
     def _publish(self, request: Publish, commit_round: CommitRound, backpressure: Backpressure) -> bool:
-        """Add or refuse a request. Return False if it is incomplete; raise MustWait if it must wait."""
+        """Add or refuse a request; return False if it is incomplete. Raise MustWait if it must wait."""
         self.receive_bytes = RECEIVE_BYTES
         arena = commit_round.arena
         try:
@@ -307,7 +307,7 @@ class Connection:
 
 
 def _room_bytes(request: Publish) -> int:
-    """Return the room for a payload in its file and in the log."""
+    """Return a payload's room in its file and in the log."""
     return 2 * request.payload_bytes
 
 
@@ -317,5 +317,5 @@ def _count_columns(payload: bytes | memoryview) -> int:
     except BadColumns as error:
         raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
     if count == 0:
-        raise ProtocolError(Code.BAD_COLUMNS, "no record")
+        raise ProtocolError(Code.BAD_COLUMNS, "the payload contains no records")
     return count

@@ -1,7 +1,7 @@
 """Pipes of all routes, read in rotation, and the paths of the FIFOs.
 
 A start finishes the previous run's transfers before it assigns slots, because it may be killed too. A pipe that cannot
-be opened yet keeps its slot. A removed or replaced FIFO is created again. The old pipe is read until its writers leave.
+be opened yet keeps its slot. A removed or replaced FIFO is recreated, and the old pipe is read until its writers leave.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from wald.daemon.pipes import (
     Transfers,
     end_of_record,
     file_id,
-    held_bytes,
     open_fifo,
+    readable_bytes,
     unfinished_transfers,
 )
 from wald.errors import InvalidInput, WaldError
@@ -37,12 +37,12 @@ from wald.writing.writer import Draft, Route
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 SOCKETS_BYTES = 1 << 20  # of each round's arena, reserved for sockets
 _STDIN_SLOT = 0
-_PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; doubled each time
+_LINE_CHECK_SECONDS = 0.001  # before the next check of an unfinished line; doubled each time
 _PATHS_SECONDS = 1.0
 
 
 class Intake:
-    """Current pipe of each route, and replaced pipes until their writers leave."""
+    """Current pipe of each route, and replaced pipes whose writers have not left."""
 
     def __init__(
         self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, *, record_max_bytes: int
@@ -56,18 +56,18 @@ class Intake:
         self._scratch = Scratch()
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
-        # For speed: of a thousand pipes, one may be busy.
+        # For speed: of a thousand pipes, few may be busy.
         self._current: dict[str, Pipe] = {}  # by route, last found at its path
-        self._awake: dict[Pipe, None] = {}  # ready or waiting for a line; the next comes first
-        self._inside: set[Pipe] = set()
+        self._active: dict[Pipe, None] = {}  # ready or inside a line, in the order of service
+        self._inside_record: set[Pipe] = set()
         self._replaced: set[Pipe] = set()  # no longer at their path
-        self._closing: list[Pipe] = []
-        self._ending: list[Pipe] = []  # their records end at a stop
+        self._to_close: list[Pipe] = []
+        self._to_end: list[Pipe] = []  # whose unfinished records end at a stop
         self._stdin_route = ""
-        self._pause = _PAUSE_SECONDS
+        self._line_pause = _LINE_CHECK_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        self._unfinished: dict[int, tuple[int, int, bytes]] = {}
+        self._unconsumed: dict[int, tuple[int, int, bytes]] = {}
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -76,39 +76,39 @@ class Intake:
         return iter(self._pipes.values())
 
     @property
-    def ready(self) -> bool:
+    def can_collect(self) -> bool:
         """True if a round would collect from a pipe now."""
-        return bool(self._closing) or any(pipe.ready and not self._must_wait(pipe) for pipe in self._awake)
+        return bool(self._to_close) or any(pipe.is_ready and not self._must_wait(pipe) for pipe in self._active)
 
     @property
     def has_input(self) -> bool:
-        """True if a pipe has bytes, even for a route that must wait."""
-        return any(pipe.has_input for pipe in self._awake)
+        """True if a pipe has input, even for a route that must wait."""
+        return any(pipe.has_input for pipe in self._active)
 
     @property
     def is_stalled(self) -> bool:
         """True if a pipe holds readable bytes; a healthy daemon reads them within moments."""
         return any(
-            held_bytes(pipe.descriptor) > 0 and not self._must_wait(pipe)
+            readable_bytes(pipe.descriptor) > 0 and not self._must_wait(pipe)
             for pipe in self._pipes.values()
-            if not (pipe.waits or pipe.ended)
+            if not (pipe.waits_for_line or pipe.has_ended)
         )
 
     @property
-    def busy(self) -> frozenset[str]:
+    def busy_routes(self) -> frozenset[str]:
         """Routes inside a pipe's long line."""
-        return frozenset(pipe.route.name for pipe in self._inside)
+        return frozenset(pipe.route.name for pipe in self._inside_record)
 
     @property
     def unfinished_lines(self) -> dict[str, int]:
         """Bytes by route."""
-        found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
-        return {route: length for route, length in found if length}
+        lengths = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
+        return {route: length for route, length in lengths if length}
 
     @property
-    def stdin_ended(self) -> bool:
+    def has_stdin_ended(self) -> bool:
         pipe = self._current.get(self._stdin_route)
-        return pipe is not None and pipe.ended
+        return pipe is not None and pipe.has_ended
 
     def open(
         self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
@@ -116,45 +116,44 @@ class Intake:
         """Open all pipes. Return messages, and a draft to end each of ``open_records`` that no pipe continues."""
         self._stdin_route = stdin.route if stdin else ""
         opened, messages = self.fifos.open_all(stdin)
-        self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
+        self._unconsumed = unfinished_transfers(self._root, self._transfers, log_id=log_id)
         messages += [message for each in opened if (message := self._finish_transfer(each))]
-        self._unfinished = {inode: each for inode, each in self._unfinished.items() if each[0] != _STDIN_SLOT}
-        kept = {slot for slot, _, _ in self._unfinished.values()}
-        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
-        for slot in {*range(PIPES_MAX)} - kept:
+        self._unconsumed = {inode: each for inode, each in self._unconsumed.items() if each[0] != _STDIN_SLOT}
+        reserved_slots = {slot for slot, _, _ in self._unconsumed.values()}
+        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in reserved_slots]
+        for slot in {*range(PIPES_MAX)} - reserved_slots:
             self._transfers.clear(slot)
-        replaced_routes = {each.route for each in opened if each.replaced}
+        replaced_routes = {each.route for each in opened if each.is_replaced}
         for each in opened:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
             else:
-                with self.fifos.reporting(each.route):
-                    continues = each.held and (each.replaced or each.route not in replaced_routes)
+                with self.fifos.recording_errors(each.route):
+                    continues = each.was_held_open and (each.is_replaced or each.route not in replaced_routes)
                     self._add(each, open_records.get(each.route, 0) if continues else 0)
-                    if each.replaced:
-                        self._demote(self._current[each.route])
-        continued = self.busy
-        lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in continued]
-        return messages, lost
+                    if each.is_replaced:
+                        self._mark_replaced(self._current[each.route])
+        abandoned_routes = [name for name in open_records if name not in self.busy_routes]
+        return messages, [end_of_record(Route.named(name), open_records[name]) for name in abandoned_routes]
 
     def add(self, route: str) -> None:
         """Open the FIFO of an added route. An older pipe is read to its end."""
         reject_stdin_route(route, self._stdin_route)
-        self.fifos.note_displaced(route)
-        self._follow(route)
+        self.fifos.record_displaced(route)
+        self._switch_fifo(route)
 
-    def drop(self, route: str) -> None:
-        self.fifos.unread.pop(route, None)
+    def close_route(self, route: str) -> None:
+        self.fifos.unreadable.pop(route, None)
         for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
                 self._close_next_round(pipe)
                 self._systemd.forget(route)
 
-    def due(self) -> float | None:
-        if any(pipe.waits and not pipe.ready for pipe in self._awake):
+    def due_at(self) -> float | None:
+        if any(pipe.waits_for_line and not pipe.is_ready for pipe in self._active):
             return self._check_lines_at
-        return self._check_paths_at if self._pipes or self.fifos.unread else None
+        return self._check_paths_at if self._pipes or self.fifos.unreadable else None
 
     def check_paths(self, now: float) -> list[str]:
         """Restore missing FIFOs and follow replaced ones; return messages."""
@@ -162,52 +161,52 @@ class Intake:
             return []
         self._check_paths_at = now + _PATHS_SECONDS
         fifos, messages = self.fifos, []
-        for route in self._current.keys() | fifos.unread.keys():
+        for route in self._current.keys() | fifos.unreadable.keys():
             pipe = self._current.get(route)
-            in_order = pipe is not None and route not in fifos.unread and fifos.is_at_path(route, pipe.file)
-            if in_order or route == self._stdin_route:
+            is_unchanged = pipe is not None and route not in fifos.unreadable and fifos.is_at_path(route, pipe.file)
+            if is_unchanged or route == self._stdin_route:
                 continue
             if pipe is None and not os.path.lexists(self._root.fifo(route)):
-                del fifos.unread[route]
+                del fifos.unreadable[route]
                 continue
-            with fifos.reporting(route):
+            with fifos.recording_errors(route):
                 messages += fifos.restore(route, pipe.descriptor if pipe else None)
-                messages += self._follow(route)
+                messages += self._switch_fifo(route)
         return messages + fifos.new_problems()
 
     def check_lines(self, now: float) -> None:
         """Check unfinished lines, at growing intervals: the kernel does not report a blocked write."""
         if now >= self._check_lines_at:
-            for pipe in self._awake:
-                pipe.check(now)
-            self._pause = min(2 * self._pause, PAUSE_MAX_SECONDS)
-            self._check_lines_at = now + self._pause
+            for pipe in self._active:
+                pipe.check_line(now)
+            self._line_pause = min(2 * self._line_pause, PAUSE_MAX_SECONDS)
+            self._check_lines_at = now + self._line_pause
 
-    def notice(self, descriptor: int, events: int, now: float) -> None:
-        self._pause = _PAUSE_SECONDS
+    def mark_ready(self, descriptor: int, events: int, now: float) -> None:
+        self._line_pause = _LINE_CHECK_SECONDS
         # A busy pipe must not delay the check of another.
-        self._check_lines_at = min(self._check_lines_at, now + self._pause)
+        self._check_lines_at = min(self._check_lines_at, now + self._line_pause)
         pipe = self._pipes[descriptor]
-        pipe.ready = True
-        self._awake[pipe] = None
-        pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
+        pipe.is_ready = True
+        self._active[pipe] = None
+        pipe.has_hung_up = pipe.has_hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, commit_round: CommitRound) -> None:
-        """Collect from ready pipes. If a pipe finds no room, it comes first in the next round."""
+        """Collect from ready pipes; one without room in the arena comes first in the next round."""
         arena = commit_round.arena
         self._close_pipes(commit_round)
-        for pipe in list(self._awake):
+        for pipe in list(self._active):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
-            if pipe.ready and not pipe.ended and not self._must_wait(pipe, commit_round):
+            if pipe.is_ready and not pipe.has_ended and not self._must_wait(pipe, commit_round):
                 draft = pipe.collect(arena)
                 if draft is not None:
                     commit_round.add(draft)
-                    self._awake[pipe] = self._awake.pop(pipe)
-            if pipe.ended and pipe in self._replaced:
+                    self._active[pipe] = self._active.pop(pipe)
+            if pipe.has_ended and pipe in self._replaced:
                 self._close_next_round(pipe)
-            elif not (pipe.ready or pipe.waits):
-                del self._awake[pipe]
+            elif not (pipe.is_ready or pipe.waits_for_line):
+                del self._active[pipe]
 
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None:
         from_pipes = [(draft.source, draft) for draft in drafts if isinstance(draft.source, Pipe)]
@@ -221,14 +220,14 @@ class Intake:
         for draft in drafts:
             if isinstance(pipe := draft.source, Pipe):
                 messages.append(pipe.after_sync(draft))
-                (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
+                (self._inside_record.add if pipe.is_inside_record else self._inside_record.discard)(pipe)
         return [message for message in messages if message]
 
     def release_writing_ends(self) -> None:
         for pipe in self._pipes.values():
             self._poller.unregister(pipe.descriptor)
             pipe.release_writing_end()
-            self._awake[pipe] = None
+            self._active[pipe] = None
 
     def drain_at_shutdown(self) -> bool:
         """Prepare a stop's next round; return False if nothing is left to commit.
@@ -236,74 +235,74 @@ class Intake:
         Unfinished records end if their pipe was replaced, or if other pipes wait for their route.
         """
         for pipe in self._pipes.values():
-            pipe.drain_at_shutdown(displaced=pipe in self._replaced)
-            if pipe.ready:
-                self._awake[pipe] = None
-        if self.ready:
+            pipe.drain_at_shutdown(is_replaced=pipe in self._replaced)
+            if pipe.is_ready:
+                self._active[pipe] = None
+        if self.can_collect:
             return True
-        waiting = {pipe.route.name for pipe in self._awake if pipe.has_input}
-        self._ending = [pipe for pipe in self._inside if pipe in self._replaced or pipe.route.name in waiting]
-        return bool(self._ending)
+        waiting = {pipe.route.name for pipe in self._active if pipe.has_input}
+        self._to_end = [pipe for pipe in self._inside_record if pipe in self._replaced or pipe.route.name in waiting]
+        return bool(self._to_end)
 
-    def lost(self, *, failed: bool) -> list[str]:
+    def lost_routes(self, *, disk_failed: bool) -> list[str]:
         """Return the routes whose pipes hold bytes that no later start can read.
 
-        Unless the disk ``failed``, another process may still read open stdin.
+        Unless ``disk_failed``, another process may still read open stdin.
         """
         return [
             pipe.route.name
             for pipe in self._pipes.values()
-            if (pipe.hung_up or pipe in self._replaced or (failed and pipe.route.name == self._stdin_route))
-            and held_bytes(pipe.descriptor)
+            if (pipe.has_hung_up or pipe in self._replaced or (disk_failed and pipe.route.name == self._stdin_route))
+            and readable_bytes(pipe.descriptor)
         ]
 
     def close(self) -> None:
-        for pipe in (*self._pipes.values(), *self._closing):
+        for pipe in (*self._pipes.values(), *self._to_close):
             pipe.close()
         self._pipes.clear()
-        self._closing.clear()
+        self._to_close.clear()
         self._scratch.close()
         self._transfers.close()
 
-    def _follow(self, route: str) -> list[str]:
+    def _switch_fifo(self, route: str) -> list[str]:
         """Switch to the FIFO at the route's path; return messages."""
-        old, fifos = self._current.get(route), self.fifos
-        following = f"{self._root.fifo(route)}: another FIFO than before: reading it now"
-        if old is not None and fifos.is_at_path(route, old.file):
-            fifos.unread.pop(route, None)
+        current, fifos = self._current.get(route), self.fifos
+        switch_message = f"{self._root.fifo(route)}: the FIFO was replaced, and the daemon now reads the new one"
+        if current is not None and fifos.is_at_path(route, current.file):
+            fifos.unreadable.pop(route, None)
             return []
-        back = next((pipe for pipe in self._replaced if fifos.is_at_path(route, pipe.file)), None)
-        if back is not None and back.route.name == route:
-            self._promote(back)
-            fifos.unread.pop(route, None)
-            return [following]
+        returned_pipe = next((pipe for pipe in self._replaced if fifos.is_at_path(route, pipe.file)), None)
+        if returned_pipe is not None and returned_pipe.route.name == route:
+            self._make_current(returned_pipe)
+            fifos.unreadable.pop(route, None)
+            return [switch_message]
         opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         messages = [self._finish_transfer(opened)]
-        if old is not None:
+        if current is not None:
             try:
-                self._demote(old)
+                self._mark_replaced(current)
             except OSError:
                 os.close(opened.descriptor)
                 raise
         self._add(opened, 0)
-        was_unread = fifos.unread.pop(route, None) is not None
-        if old is not None or was_unread:
-            messages.append(following)
+        was_unreadable = fifos.unreadable.pop(route, None) is not None
+        if current is not None or was_unreadable:
+            messages.append(switch_message)
         return [message for message in messages if message]
 
-    def _demote(self, pipe: Pipe) -> None:
+    def _mark_replaced(self, pipe: Pipe) -> None:
         """Keep reading a replaced pipe until its writers have left."""
         self._reopen(pipe, pipe.release_writing_end)
         self._systemd.forget(pipe.route.name)
         self._replaced.add(pipe)
         del self._current[pipe.route.name]
 
-    def _promote(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again. Opening it twice would read everything twice."""
+    def _make_current(self, pipe: Pipe) -> None:
+        """Make a pipe current that is at its path again; opening it twice would read its bytes twice."""
         self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
-            self._demote(self._current[route])
+            self._mark_replaced(self._current[route])
         self._systemd.keep(route, pipe.descriptor)
         self._replaced.discard(pipe)
         self._current[route] = pipe
@@ -314,7 +313,7 @@ class Intake:
             reopen()
         finally:
             self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
-        self._awake[pipe] = None
+        self._active[pipe] = None
 
     def _close_next_round(self, pipe: Pipe) -> None:
         """Let the next round close a pipe; the current round may contain a batch from the pipe."""
@@ -323,65 +322,65 @@ class Intake:
         del self._pipes[pipe.descriptor]
         if self._current.get(pipe.route.name) is pipe:
             del self._current[pipe.route.name]
-        self._awake.pop(pipe, None)
+        self._active.pop(pipe, None)
         self._replaced.discard(pipe)
-        self._closing.append(pipe)
+        self._to_close.append(pipe)
 
     def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
         """Return True if the pipe's route is over quota, or inside another source's record."""
-        if pipe.route.name in self.over_quota and not pipe.inside_record:
+        if pipe.route.name in self.over_quota and not pipe.is_inside_record:
             return True
         return bool(self._replaced) and (
             (commit_round is not None and pipe.route.name in commit_round.open_routes)
-            or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
+            or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside_record)
         )
 
     def _close_pipes(self, commit_round: CommitRound) -> None:
-        for pipe in (*self._ending, *self._closing):
-            closing = pipe.close_record()
-            if closing is not None:
-                commit_round.add(closing)
-            elif pipe in self._closing:
-                self._closing.remove(pipe)
+        for pipe in (*self._to_end, *self._to_close):
+            end_draft = pipe.close_record()
+            if end_draft is not None:
+                commit_round.add(end_draft)
+            elif pipe in self._to_close:
+                self._to_close.remove(pipe)
                 pipe.close()
-                self._free(pipe.slot)
-        self._ending = []
+                self._free_slot(pipe.slot)
+        self._to_end = []
 
     def _add(self, opened: OpenPipe, open_sequence: int) -> None:
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
-            raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", case="too-many-fifos")
-        if not (opened.is_stdin or opened.handed_over):
+            raise InvalidInput(f"{opened.route}: at most {PIPES_MAX - 1} FIFOs can be read", case="too-many-fifos")
+        if not (opened.is_stdin or opened.is_stored):
             self._systemd.keep(opened.route, opened.descriptor)
         slot = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
         pipe = Pipe(opened, self._scratch, self._transfers, slot, self._record_max_bytes, open_sequence)
         self._pipes[opened.descriptor] = self._current[opened.route] = pipe
-        self._awake[pipe] = None
-        if pipe.inside_record:
-            self._inside.add(pipe)
+        self._active[pipe] = None
+        if pipe.is_inside_record:
+            self._inside_record.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        """Consume what the previous run committed from a pipe; return a message."""
-        if (unfinished := self._unfinished.pop(opened.file[1], None)) is None:
+        """Consume the bytes of a pipe that the previous run committed; return a message."""
+        if (recorded := self._unconsumed.pop(opened.file[1], None)) is None:
             return ""
-        slot, count, payload = unfinished
+        slot, count, payload = recorded
         front = bytearray(count)
-        # Only the beginning if the scratch pipe has shrunk.
-        length = self._scratch.peek(opened.descriptor, memoryview(front)) or 0 if opened.held else 0
+        # A smaller scratch pipe yields only the beginning.
+        length = self._scratch.peek(opened.descriptor, memoryview(front)) or 0 if opened.was_held_open else 0
         if len(payload) != count:
-            done = f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
-        elif length == 0 or front[:length] != payload[:length] or held_bytes(opened.descriptor) < count:
-            done = f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
+            result = f"only {len(payload)} of {count} bytes are in the log; all of them stay in the pipe"
+        elif length == 0 or front[:length] != payload[:length] or readable_bytes(opened.descriptor) < count:
+            result = f"{count} bytes are in the log but not in the pipe, which is new; nothing was consumed"
         else:
             with self._transfers.mark(slot) as mark:
                 self._scratch.consume(opened.descriptor, count, mark)
-            done = f"consumed {count} bytes that were already in the log"
-        self._free(slot)
-        return f"{opened.route}: {done}" if opened.held else ""
+            result = f"consumed {count} bytes that were already in the log"
+        self._free_slot(slot)
+        return f"{opened.route}: {result}" if opened.was_held_open else ""
 
-    def _free(self, slot: int) -> None:
-        with contextlib.suppress(OSError):  # a file shortened on a full disk records nothing either
+    def _free_slot(self, slot: int) -> None:
+        with contextlib.suppress(OSError):  # a file shortened on a full disk has no such slot
             self._transfers.clear(slot)
         self._free_slots.append(slot)
 
@@ -395,13 +394,13 @@ class Fifos:
         self._path_of = functools.cache(lambda route: os.fspath(root.fifo(route)))
         self._displaced: dict[Path, str] = {}
         self._reported: dict[str, str] = {}
-        self.unread: dict[str, str] = {}  # reason by route
+        self.unreadable: dict[str, str] = {}  # reason by route
         self.replaced = 0
 
     @property
     def problems(self) -> dict[str, str]:
-        unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
-        return unread | {str(path): message for path, message in self._displaced.items()}
+        unreadable = {str(self._root.fifo(route)): message for route, message in self.unreadable.items()}
+        return unreadable | {str(path): message for path, message in self._displaced.items()}
 
     def new_problems(self) -> list[str]:
         """Return problems since the last call."""
@@ -411,37 +410,37 @@ class Fifos:
         return [message for path, message in self._reported.items() if reported.get(path) != message]
 
     @contextlib.contextmanager
-    def reporting(self, route: str) -> Iterator[None]:
+    def recording_errors(self, route: str) -> Iterator[None]:
         """Record an error instead of raising it, so that the other FIFOs are read."""
         try:
             yield
         except WaldError as error:
-            self.unread[route] = "; ".join(filter(None, (error.message, error.hint)))
+            self.unreadable[route] = "; ".join(filter(None, (error.message, error.hint)))
         except OSError as error:
-            self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
+            self.unreadable[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
     def open_all(self, stdin: OpenPipe | None) -> tuple[list[OpenPipe], list[str]]:
-        """Open and return replaced pipes, ``stdin`` and the others; report closed descriptors."""
+        """Return the open pipes, ``stdin`` among them, and messages about closed descriptors."""
         opened = [] if stdin is None else [stdin]
         files = {each.file: each.route for each in opened}
         routes = self._root.route_names()
         for route in routes:
-            with self.reporting(route):
-                self.note_displaced(route)
+            with self.recording_errors(route):
+                self.record_displaced(route)
                 stored = self._systemd.descriptor_named(route)  # its FIFO was removed if nothing is at the path
                 if stored is not None or os.path.lexists(self._root.fifo(route)):
                     reject_stdin_route(route, stdin.route if stdin is not None else "")
                     self.restore(route, stored)
                     opened.append(self.open(route, files))
                     files[opened[-1].file] = route
-        self.unread = {route: reason for route, reason in self.unread.items() if not self._root.retired(route).exists()}
+        self.unreadable = {name: why for name, why in self.unreadable.items() if not self._root.retired(name).exists()}
         closed = []
         for name, descriptor in self._systemd.take_remaining():
             if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                opened.insert(0, OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
+                opened.insert(0, OpenPipe(name, descriptor, was_held_open=True, is_stored=True, is_replaced=True))
             else:
                 path = os.readlink(f"/proc/self/fd/{descriptor}")
-                closed.append(f"{path}: closed: systemd handed it over as {name!r}, and it is not the FIFO of a route")
+                closed.append(f"{path}: closed: systemd passed it as {name!r}, but it is not the FIFO of a route")
                 os.close(descriptor)
                 self._systemd.forget(name)
         return opened, closed
@@ -461,7 +460,7 @@ class Fifos:
             )
         inherited = self._systemd.take_fifo(file)
         if inherited is not None:
-            return OpenPipe(route, inherited, held=True, handed_over=True)
+            return OpenPipe(route, inherited, was_held_open=True, is_stored=True)
         return OpenPipe(route, *open_fifo(path))
 
     def is_at_path(self, route: str, file: tuple[int, int]) -> bool:
@@ -477,12 +476,12 @@ class Fifos:
         if self._root.retired(route).exists():
             return []
         mode = None if descriptor is None else stat.S_IMODE(os.fstat(descriptor).st_mode)
-        found = make_fifo(self._root, route, mode)
+        was_replaced = make_fifo(self._root, route, mode)
         self.replaced += 1
-        self.note_displaced(route)
-        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; created again with its mode"]
+        self.record_displaced(route)
+        return [f"{self._root.fifo(route)}: the FIFO was {'replaced' if was_replaced else 'removed'} and recreated"]
 
-    def note_displaced(self, route: str) -> None:
+    def record_displaced(self, route: str) -> None:
         for path in displaced_files(self._root, route):
             self._displaced.setdefault(path, describe_displaced(self._root, path, route))
 

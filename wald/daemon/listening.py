@@ -24,7 +24,6 @@ from structlog.typing import FilteringBoundLogger
 from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
 from wald.files.modes import set_socket_owner, umask_for
-from wald.format.log_state import Peer
 
 _BACKLOG = 4096  # a nonblocking connect fails if the backlog is full
 _PATH_MAX_BYTES = 107
@@ -44,13 +43,13 @@ def check_socket(path: Path, root: Path) -> None:
     if path.parent != root and not path.parent.is_dir():
         raise _refusal(path, f"{path.parent} is not a directory")
     if path.parent != root and not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _refusal(path, f"this user may not write to {path.parent}")
+        raise _refusal(path, f"the user may not write to {path.parent}")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise _refusal(path, "the file there is not a socket")
-    found, process = _connect(path)
-    is_listening = found in (0, errno.EAGAIN)
+        raise _refusal(path, "the existing file is not a socket")
+    error_number, process = _connect(path)
+    is_listening = error_number in (0, errno.EAGAIN)
     if is_listening and (path.parent != root or process == 1 or process_name(process) == "systemd"):
-        raise _refusal(path, "another program listens on it, perhaps systemd for a socket unit")
+        raise _refusal(path, "another program listens on it; it may be systemd, for a socket unit")
 
 
 class Listener:
@@ -59,50 +58,50 @@ class Listener:
     def __init__(self, path: Path, mode: int, inherited: socket.socket | None) -> None:
         self.socket = _listen(path, mode, replace=True) if inherited is None else inherited
         self._mode = mode
-        self._is_systemds = inherited is not None
+        self._is_from_systemd = inherited is not None
         name = self.socket.getsockname()
         self._path = Path(name) if isinstance(name, str) else None  # bytes: an abstract socket, without a file
         self._identity = None if self._path is None else _identity(self._path)
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Recreate the socket if its file is gone or stale; return a problem, a message, or "" without news."""
+        """Recreate the socket if its file is gone or replaced; return a new problem, a message, or ""."""
         path = self._path
-        found = None if path is None else _identity(path)
-        if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
+        current = None if path is None else _identity(path)
+        if path is None or self._identity in (None, current):  # None: systemd created it in another mount namespace
             self._reported = ""
             return ""
-        how = "removed" if found is None else "replaced"
+        change = "removed" if current is None else "replaced"
         try:
-            if self._is_systemds:
-                message = f"{path}: the socket that systemd made was {how}, and no program can connect"
+            if self._is_from_systemd:
+                message = f"{path}: the socket that systemd created was {change}; no program can connect to the daemon"
                 raise InvalidInput(message, case="socket-of-systemd-gone")
-            if found is not None and (kind := _occupant(path)):
+            if current is not None and (kind := _occupant(path)):
                 raise InvalidInput(
-                    f"{path}: the socket was replaced by {kind}, and no program can connect to this daemon",
+                    f"{path}: the socket was replaced by {kind}; no program can connect to this daemon",
                     case="socket-replaced",
                     path=path,
                 )
-            self.socket = _listen(path, self._mode, replace=found is not None)
+            self.socket = _listen(path, self._mode, replace=current is not None)
         except InvalidInput as error:
             before, self._reported = self._reported, error.message
             return "" if error.message == before else error
         self._identity, self._reported = _identity(path), ""
-        return f"{path}: the socket was {how}; recreated"
+        return f"{path}: the socket was {change}; the daemon recreated it"
 
     def remove(self) -> None:
-        if self._path is not None and not self._is_systemds and _identity(self._path) == self._identity:
+        if self._path is not None and not self._is_from_systemd and _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the socket from systemd, if any. Raise InvalidInput for several, or another kind."""
+    """Return the socket from systemd, if any. Raise InvalidInput for several, or for another kind."""
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
         if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             names = ", ".join(str(each.getsockname()) for each in sockets)
             raise InvalidInput(
-                f"systemd handed over {names}: wald takes one unix socket", case="sockets-of-another-kind"
+                f"systemd passed {names}; wald accepts only one listening unix socket", case="sockets-of-another-kind"
             )
     return sockets[0] if sockets else None
 
@@ -110,10 +109,6 @@ def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     """Return the peer's process, user and group ids when it connected or began to listen."""
     return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-
-
-def find_peer(user_id: int, process_id: int) -> Peer:
-    return Peer(user_id, process_id, process_name(process_id))
 
 
 def process_name(process: int) -> str:
@@ -144,16 +139,15 @@ class ConnectionLimits:
     _reported_at: float = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
-        """Return the reason to refuse a connection, if any."""
         if not self.leaves_enough(descriptor):
-            return ConnectionRefusal("too few descriptors are left")
-        most = self._connections_max
+            return ConnectionRefusal("too few file descriptors are left")
+        connections_max = self._connections_max
         if user_id not in (0, os.geteuid()):
             if self.count[user_id] >= self._per_user_max:
-                return ConnectionRefusal(f"user {user_id} has {self._per_user_max} connections already", user_id)
-            most -= self._connections_max // _OWNERS_SHARE
-        if (total := self.count.total()) >= most:
-            return ConnectionRefusal(f"{total} connections are open already")
+                return ConnectionRefusal(f"user {user_id} already has {self._per_user_max} connections", user_id)
+            connections_max -= self._connections_max // _OWNERS_SHARE
+        if (total := self.count.total()) >= connections_max:
+            return ConnectionRefusal(f"{total} connections are already open")
         return None
 
     def leaves_enough(self, descriptor: int) -> bool:
@@ -187,7 +181,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
     try:
         if replace:
             path.unlink(missing_ok=True)
-        os.fchmod(listener.fileno(), mode)  # before bind: no user may connect sooner than the mode allows
+        os.fchmod(listener.fileno(), mode)  # before bind: the mode must exclude users from the start
         with umask_for(mode):
             listener.bind(str(path))
         set_socket_owner(path)
@@ -209,10 +203,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _occupant(path: Path) -> str:
     """Return the kind of file at the socket's path; "" for a stale socket."""
-    found, _ = _connect(path)
+    error_number, _ = _connect(path)
     if not (os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)):
         return "a file"
-    return "" if found in (errno.ECONNREFUSED, errno.ENOENT) else "another"
+    return "" if error_number in (errno.ECONNREFUSED, errno.ENOENT) else "another socket"
 
 
 def _connect(path: Path) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Main loop of the daemon.
 
-round   wait → collect → write → sync → head → release pipes and reply → cut if due
+round   wait → collect → write → sync → publish head → release pipes and reply → cut if due
 stop    close the socket → commit what pipes and requests still hold → stop sealing → unlock
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wald.daemon.backpressure import Backpressure
 from wald.daemon.committer import FULL_SECONDS, NAME_PATIENCE_SECONDS, Arena, CommitRound, Full
-from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, writers_of
+from wald.daemon.startup import Components, active_routes, effective_sizes, open_journal, writers_of
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code, encode_err
 from wald.settings import Config
@@ -33,14 +33,14 @@ def run(
     """Run a daemon until a signal or the end of stdin."""
     with contextlib.ExitStack() as closers:
         try:
-            loop = MainLoop(Parts(path, config, closers, stdin_route=stdin_route), reload)
+            loop = MainLoop(Components(path, config, closers, stdin_route=stdin_route), reload)
         except PermissionError as error:
             raise NotPermitted.from_error(error, error.filename or path) from error
         except OSError as error:
-            if (misplaced := wrong_type(error)) is not None:
-                raise misplaced from error
+            if (wrong_type_error := wrong_type(error)) is not None:
+                raise wrong_type_error from error
             raise DiskFailure(
-                f"{error.filename or path}: {error.strerror}: the daemon cannot start",
+                f"{error.filename or path}: the daemon cannot start ({error.strerror})",
                 case="daemon-cannot-start",
                 root=path,
                 error=error,
@@ -53,40 +53,40 @@ def run(
 class MainLoop:
     """Event loop of one run."""
 
-    def __init__(self, parts: Parts, reload: Callable[[], Config] | None) -> None:
-        self._parts = parts
-        self._config = parts.config
+    def __init__(self, components: Components, reload: Callable[[], Config] | None) -> None:
+        self._components = components
+        self._config = components.config
         self._reload = reload
-        self._journal = parts.journal
-        self._metrics = parts.metrics
-        self._signals = parts.signals
-        self._systemd = parts.systemd
-        self._writer = parts.writer
-        self._intake = parts.intake
-        self._committer = parts.committer
-        self._connections = parts.connections
-        self._quotas = parts.quotas
+        self._journal = components.journal
+        self._metrics = components.metrics
+        self._signals = components.signals
+        self._systemd = components.systemd
+        self._writer = components.writer
+        self._intake = components.intake
+        self._committer = components.committer
+        self._connections = components.connections
+        self._quotas = components.quotas
         self._arena = Arena()
-        self._other_arena: Arena | None = None  # for requests that arrive while a round is held
+        self._spare_arena: Arena | None = None  # for requests that arrive while a round is held
         self._retry_at = 0.0
         self._held_round: CommitRound | None = None
         self._can_accept = False
-        self._sealer_woken_for = 0  # active segment's base then
-        self._reload_waits = False  # new routes and quotas wait for the disk
-        self._swept_at = self._alive_at = time.monotonic()
-        self._alive_rounds = 0
+        self._background_woken_for = 0  # base of the then active segment
+        self._is_reload_deferred = False  # new routes and quotas wait for the disk
+        self._swept_at = self._watchdog_at = time.monotonic()
+        self._watchdog_rounds = 0
 
     def run(self) -> None:
-        while not (self._signals.stop or self._intake.stdin_ended):
+        while not (self._signals.stop or self._intake.has_stdin_ended):
             self._run_round(self._timeout())
 
     def stop(self) -> None:
         """Commit all input that no later start would find; report losses."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
-        is_ours = self._parts.lock.is_ours()
+        is_ours = self._components.lock.is_ours()
         if is_ours:
-            self._parts.listener.remove()
+            self._components.listener.remove()
         self._connections.close()
         if not is_ours:
             self._writer.abandon()
@@ -102,28 +102,28 @@ class MainLoop:
                 self._committer.commit(commit_round)
         except WaldError as error:
             failure = error
-        loss = self._loss(failure)
+        loss = self._report_loss(failure)
         if failure is not None and not isinstance(failure, Full):
             raise loss or failure
-        self._keep_name()
+        self._restore_name()
         if loss is not None:
             raise loss
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
-    def _loss(self, failure: WaldError | None) -> WaldError | None:
+    def _report_loss(self, failure: WaldError | None) -> WaldError | None:
         """Report lost bytes in pipes; return the error to raise."""
-        lost = self._intake.lost(failed=failure is not None)
-        if not lost:
+        lost_routes = self._intake.lost_routes(disk_failed=failure is not None)
+        if not lost_routes:
             return None
         cause = failure or WaldError(
-            "the FIFO was replaced, and a producer still writes to the old one", case="fifo-replaced"
+            "a FIFO was replaced, and a producer still writes to the old one", case="fifo-replaced"
         )
         message = "unread bytes in replaced or unattended pipes are lost"
-        self._journal.error(message, routes=lost, reason=cause.message, hint=cause.hint)
-        return type(cause)(f"{cause.message}; {message} ({', '.join(lost)})", hint=cause.hint)
+        self._journal.error(message, routes=lost_routes, reason=cause.message, hint=cause.hint)
+        return type(cause)(f"{cause.message}; {message} ({', '.join(lost_routes)})", hint=cause.hint)
 
     def _run_round(self, timeout: float) -> None:
-        events = self._parts.poller.poll(timeout)
+        events = self._components.poller.poll(timeout)
         now = time.monotonic()
         if self._held_round is not None:
             self._serve_without_disk(self._held_round, events, now)
@@ -135,18 +135,18 @@ class MainLoop:
         self._intake.check_lines(now)
         if has_room:
             self._intake.collect(commit_round)
-        # After the pipes: a line begun in this round keeps requests off its route.
+        # After the pipes: a line begun in this round blocks requests to its route.
         self._collect_requests(readable, commit_round, commit_round.open_routes, now, has_room=has_room)
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not has_room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         if waits or self._metrics.held_since:
-            self._metrics.hold(now, waits=waits)
-        self._finish(commit_round)
+            self._metrics.track_disk_wait(now, waits=waits)
+        self._commit_round(commit_round)
         self._accept(now)
         if self._held_round is None:
             self._connections.run_command(now)
-        self._tend(now)
+        self._run_due_tasks(now)
 
     def _accept(self, now: float) -> None:
         if self._can_accept:  # after connections were closed
@@ -160,29 +160,29 @@ class MainLoop:
     def _collect_requests(
         self, readable: list[int], commit_round: CommitRound, open_routes: frozenset[str], now: float, *, has_room: bool
     ) -> None:
-        rejects, busy = self._config.on_full == "reject", self._intake.busy | open_routes
-        backpressure = Backpressure(not has_room, rejects, busy, self._committer.left_bytes, self._quotas.over)
+        rejects, busy = self._config.on_full == "reject", self._intake.busy_routes | open_routes
+        backpressure = Backpressure(not has_room, rejects, busy, self._committer.room_bytes, self._quotas.over_quota)
         self._connections.collect(readable, commit_round, backpressure, now)
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
-        """Handle events of the poller; return the readable connections."""
+        """Handle the poller's events; return the readable connections."""
         readable = []
         connections = self._connections.descriptors
-        for descriptor, happened in events:
+        for descriptor, mask in events:
             if descriptor in connections:
-                if happened & select.EPOLLOUT:
+                if mask & select.EPOLLOUT:
                     self._connections.flush(descriptor, now)
-                if happened & ~select.EPOLLOUT and descriptor in connections:
+                if mask & ~select.EPOLLOUT and descriptor in connections:
                     readable.append(descriptor)
             elif descriptor in self._intake:
-                self._intake.notice(descriptor, happened, now)
+                self._intake.mark_ready(descriptor, mask, now)
             elif descriptor == self._signals.descriptor:
                 self._signals.drain()
             elif descriptor == self._connections.listener_descriptor:
                 self._can_accept = True
         return readable
 
-    def _finish(self, commit_round: CommitRound) -> None:
+    def _commit_round(self, commit_round: CommitRound) -> None:
         """Commit a round and reply; on a full disk, hold or reject the round."""
         try:
             self._committer.commit(commit_round)
@@ -191,10 +191,10 @@ class MainLoop:
                 self._held_round = None
                 self._connections.reply(commit_round, encode_err(Code.FULL, "the disk is full"))
             else:
-                self._hold(commit_round)
+                self._hold_round(commit_round)
             return
         except WaldError:
-            self._connections.reply(commit_round, encode_err(Code.FAILED, "the daemon stops"))
+            self._connections.reply(commit_round, encode_err(Code.FAILED, "the daemon is stopping after a failure"))
             raise
         self._held_round = None
         self._quotas.count(commit_round.drafts, self._writer.base_sequence)
@@ -211,54 +211,54 @@ class MainLoop:
         self._check_reload()
         self._sweep(now)
         if now >= self._retry_at:
-            self._committer.has_room(wanted_bytes=None)  # updates the numbers that STAT reports
-            self._finish(held)
-        self._keep_alive(now)
+            self._committer.has_room(wanted_bytes=None)  # update the numbers that STAT reports
+            self._commit_round(held)
+        self._notify_watchdog(now)
 
-    def _hold(self, commit_round: CommitRound) -> None:
+    def _hold_round(self, commit_round: CommitRound) -> None:
         """Hold a round that the disk refused; its records stay in their arena."""
         now = time.monotonic()
         self._retry_at = now + FULL_SECONDS
-        self._metrics.hold(now, waits=True)
+        self._metrics.track_disk_wait(now, waits=True)
         if self._held_round is None:
             self._held_round = commit_round
-            self._arena, self._other_arena = self._other_arena or Arena(), self._arena
-            self._connections.set_aside()
+            self._arena, self._spare_arena = self._spare_arena or Arena(), self._arena
+            self._connections.hold_clients()
 
-    def _keep_name(self) -> None:
+    def _restore_name(self) -> None:
         """Wait until the active segment has its name: without it, acknowledged records are lost."""
         until = time.monotonic() + NAME_PATIENCE_SECONDS
         while True:
             try:
-                return self._committer.keep_name()
+                return self._committer.restore_name()
             except Full:
                 if time.monotonic() >= until:
                     raise
             time.sleep(FULL_SECONDS)
-            self._keep_alive(time.monotonic())
+            self._notify_watchdog(time.monotonic())
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        times = [self._connections.due()]
+        due_times = [self._connections.due_at()]
         if self._held_round is not None:
-            times.append(self._retry_at)
+            due_times.append(self._retry_at)
         elif self._metrics.degraded:
-            times.append(now + FULL_SECONDS)
-        elif self._intake.ready:
+            due_times.append(now + FULL_SECONDS)
+        elif self._intake.can_collect:
             return 0
         else:
-            times += self._intake.due(), self._quotas.due, self._committer.due()
+            due_times += self._intake.due_at(), self._quotas.due_at, self._committer.due_at()
             if self._connections.wants_room:
-                times.append(now + FULL_SECONDS)
+                due_times.append(now + FULL_SECONDS)
             if self._connections.needs_sweep:
-                times.append(now + _SWEEP_SECONDS)
+                due_times.append(now + _SWEEP_SECONDS)
             if self._systemd.watchdog_seconds:
-                times.append(self._alive_at + self._systemd.watchdog_seconds)
-        return max(0.0, min(at for at in times if at is not None) - now)
+                due_times.append(self._watchdog_at + self._systemd.watchdog_seconds)
+        return max(0.0, min(at for at in due_times if at is not None) - now)
 
-    def _tend(self, now: float) -> None:
+    def _run_due_tasks(self, now: float) -> None:
         """Cut, reload, sweep and check paths when due."""
-        self._committer.tend(now)
+        self._committer.run_due_tasks(now)
         if self._signals.cut:
             self._signals.cut = False
             self._committer.cut()
@@ -267,10 +267,10 @@ class MainLoop:
         self._check_paths(now)
         self._metrics.fifo_problems = len(self._intake.fifos.problems)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
-        if self._writer.base_sequence != self._sealer_woken_for:
-            self._sealer_woken_for = self._writer.base_sequence
-            self._parts.background.wake()
-        self._keep_alive(now)
+        if self._writer.base_sequence != self._background_woken_for:
+            self._background_woken_for = self._writer.base_sequence
+            self._components.background.wake()
+        self._notify_watchdog(now)
 
     def _sweep(self, now: float) -> None:
         if now - self._swept_at >= _SWEEP_SECONDS:
@@ -284,61 +284,61 @@ class MainLoop:
             self._journal.warning("fifo", what=message)
 
     def _check_socket(self, now: float) -> None:
-        listener = self._parts.listener
-        happened = listener.restore() if self._parts.lock.is_ours() else ""
-        if isinstance(happened, WaldError):
-            self._journal.error("socket", what=happened.message, hint=happened.hint)
-        elif happened:
-            self._connections.listen_on(listener.socket, now)
-            self._journal.warning("socket", what=happened)
+        listener = self._components.listener
+        change = listener.restore() if self._components.lock.is_ours() else ""
+        if isinstance(change, WaldError):
+            self._journal.error("socket", what=change.message, hint=change.hint)
+        elif change:
+            self._connections.replace_listener(listener.socket, now)
+            self._journal.warning("socket", what=change)
 
-    def _keep_alive(self, now: float) -> None:
+    def _notify_watchdog(self, now: float) -> None:
         interval = self._systemd.watchdog_seconds
-        if interval and now - self._alive_at >= interval:
-            self._alive_at = now
+        if interval and now - self._watchdog_at >= interval:
+            self._watchdog_at = now
             if self._makes_progress():
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Return False if no round was committed although input waits, and not for disk space."""
-        before, self._alive_rounds = self._alive_rounds, self._metrics.commit_rounds
+        """Return False if input waits for something other than disk space, and no round was committed."""
+        before, self._watchdog_rounds = self._watchdog_rounds, self._metrics.commit_rounds
         lacks_room = self._held_round is not None or self._metrics.degraded or bool(self._metrics.waiting_since)
-        return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
+        return before != self._watchdog_rounds or lacks_room or not self._intake.is_stalled
 
     def _check_reload(self) -> None:
-        """Reload after SIGHUP; while a round is held, new routes and quotas wait."""
-        held = self._held_round is not None
-        if not self._signals.reload and (held or not self._reload_waits):
+        """Reload after SIGHUP; defer new routes and quotas while a round is held."""
+        is_held = self._held_round is not None
+        if not self._signals.reload and (is_held or not self._is_reload_deferred):
             return
-        self._signals.reload = self._reload_waits = False
+        self._signals.reload = self._is_reload_deferred = False
         self._systemd.reloading()
         try:
-            fresh = self._reload() if self._reload is not None else self._config
-            if held and (fresh.routes != self._config.routes or self._quotas.changes(fresh)):
-                self._reload_waits = True
-                fresh = replace(fresh, routes=self._config.routes, retention=self._config.retention)
+            new_config = self._reload() if self._reload is not None else self._config
+            if is_held and (new_config.routes != self._config.routes or self._quotas.differ_from(new_config)):
+                self._is_reload_deferred = True
+                new_config = replace(new_config, routes=self._config.routes, retention=self._config.retention)
                 self._journal.warning(
-                    "reload waits", settings=["retention", "routes"], reason="the disk refuses a write"
+                    "reload deferred", settings=["retention", "routes"], reason="the disk refuses a write"
                 )
-            self._apply_settings(fresh, held=held)
+            self._apply_settings(new_config, is_held=is_held)
         except WaldError as error:
-            self._journal.error("not reloaded", reason=error.message, hint=error.hint)
+            self._journal.error("reload failed", reason=error.message, hint=error.hint)
         except OSError as error:
-            self._journal.error("not reloaded", reason=str(error))
+            self._journal.error("reload failed", reason=str(error))
         self._systemd.ready()
 
-    def _apply_settings(self, fresh: Config, *, held: bool) -> None:
-        root, parts = self._parts.root, self._parts
-        for name, route, fifo in () if held else wanted_routes(root, fresh, self._journal):
-            parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        self._config, applied, waiting = self._config.reload(fresh)
+    def _apply_settings(self, new_config: Config, *, is_held: bool) -> None:
+        root, components = self._components.root, self._components
+        for name, route, fifo in () if is_held else active_routes(root, new_config, self._journal):
+            components.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
+        self._config, applied, deferred = self._config.reload(new_config)
         open_journal(self._config.log_format, self._config.log_level)
         sizes = effective_sizes(self._config, root.segments, self._journal)
         self._committer.apply_settings(self._config, sizes)
-        if self._quotas.changes(self._config):
+        if self._quotas.differ_from(self._config):
             self._committer.cut()  # only complete segments can be counted
             self._quotas.reload(self._config, self._writer.base_sequence)
-        parts.routes.writers = writers_of(self._config)
-        parts.routes.forget()
-        parts.record_settings(self._config, sizes)
-        self._journal.info("reloaded", applied=sorted(applied), needs_restart=sorted(waiting))
+        components.routes.writers = writers_of(self._config)
+        components.routes.forget()
+        components.record_settings(self._config, sizes)
+        self._journal.info("reloaded", applied=sorted(applied), needs_restart=sorted(deferred))

@@ -1,4 +1,4 @@
-"""Reading of lines from pipes without losing or doubling bytes in a crash.
+"""Reading of lines from pipes without losing or duplicating bytes in a crash.
 
 ``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
 bytes. So a kill loses nothing while another process holds the pipe open. A kill also stores nothing twice: before the
@@ -58,7 +58,7 @@ class Transfers:
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
         self.count = count
         self._file = InPlaceFile(path, count * SLOT_BYTES, disk)
-        self._map = self._mapped()
+        self._map = self._map_file()
 
     def pending(self, slot: int) -> Transfer | None:
         """Return a slot's transfer unless its bytes were consumed."""
@@ -68,7 +68,7 @@ class Transfers:
     def restore(self) -> None:
         if self._file.restore():
             self._map.close()
-            self._map = self._mapped()
+            self._map = self._map_file()
 
     def write(self, slot: int, transfer: Transfer) -> None:
         self._file.write(encode_transfer(transfer), slot * SLOT_BYTES)
@@ -85,7 +85,7 @@ class Transfers:
         self._map.close()
         self._file.close()
 
-    def _mapped(self) -> mmap.mmap:
+    def _map_file(self) -> mmap.mmap:
         return mmap.mmap(self._file.descriptor, self.count * SLOT_BYTES)
 
 
@@ -97,17 +97,17 @@ class Scratch:
         self.capacity = _enlarge(self._writer)
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
-    def peek(self, source: int, into: memoryview) -> int | None:
+    def peek(self, source: int, buffer: memoryview) -> int | None:
         """Copy bytes without consuming them; return the length, None for an empty pipe, or 0 at its end."""
-        length: int = _tee(source, self._writer, len(into), os.SPLICE_F_NONBLOCK)
+        length: int = _tee(source, self._writer, len(buffer), os.SPLICE_F_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
             if code in (errno.EAGAIN, errno.EINTR):
                 return None
             raise OSError(code, os.strerror(code))
-        done = 0
-        while done < length:
-            done += os.readv(self._reader, [into[done:length]])
+        copied_bytes = 0
+        while copied_bytes < length:
+            copied_bytes += os.readv(self._reader, [buffer[copied_bytes:length]])
         return length
 
     def consume(self, source: int, length: int, mark: memoryview) -> int:
@@ -136,18 +136,18 @@ class Relay:
         self._source = source
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         _enlarge(self._writer)
-        self._open = True
+        self._is_open = True
 
     def refill(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._open:
+            while self._is_open:
                 if os.splice(self._source, self._writer, 1 << 20, flags=os.SPLICE_F_NONBLOCK) == 0:
                     self.close()
 
     def close(self) -> None:
-        if self._open:
+        if self._is_open:
             os.close(self._writer)
-            self._open = False
+            self._is_open = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,9 @@ class OpenPipe:
 
     route: str
     descriptor: int
-    held: bool  # another process kept it open while no daemon ran
-    handed_over: bool = False  # systemd already stores the descriptor
-    replaced: bool = False  # another FIFO is at the route's path
+    was_held_open: bool  # another process kept it open while no daemon ran
+    is_stored: bool = False  # systemd already stores the descriptor
+    is_replaced: bool = False  # another FIFO is at the route's path
     is_stdin: bool = False
     relay: Relay | None = None
 
@@ -184,10 +184,10 @@ class Pipe:
         self.descriptor = opened.descriptor
         self.file = opened.file
         self.slot = slot
-        self.ready = True  # may hold unread bytes
-        self.waits = False  # holds an unfinished line
-        self.hung_up = False  # no process can write to it
-        self.ended = False  # hung up, and empty
+        self.is_ready = True  # may hold unread bytes
+        self.waits_for_line = False  # holds an unfinished line
+        self.has_hung_up = False  # no process can write to it
+        self.has_ended = False  # hung up, and empty
         self._scratch = scratch
         self._transfers = transfers
         self._record_max_bytes = record_max_bytes
@@ -195,7 +195,7 @@ class Pipe:
         self._open_bytes = 0
         self._seen_bytes = 0  # of the unfinished line
         self._seen_at = 0.0
-        self._stalled = False
+        self._is_stalled = False
         self._drain_bytes = 0  # to read at a stop if another process keeps writing
         self._holds_both_ends = not opened.is_stdin
         self._relay = opened.relay
@@ -203,66 +203,66 @@ class Pipe:
         self.chunk_bytes = min(_enlarge(opened.descriptor), scratch.capacity) // 2
 
     @property
-    def inside_record(self) -> bool:
-        """True inside a record: no other source may write to the route."""
+    def is_inside_record(self) -> bool:
+        """True inside a record, when no other source may write to the route."""
         return self._open_sequence != 0
 
     @property
     def has_input(self) -> bool:
-        return self.ready and (self._relay is not None or held_bytes(self.descriptor) > 0)
+        return self.is_ready and (self._relay is not None or readable_bytes(self.descriptor) > 0)
 
     @property
     def unfinished_bytes(self) -> int:
-        return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
+        return self._open_bytes + (readable_bytes(self.descriptor) if self.waits_for_line else 0)
 
     def collect(self, arena: Arena) -> Draft | None:
         """Copy bytes into ``arena``; return the draft to commit, if any."""
-        self.waits = False
+        self.waits_for_line = False
         if self._relay is not None:
             self._relay.refill()
         start = arena.used
-        into = arena.view[start : start + self.chunk_bytes]
-        length = self._scratch.peek(self.descriptor, into)
+        buffer = arena.view[start : start + self.chunk_bytes]
+        length = self._scratch.peek(self.descriptor, buffer)
         if not length:
-            self.ready = False
+            self.is_ready = False
             if length is None:
                 return None
-            self.hung_up = True
-            closing = self.close_record()
-            self.ready, self.ended = closing is not None, closing is None
-            return closing
+            self.has_hung_up = True
+            end_draft = self.close_record()
+            self.is_ready, self.has_ended = end_draft is not None, end_draft is None
+            return end_draft
         end = arena.buffer.rfind(b"\n", start, start + length) + 1
-        size, flags = (end - start, Flag.NONE) if end else self._unfinished_line(length, full=length == len(into))
+        size, flags = (end - start, Flag.NONE) if end else self._unfinished_line(length, is_chunk=length == len(buffer))
         if not size:
             return None
-        self._stalled = False
+        self._is_stalled = False
         self._seen_bytes = 0
         self._drain_bytes -= size
         arena.used = start + size
         payload = arena.view[start : start + size]
-        begins = int(count_bytes(payload, b"\n"))
+        count = int(count_bytes(payload, b"\n"))
         if flags:
-            begins += 1  # no newline ends the last line
+            count += 1  # no newline ends the last line
         if self._open_sequence:
-            begins -= 1
+            count -= 1
             flags |= Flag.CONTINUES
         continues = self._open_sequence
-        return Draft(self.route, [payload], size, begins, flags=flags, continues=continues, source=self, peer=self.peer)
+        return Draft(self.route, [payload], size, count, flags=flags, continues=continues, source=self, peer=self.peer)
 
-    def check(self, now: float) -> None:
-        """Become ready if an unfinished line has grown, or may block writers."""
-        if not self.waits:
+    def check_line(self, now: float) -> None:
+        """Become ready if the unfinished line has grown or may block writers."""
+        if not self.waits_for_line:
             return
-        held = held_bytes(self.descriptor)
-        if held != self._seen_bytes:
-            self.ready = True
+        length = readable_bytes(self.descriptor)
+        if length != self._seen_bytes:
+            self.is_ready = True
         elif (
             now - self._seen_at >= PAUSE_MAX_SECONDS
             and not self._holds_both_ends
             # splice(2) can fill a page of the pipe with a single byte
-            and held >= fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
+            and length >= fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
         ):
-            self.ready = self._stalled = True
+            self.is_ready = self._is_stalled = True
 
     def before_write(self, draft: Draft, segment: int) -> None:
         if draft.payload:
@@ -271,23 +271,23 @@ class Pipe:
             self._transfers.write(self.slot, transfer)
 
     def after_sync(self, draft: Draft) -> str:
-        """Consume the durable bytes; return a message if another process took some."""
-        consumed = 0
+        """Consume the durable bytes; return a message if another process has read some."""
+        consumed_bytes = 0
         if draft.payload:
             with self._transfers.mark(self.slot) as mark:
-                consumed = self._scratch.consume(self.descriptor, draft.payload_bytes, mark)
+                consumed_bytes = self._scratch.consume(self.descriptor, draft.payload_bytes, mark)
         if draft.flags & Flag.CONTINUED:
             self._open_sequence = draft.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0
         # The poller reports the next write to an empty pipe.
-        if draft.payload and not (self.hung_up or self._relay) and not held_bytes(self.descriptor):
-            self.ready = False
-        if consumed == draft.payload_bytes:
+        if draft.payload and not (self.has_hung_up or self._relay) and not readable_bytes(self.descriptor):
+            self.is_ready = False
+        if consumed_bytes == draft.payload_bytes:
             return ""
-        numbers = f"{draft.payload_bytes} bytes were committed, and only {consumed} of them were still there"
-        return f"{self.route.name}: another process reads the pipe: {numbers}"
+        details = f"{draft.payload_bytes} bytes were committed, but only {consumed_bytes} were still in the pipe"
+        return f"{self.route.name}: another process reads the pipe: {details}"
 
     def close_record(self) -> Draft | None:
         return end_of_record(self.route, self._open_sequence, self) if self._open_sequence else None
@@ -301,22 +301,22 @@ class Pipe:
         """Hold only the reading end, which shows if another process can write."""
         if self._holds_both_ends:
             self._reopen(os.O_RDONLY)
-        self.ready = True
+        self.is_ready = True
         self._drain_bytes = 2 * self.chunk_bytes
 
     def hold_writing_end(self) -> None:
         self._reopen(os.O_RDWR)
-        self.ready = True
-        self.hung_up = self.ended = False
+        self.is_ready = True
+        self.has_hung_up = self.has_ended = False
 
-    def drain_at_shutdown(self, *, displaced: bool) -> None:
+    def drain_at_shutdown(self, *, is_replaced: bool) -> None:
         """Stay ready until the pipe is empty or, if it has a writer, one capacity was read.
 
-        No later start finds a ``displaced`` pipe, so its unfinished line is read too.
+        No later start finds a replaced pipe, so its unfinished line is read too.
         """
-        self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
-        self._stalled = self._stalled or displaced
-        self.ready = not self.ended and (self.hung_up or (self.ready and self._drain_bytes > 0))
+        self.has_hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
+        self._is_stalled = self._is_stalled or is_replaced
+        self.is_ready = not self.has_ended and (self.has_hung_up or (self.is_ready and self._drain_bytes > 0))
 
     def _reopen(self, access: int) -> None:
         """Reopen the pipe under the same descriptor number, which no poller may watch."""
@@ -325,15 +325,15 @@ class Pipe:
         os.close(descriptor)
         self._holds_both_ends = access == os.O_RDWR
 
-    def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
+    def _unfinished_line(self, length: int, *, is_chunk: bool) -> tuple[int, Flag]:
         """Return how much of an unfinished line to commit (0 waits for more), and the flag."""
-        if full or self.inside_record or self._stalled or self._is_full():
+        if is_chunk or self.is_inside_record or self._is_stalled or self._is_full():
             # At the limit, the rest of the line becomes another record.
             is_continued = self._open_bytes + length < self._record_max_bytes
             return length, Flag.CONTINUED if is_continued else Flag.UNTERMINATED
-        if self.hung_up:
+        if self.has_hung_up:
             return length, Flag.UNTERMINATED
-        self.ready, self.waits = False, True
+        self.is_ready, self.waits_for_line = False, True
         if length != self._seen_bytes:  # blocked writers wake the daemon too
             self._seen_bytes, self._seen_at = length, time.monotonic()
         return 0, Flag.NONE
@@ -353,20 +353,20 @@ def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Dr
 def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, tuple[int, int, bytes]]:
     """Return unconsumed transfers by inode of the pipe: slot, length and stored payload.
 
-    Call it before the first write: later, the log may lack recorded places.
+    Call it before the first write: later, the log may lack recorded positions.
     """
-    found = {}
+    unconsumed = {}
     for slot in range(transfers.count):
         transfer = transfers.pending(slot)
         if transfer is not None and (payload := _stored_payload(root, transfer, log_id)) is not None:
-            found[transfer.inode] = slot, transfer.taken_bytes, payload
-    return found
+            unconsumed[transfer.inode] = slot, transfer.payload_bytes, payload
+    return unconsumed
 
 
 def open_fifo(path: Path) -> tuple[int, bool]:
-    """Open both ends of a FIFO, so that it never ends; return True if old contents may survive.
+    """Open both ends of a FIFO, so that it never ends; return True if it may hold old bytes.
 
-    If it opens for writing only, another process reads it; if not, :func:`_was_enlarged` recognises an old pipe.
+    It may if another process has it open, or if :func:`_was_enlarged` recognises an old pipe.
     """
     try:
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -386,22 +386,22 @@ def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     """Return stdin as a pipe, without reading or writing."""
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
-            f"{root.fifo(route)}: the route has a FIFO; lines from stdin would be interleaved with it",
+            f"{root.fifo(route)}: the route has a FIFO; stdin lines would be interleaved with its lines",
             case="stdin-beside-fifo",
             fifo=root.fifo(route),
         )
-    if sys.stdin is not None:  # it was not closed
+    if sys.stdin is not None:  # not closed before the start
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISFIFO(mode):
             return OpenPipe(route, os.dup(descriptor), _was_enlarged(descriptor), is_stdin=True)
         if stat.S_ISREG(mode):
             relay = Relay(descriptor)
-            return OpenPipe(route, relay.reader, held=False, is_stdin=True, relay=relay)
+            return OpenPipe(route, relay.reader, was_held_open=False, is_stdin=True, relay=relay)
     raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root.path, route=route)
 
 
-def held_bytes(descriptor: int) -> int:
+def readable_bytes(descriptor: int) -> int:
     length = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, length)
     return length[0]
@@ -417,8 +417,8 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
         for segment in view.listing.between(transfer.segment, transfer.segment):
             with contextlib.closing(view.open(segment)) as opened:
                 batch = next(opened.batches(transfer.position, None), None)
-                place = transfer.position, transfer.route
-                if isinstance(batch, StoredBatch) and (batch.position, batch.route) == place:
+                recorded = transfer.position, transfer.route
+                if isinstance(batch, StoredBatch) and (batch.position, batch.route) == recorded:
                     return bytes(batch.payload)
     return None
 
@@ -435,15 +435,15 @@ def _was_enlarged(descriptor: int) -> bool:
 
 
 def _enlarge(descriptor: int) -> int:
-    present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+    current_bytes = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     for length in _PIPE_SIZES:
-        if length <= present:
+        if length <= current_bytes:
             break
         try:
             return fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, length)
-        except PermissionError:  # this user's share of pipe memory is used up
+        except PermissionError:  # the user's share of pipe memory is used up
             continue
-    return present
+    return current_bytes
 
 
 def _poll_events(descriptor: int, events: int) -> int:

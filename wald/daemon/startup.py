@@ -2,7 +2,7 @@
 
 checks → lock → routes → recovery → writer → pipes → head → background → socket → ready
 
-Everything that can be refused is checked before anything is written. A refused start leaves no run report.
+Every check that can prevent the start precedes the first write. A prevented start leaves no run report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wald.daemon.background import Background
 from wald.daemon.commands import Commands, Routes
 from wald.daemon.committer import Arena, CommitRound, Committer
 from wald.daemon.connection import UnfinishedRequests
-from wald.daemon.connections import Connections, SpoolFiles
+from wald.daemon.connections import Connections
 from wald.daemon.intake import Intake
 from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited_listener
 from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, elapsed, pages
@@ -82,8 +82,8 @@ class Signals:
             self.stop = True
 
 
-class Parts:
-    """Parts of one run, created in the order of the start."""
+class Components:
+    """Components of one run, created in the order of the start."""
 
     def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
         self.config = config
@@ -100,8 +100,8 @@ class Parts:
         self.poller = select.epoll()
         self.signals = Signals()
         self.poller.register(self.signals.descriptor, select.EPOLLIN)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is for select(2)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # the usual 1024 is for select(2)
         self._recover()
         self._open_pipes(stdin)
         self.background = Background(
@@ -130,7 +130,7 @@ class Parts:
         )
 
     def _check(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
-        """Check everything that can refuse the start; return stdin and the metrics endpoint."""
+        """Check everything that can prevent the start; return stdin and the metrics endpoint."""
         config = self.config
         if config.on_missing_root == "refuse":
             require_root(self.root)
@@ -138,14 +138,14 @@ class Parts:
         if self.inherited is None:
             check_socket(self.socket_path, self.root.path)
         else:
-            _report_unused(config, self.inherited.getsockname(), self.journal)
+            _warn_unused_settings(config, self.inherited.getsockname(), self.journal)
         stdin = None if stdin_route is None else adopt_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
-        directory = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
-        self._closers.callback(directory.close)
-        served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
-        endpoint = Endpoint(config.metrics, served, setting="metrics =")
+        process = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
+        self._closers.callback(process.close)
+        metrics_pages = pages(self.metrics, process, stall_timeout=config.stall_timeout)
+        endpoint = Endpoint(config.metrics, metrics_pages, setting="metrics =")
         self._closers.callback(endpoint.close)  # after a failed start
         return stdin, endpoint
 
@@ -156,7 +156,7 @@ class Parts:
         self._closers.callback(self.lock.release)
         if stdin is not None:
             add_route(root, disk, stdin.route)
-        for name, route, fifo in wanted_routes(root, self.config, self.journal):
+        for name, route, fifo in active_routes(root, self.config, self.journal):
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
 
     def _recover(self) -> None:
@@ -167,15 +167,15 @@ class Parts:
         self.budget = DiskBudget(root.segments, effective_sizes(config, root.segments, self.journal))
         self._log_id = read_identity(root).log_id
         self.metrics.log_id = self._log_id.hex()
-        about = {name: self.lock.signature[name] for name in ("pid", "host", "started")}
-        about |= {"software": f"wald {wald.__version__}", "settings": describe_settings(config, self.budget.sizes)}
-        recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
-        self._report(recovered.report)
-        if ahead := seconds_ahead(recovered.state.append_time_ns, now_ns := time.time_ns()):
+        run_report = {name: self.lock.signature[name] for name in ("pid", "host", "started")}
+        run_report |= {"software": f"wald {wald.__version__}", "settings": describe_settings(config, self.budget.sizes)}
+        recovery = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=run_report)
+        self._log_recovery(recovery.report)
+        if ahead := seconds_ahead(recovery.state.append_time_ns, now_ns := time.time_ns()):
             self.journal.warning(
                 "append times are ahead of the clock",
                 seconds=round(ahead, 1),
-                append_time=utc(recovered.state.append_time_ns),
+                append_time=utc(recovery.state.append_time_ns),
                 clock=utc(now_ns),
                 next="new records get that append time until the clock has caught up",
                 hint=hint_for("append-times-ahead"),
@@ -183,20 +183,20 @@ class Parts:
         self.writer = Writer(
             root,
             disk,
-            recovered.state,
+            recovery.state,
             log_id=self._log_id,
             epoch=epoch,
             segment_max_bytes=self.budget.sizes.segment_bytes,
             now_ns=time.time_ns(),
-            carry=recovered.carry,
+            carry=recovery.carry,
             sync_commits=config.sync == "commit",
             disk_budget=self.budget,
             version=pack_version(wald.__version__),
         )
-        self._closers.push(self._end)
+        self._closers.push(self._record_end)
         self._closers.callback(self.writer.close)
 
-    def _report(self, report: Report) -> None:
+    def _log_recovery(self, report: Report) -> None:
         if report.before:
             self.journal.info("last run", what=report.before)
         for message in report.info:
@@ -208,8 +208,8 @@ class Parts:
         if report.skipped is not None:
             first, last, why = report.skipped
             self._ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
-        repaired = Recovery.TRIMMED if report.trimmed_bytes else Recovery.CLEAN
-        self.metrics.recovery = Recovery.DAMAGED if report.errors else repaired
+        outcome = Recovery.TRIMMED if report.trimmed_bytes else Recovery.CLEAN
+        self.metrics.recovery = Recovery.DAMAGED if report.errors else outcome
         self.metrics.recovery_errors = len(report.errors)
         self.metrics.trimmed_bytes = report.trimmed_bytes
         self.metrics.epoch = self.lock.epoch
@@ -218,11 +218,11 @@ class Parts:
         with contextlib.suppress(OSError):  # on a full disk the report keeps the old ones
             add_to_run(self.root, self._disk, self.lock.epoch, {"settings": describe_settings(config, sizes)})
 
-    def _end(self, _: object, error: BaseException | None, __: object) -> None:
+    def _record_end(self, _: object, error: BaseException | None, __: object) -> None:
         """Record how this run ended, even during its start."""
-        how = STOPPED if error is None else str(error) or type(error).__name__
+        outcome = STOPPED if error is None else str(error) or type(error).__name__
         with contextlib.suppress(OSError):  # on a full disk the run counts as killed
-            add_to_run(self.root, self._disk, self.lock.epoch, {"ended": how, "ended_at_ns": time.time_ns()})
+            add_to_run(self.root, self._disk, self.lock.epoch, {"ended": outcome, "ended_at_ns": time.time_ns()})
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
         """Open the pipes and end lost records.
@@ -230,24 +230,24 @@ class Parts:
         While pipes are opened, the head is in the segment of unfinished transfers, so RECLAIM keeps that segment.
         """
         root, disk, config = self.root, self._disk, self.config
-        longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
-        self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=longest)
+        record_max_bytes = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
+        self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=record_max_bytes)
         self._closers.callback(self.intake.close)
-        finished, closing = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
+        messages, end_drafts = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
         self.committer = Committer(
             root, disk, self.writer, self.lock, self.budget, self.intake, config, self.metrics, self.journal
         )
         self._closers.callback(self.committer.close)
-        for message in finished:
+        for message in messages:
             self.journal.info("pipe", what=message)
         closing_round = CommitRound(self.writer.state.producers, Arena(0))
-        for draft in closing:
+        for draft in end_drafts:
             closing_round.add(draft)
         self.committer.commit(closing_round)
         base = self.writer.base_sequence
-        self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, before=base)
+        self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, base=base)
         self._closers.callback(self.quotas.close)
-        self.intake.over_quota = self.quotas.over
+        self.intake.over_quota = self.quotas.over_quota
 
     def _open_socket(self) -> None:
         config = self.config
@@ -262,10 +262,10 @@ class Parts:
             self.poller,
             self.routes,
             UnfinishedRequests(min(config.request_max_bytes, self.budget.sizes.payload_bytes)),
-            SpoolFiles(self.root.segments, limits.leaves_enough),
-            self.commands.answer,
+            self.commands.execute,
             limits=limits,
             idle_timeout=config.idle_timeout,
+            spool_directory=self.root.segments,
         )
         self._closers.callback(self.connections.close)
 
@@ -286,13 +286,13 @@ class Parts:
             "senders": self.connections.largest_senders(),
             "received": self.connections.received,
             "histograms": metrics.histograms(),
-            "waits_to_seal": self.background.waiting,
+            "waits_to_seal": self.background.waiting_segments,
             "free_space_min": sizes.reserve_bytes,
             "segment_max_bytes": sizes.segment_bytes,
             "fifo_problems": self.intake.fifos.problems,
             "unfinished_lines": self.intake.unfinished_lines,
-            "busy": sorted(self.intake.busy),
-            "over_quota": [asdict(over) | {"message": over.message} for over in self.quotas.over.values()],
+            "busy": sorted(self.intake.busy_routes),
+            "over_quota": [asdict(each) | {"message": each.message} for each in self.quotas.over_quota.values()],
             "routes": self.writer.state.routes,
         }
 
@@ -314,14 +314,14 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
 def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
     """Return the sizes that the disk allows; warn if they are smaller than configured."""
     total = total_bytes(segments)
-    wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
+    configured = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
     sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
     effective = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
-    if effective != wanted:
+    if effective != configured:
         journal.warning(
-            "the disk is too small for the configured sizes: smaller ones apply",
+            "the disk is too small for the configured sizes; smaller sizes apply",
             disk=total,
-            wanted=wanted,
+            wanted=configured,
             effective=effective,
             hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
         )
@@ -330,17 +330,17 @@ def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogge
 
 def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
     """Return each setting's value and origin, with the effective ``sizes``."""
-    found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
+    settings = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
     smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
     for name, value, _ in effective_settings(smaller):
-        setting = found[name]
+        setting = settings[name]
         if value != setting["value"]:
             origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
-            found[name] = {"value": value, "origin": origin}
-    return found
+            settings[name] = {"value": value, "origin": origin}
+    return settings
 
 
-def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig, bool]]:
+def active_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig, bool]]:
     """Yield the configured routes that are not retired, with True if a FIFO is wanted or must admit only writers."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
@@ -353,16 +353,16 @@ def writers_of(config: Config) -> dict[str, frozenset[int]]:
     return {name: route.writers for name, route in config.routes.items() if route.writers}
 
 
-def _report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
-    unused = {}
+def _warn_unused_settings(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
+    unused_settings = {}
     if config.socket not in ("", socket):
-        unused["socket"] = config.socket
+        unused_settings["socket"] = config.socket
     if config.socket_mode != Config().socket_mode:
-        unused["socket_mode"] = f"{config.socket_mode:04o}"
-    if unused:
+        unused_settings["socket_mode"] = f"{config.socket_mode:04o}"
+    if unused_settings:
         journal.warning(
-            "systemd has made the socket: settings do not apply",
+            "systemd created the socket; some settings have no effect",
             socket=socket,
-            unused=unused,
+            unused=unused_settings,
             hint=hint_for("settings-of-a-socket-of-systemd"),
         )

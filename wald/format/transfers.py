@@ -25,27 +25,26 @@ class Transfer:
 
     route: str
     inode: int  # of the pipe: a route's FIFO can be moved or replaced
-    taken_bytes: int
+    payload_bytes: int
     segment: int
     position: int
-    first: int
+    first_byte: int
 
 
 def encode_transfer(transfer: Transfer) -> bytes:
     """Encode a slot, up to and including the mark, while the bytes are in the pipe."""
     name = transfer.route.encode("ascii")
-    body = _SLOT.pack(
-        transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
-    )
-    return struct.pack("<I", crc32c(body)) + body + bytes([transfer.first ^ 0xFF])
+    place = transfer.payload_bytes, transfer.segment, transfer.position, transfer.first_byte
+    body = _SLOT.pack(*place, len(name), name, transfer.inode)
+    return struct.pack("<I", crc32c(body)) + body + bytes([transfer.first_byte ^ 0xFF])
 
 
 def decode_transfer(slot: bytes) -> tuple[Transfer, bool] | None:
     """Return the transfer, and True if its bytes have left the pipe; None for an empty or torn slot."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
-    taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)
-    if taken_bytes == 0 or length > ROUTE_MAX_LENGTH:
+    payload_bytes, segment, position, first_byte, length, name, inode = _SLOT.unpack_from(slot, 4)
+    if payload_bytes == 0 or length > ROUTE_MAX_LENGTH:
         return None
     route = name[:length].decode("ascii", "replace")
-    return Transfer(route, inode, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
+    return Transfer(route, inode, payload_bytes, segment, position, first_byte), slot[MARK_OFFSET] == first_byte
