@@ -88,7 +88,7 @@ def test_a_check_paths_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> 
             if replaced:
                 root.fifo("r1").unlink()
             costs.append(steps(lambda: intake.check_paths(1e9)))
-            assert intake.fifos.replaced == replaced
+            assert intake.fifos.replaced_count == replaced
 
     assert costs[1] < 10 * costs[0]
 

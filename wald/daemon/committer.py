@@ -243,7 +243,7 @@ class Committer:
         self._age_share = 1.0  # share of segment_max_age until the cut
         self._cut_retry_at = self._full_until = self._cause_check_at = self._name_check_at = 0.0
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
-        self._is_refused = False  # the disk refused the last round
+        self._is_round_refused = False  # the disk refused the last round
         self._is_request_held = False
         self._synced_at = time.monotonic()
         self._publish()
@@ -266,8 +266,8 @@ class Committer:
         )
 
     def commit(self, commit_round: CommitRound) -> None:
-        while (done := commit_round.committed) < len(commit_round.drafts):
-            commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
+        while (count := commit_round.committed) < len(commit_round.drafts):
+            commit_round.committed += self._commit(commit_round.drafts[count:] if count else commit_round.drafts)
 
     def cut(self) -> bool:
         """Begin a new segment; return False if the active one is empty or the disk lacks room."""
@@ -323,12 +323,12 @@ class Committer:
 
     def due_at(self) -> float:
         """Return the monotonic time at which :meth:`run_due_tasks` has work."""
-        due_at = self._name_check_at
+        next_at = self._name_check_at
         if not self.writer.failed:
-            due_at = min(due_at, max(self._cut_at(), self._cut_retry_at))
+            next_at = min(next_at, max(self._cut_at(), self._cut_retry_at))
         if self.writer.unsynced and self._config.sync == "interval":
-            due_at = min(due_at, self._sync_at())
-        return due_at
+            next_at = min(next_at, self._sync_at())
+        return next_at
 
     def restore_name(self) -> None:
         """Restore the active segment's name if it is gone: an unnamed file is lost when the process ends."""
@@ -347,7 +347,7 @@ class Committer:
             details = {"quarantined": str(quarantined)} if quarantined else {}
             next_step = "the daemon has restored the segment and its contents"
             self._journal.error("active segment removed or replaced", path=path, **details, next=next_step)
-        self._unnamed_at, self._is_refused = None, False
+        self._unnamed_at, self._is_round_refused = None, False
 
     def leave_truncated_segment(self) -> bool:
         """Begin a new segment if another program truncated the active one; return True if so."""
@@ -373,17 +373,17 @@ class Committer:
         return True
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Return True if input can be accepted; log changes, and that a request waits for ``wanted_bytes``."""
+        """Return True if input can be accepted; log changes, and a request that waits for ``wanted_bytes``."""
         metrics = self._metrics
         free = metrics.free_bytes = self._read_free_bytes()
         room = self.room_bytes = self._budget.remaining_bytes(free)
         metrics.needed_bytes = free - room
         is_full = room < 0 or time.monotonic() < self._full_until
-        degraded = is_full or self._is_refused
+        degraded = is_full or self._is_round_refused
         # A request that waited for a full disk is retried before its wait is reported.
-        has_retried = not (degraded or metrics.degraded)
+        was_retried = not (degraded or metrics.degraded)
         self._report_room(degraded=degraded)
-        self._report_held(wanted_bytes if has_retried else None)
+        self._report_waiting_request(wanted_bytes if was_retried else None)
         return not is_full
 
     def close(self) -> None:
@@ -394,27 +394,27 @@ class Committer:
         writer = self.writer
         if writer.overshoots(writer.needed_bytes(drafts[0])):
             self.cut()
-        started = time.monotonic()
-        self._metrics.waiting_since = self._metrics.waiting_since or started
+        start = time.monotonic()
+        self._metrics.waiting_since = self._metrics.waiting_since or start
         # Also before the write: after a takeover, the new daemon treats this segment as complete.
         self._require_lock()
         self.restore_name()
         self.leave_truncated_segment()
-        placed = self._write(drafts)
+        placed_drafts = self._write(drafts)
         self._require_lock()
-        self._is_refused = False
+        self._is_round_refused = False
         self._publish()
-        for message in self._sources.after_sync(placed):
+        for message in self._sources.after_sync(placed_drafts):
             self._journal.error("pipe", what=message)
         now = time.monotonic()
-        return self._update_metrics(placed, now, now - started)
+        return self._update_metrics(placed_drafts, now, now - start)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Write drafts; if that fails, to a new segment. Return them with the peers' introductions."""
-        placed = self.writer.place(drafts, limited=True)
+        placed_drafts = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
-                return self._write_placed(placed)
+                return self._write_placed(placed_drafts)
         except OSError as error:
             if not self.writer.failed:  # nothing was written: another segment would not help
                 raise self._failure(self._root.transfers, error) from error
@@ -423,21 +423,21 @@ class Committer:
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
-            return self._write_placed(self.writer.place([draft for draft in placed if not draft.introduces]))
+            return self._write_placed(self.writer.place([draft for draft in placed_drafts if not draft.introduces]))
         except OSError as error:
             raise self._failure(self._root.segments, error) from error
 
-    def _write_placed(self, placed: list[Draft]) -> list[Draft]:
-        self._sources.before_write(placed, self.writer.base_sequence)
-        self.writer.commit(placed, now_ns=time.time_ns())
-        return placed
+    def _write_placed(self, placed_drafts: list[Draft]) -> list[Draft]:
+        self._sources.before_write(placed_drafts, self.writer.base_sequence)
+        self.writer.commit(placed_drafts, now_ns=time.time_ns())
+        return placed_drafts
 
-    def _update_metrics(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
+    def _update_metrics(self, placed_drafts: Sequence[Draft], now: float, seconds: float) -> int:
         """Update the metrics; return the number of drafts, without introductions."""
         metrics = self._metrics
-        drafts = [draft for draft in placed if not draft.introduces]
+        drafts = [draft for draft in placed_drafts if not draft.introduces]
         records = sum(draft.count for draft in drafts)
-        written_bytes = self.writer.position - placed[0].position
+        written_bytes = self.writer.position - placed_drafts[0].position
         metrics.commit_rounds += 1
         metrics.records += records
         metrics.payload_bytes += sum(draft.payload_bytes for draft in drafts)
@@ -547,7 +547,7 @@ class Committer:
         return failure
 
     def _note_full_disk(self) -> None:
-        self._is_refused, self._full_until = True, time.monotonic() + FULL_SECONDS
+        self._is_round_refused, self._full_until = True, time.monotonic() + FULL_SECONDS
         self._report_room(degraded=True)
 
     def _read_free_bytes(self) -> int:
@@ -581,14 +581,14 @@ class Committer:
         if was_degraded and now < self._cause_check_at:
             return
         self._cause_check_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._is_refused else self._budget.cause(metrics.free_bytes)
+        cause = Cause.REFUSED if self._is_round_refused else self._budget.cause(metrics.free_bytes)
         if cause != metrics.degraded_by:
             metrics.degraded_by = cause
             self._journal.error(
                 "disk full: input waits", degraded_by=cause, **details, hint=cause.hint(self._root.path)
             )
 
-    def _report_held(self, wanted_bytes: int | None) -> None:
+    def _report_waiting_request(self, wanted_bytes: int | None) -> None:
         was_reported, self._is_request_held = self._is_request_held, wanted_bytes is not None
         if wanted_bytes is None or was_reported:
             return

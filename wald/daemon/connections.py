@@ -348,8 +348,8 @@ class Connections:
         waiting = list(self._waiting.get(COMMAND, {}).values())
         if not waiting:
             return
-        first = min(waiting, key=lambda client: self._last_command.get(client.user_id, 0))
-        user_id, command = first.user_id, first.connection.command
+        chosen = min(waiting, key=lambda client: self._last_command.get(client.user_id, 0))
+        user_id, command = chosen.user_id, chosen.connection.command
         assert command is not None
         self._commands_run += 1
         self._last_command[user_id] = self._commands_run
@@ -437,12 +437,12 @@ class Connections:
             self._poller.modify(client.socket, events)
 
     def _index_wait(self, client: Client, wait: Wait | None) -> None:
-        descriptor, before = client.descriptor, client.indexed_wait
-        if before is not None:
-            del self._waiting[before][descriptor]
+        descriptor, previous = client.descriptor, client.indexed_wait
+        if previous is not None:
+            del self._waiting[previous][descriptor]
             self._wanted_room.pop(descriptor, None)
-            if not self._waiting[before]:
-                del self._waiting[before]
+            if not self._waiting[previous]:
+                del self._waiting[previous]
         client.indexed_wait = wait
         if wait is not None:
             self._waiting.setdefault(wait, {})[descriptor] = client

@@ -115,16 +115,16 @@ class Intake:
     ) -> tuple[list[str], list[Draft]]:
         """Open all pipes. Return messages, and a draft to end each of ``open_records`` that no pipe continues."""
         self._stdin_route = stdin.route if stdin else ""
-        opened, messages = self.fifos.open_all(stdin)
+        open_pipes, messages = self.fifos.open_all(stdin)
         self._unconsumed = unfinished_transfers(self._root, self._transfers, log_id=log_id)
-        messages += [message for each in opened if (message := self._finish_transfer(each))]
+        messages += [message for each in open_pipes if (message := self._finish_transfer(each))]
         self._unconsumed = {inode: each for inode, each in self._unconsumed.items() if each[0] != _STDIN_SLOT}
         reserved_slots = {slot for slot, _, _ in self._unconsumed.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in reserved_slots]
         for slot in {*range(PIPES_MAX)} - reserved_slots:
             self._transfers.clear(slot)
-        replaced_routes = {each.route for each in opened if each.is_replaced}
-        for each in opened:
+        replaced_routes = {each.route for each in open_pipes if each.is_replaced}
+        for each in open_pipes:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
@@ -276,15 +276,15 @@ class Intake:
             self._make_current(returned_pipe)
             fifos.unreadable.pop(route, None)
             return [switch_message]
-        opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
-        messages = [self._finish_transfer(opened)]
+        open_pipe = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
+        messages = [self._finish_transfer(open_pipe)]
         if current is not None:
             try:
                 self._mark_replaced(current)
             except OSError:
-                os.close(opened.descriptor)
+                os.close(open_pipe.descriptor)
                 raise
-        self._add(opened, 0)
+        self._add(open_pipe, 0)
         was_unreadable = fifos.unreadable.pop(route, None) is not None
         if current is not None or was_unreadable:
             messages.append(switch_message)
@@ -346,38 +346,38 @@ class Intake:
                 self._free_slot(pipe.slot)
         self._to_end = []
 
-    def _add(self, opened: OpenPipe, open_sequence: int) -> None:
-        if not (opened.is_stdin or self._free_slots):
-            os.close(opened.descriptor)
-            raise InvalidInput(f"{opened.route}: at most {PIPES_MAX - 1} FIFOs can be read", case="too-many-fifos")
-        if not (opened.is_stdin or opened.is_stored):
-            self._systemd.keep(opened.route, opened.descriptor)
-        slot = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        pipe = Pipe(opened, self._scratch, self._transfers, slot, self._record_max_bytes, open_sequence)
-        self._pipes[opened.descriptor] = self._current[opened.route] = pipe
+    def _add(self, open_pipe: OpenPipe, open_sequence: int) -> None:
+        if not (open_pipe.is_stdin or self._free_slots):
+            os.close(open_pipe.descriptor)
+            raise InvalidInput(f"{open_pipe.route}: at most {PIPES_MAX - 1} FIFOs can be read", case="too-many-fifos")
+        if not (open_pipe.is_stdin or open_pipe.is_stored):
+            self._systemd.keep(open_pipe.route, open_pipe.descriptor)
+        slot = _STDIN_SLOT if open_pipe.is_stdin else self._free_slots.pop()
+        pipe = Pipe(open_pipe, self._scratch, self._transfers, slot, self._record_max_bytes, open_sequence)
+        self._pipes[open_pipe.descriptor] = self._current[open_pipe.route] = pipe
         self._active[pipe] = None
         if pipe.is_inside_record:
             self._inside_record.add(pipe)
-        self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
+        self._poller.register(open_pipe.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _finish_transfer(self, opened: OpenPipe) -> str:
+    def _finish_transfer(self, open_pipe: OpenPipe) -> str:
         """Consume the bytes of a pipe that the previous run committed; return a message."""
-        if (recorded := self._unconsumed.pop(opened.file[1], None)) is None:
+        if (recorded := self._unconsumed.pop(open_pipe.file[1], None)) is None:
             return ""
         slot, count, payload = recorded
         front = bytearray(count)
         # A smaller scratch pipe yields only the beginning.
-        length = self._scratch.peek(opened.descriptor, memoryview(front)) or 0 if opened.was_held_open else 0
+        length = self._scratch.peek(open_pipe.descriptor, memoryview(front)) or 0 if open_pipe.was_held_open else 0
         if len(payload) != count:
             result = f"only {len(payload)} of {count} bytes are in the log; all of them stay in the pipe"
-        elif length == 0 or front[:length] != payload[:length] or readable_bytes(opened.descriptor) < count:
+        elif length == 0 or front[:length] != payload[:length] or readable_bytes(open_pipe.descriptor) < count:
             result = f"{count} bytes are in the log but not in the pipe, which is new; nothing was consumed"
         else:
             with self._transfers.mark(slot) as mark:
-                self._scratch.consume(opened.descriptor, count, mark)
+                self._scratch.consume(open_pipe.descriptor, count, mark)
             result = f"consumed {count} bytes that were already in the log"
         self._free_slot(slot)
-        return f"{opened.route}: {result}" if opened.was_held_open else ""
+        return f"{open_pipe.route}: {result}" if open_pipe.was_held_open else ""
 
     def _free_slot(self, slot: int) -> None:
         with contextlib.suppress(OSError):  # a file shortened on a full disk has no such slot
@@ -395,7 +395,7 @@ class Fifos:
         self._displaced: dict[Path, str] = {}
         self._reported: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}  # reason by route
-        self.replaced = 0
+        self.replaced_count = 0
 
     @property
     def problems(self) -> dict[str, str]:
@@ -421,29 +421,31 @@ class Fifos:
 
     def open_all(self, stdin: OpenPipe | None) -> tuple[list[OpenPipe], list[str]]:
         """Return the open pipes, ``stdin`` among them, and messages about closed descriptors."""
-        opened = [] if stdin is None else [stdin]
-        files = {each.file: each.route for each in opened}
+        open_pipes = [] if stdin is None else [stdin]
+        routes_by_file = {each.file: each.route for each in open_pipes}
         routes = self._root.route_names()
         for route in routes:
             with self.recording_errors(route):
                 self.record_displaced(route)
-                stored = self._systemd.descriptor_named(route)  # its FIFO was removed if nothing is at the path
-                if stored is not None or os.path.lexists(self._root.fifo(route)):
+                stored_descriptor = self._systemd.descriptor_named(
+                    route
+                )  # its FIFO was removed if nothing is at the path
+                if stored_descriptor is not None or os.path.lexists(self._root.fifo(route)):
                     reject_stdin_route(route, stdin.route if stdin is not None else "")
-                    self.restore(route, stored)
-                    opened.append(self.open(route, files))
-                    files[opened[-1].file] = route
+                    self.restore(route, stored_descriptor)
+                    open_pipes.append(self.open(route, routes_by_file))
+                    routes_by_file[open_pipes[-1].file] = route
         self.unreadable = {name: why for name, why in self.unreadable.items() if not self._root.retired(name).exists()}
-        closed = []
+        messages = []
         for name, descriptor in self._systemd.take_remaining():
             if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                opened.insert(0, OpenPipe(name, descriptor, was_held_open=True, is_stored=True, is_replaced=True))
+                open_pipes.insert(0, OpenPipe(name, descriptor, was_held_open=True, is_stored=True, is_replaced=True))
             else:
                 path = os.readlink(f"/proc/self/fd/{descriptor}")
-                closed.append(f"{path}: closed: systemd passed it as {name!r}, but it is not the FIFO of a route")
+                messages.append(f"{path}: closed: systemd passed it as {name!r}, but it is not the FIFO of a route")
                 os.close(descriptor)
                 self._systemd.forget(name)
-        return opened, closed
+        return open_pipes, messages
 
     def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
         """Open a route's FIFO; raise InvalidInput if ``others`` shows that another route has the same file."""
@@ -477,7 +479,7 @@ class Fifos:
             return []
         mode = None if descriptor is None else stat.S_IMODE(os.fstat(descriptor).st_mode)
         was_replaced = make_fifo(self._root, route, mode)
-        self.replaced += 1
+        self.replaced_count += 1
         self.record_displaced(route)
         return [f"{self._root.fifo(route)}: the FIFO was {'replaced' if was_replaced else 'removed'} and recreated"]
 

@@ -138,10 +138,10 @@ class MainLoop:
         # After the pipes: a line begun in this round blocks requests to its route.
         self._collect_requests(readable, commit_round, commit_round.open_routes, now, has_room=has_room)
         held = self._metrics.held_requests = self._connections.held_requests
-        waits = held > 0 or (not has_room and self._intake.has_input)
-        self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
-        if waits or self._metrics.held_since:
-            self._metrics.track_disk_wait(now, waits=waits)
+        is_waiting = held > 0 or (not has_room and self._intake.has_input)
+        self._metrics.waiting_since = (self._metrics.waiting_since or now) if is_waiting else 0.0
+        if is_waiting or self._metrics.held_since:
+            self._metrics.track_disk_wait(now, is_waiting=is_waiting)
         self._commit_round(commit_round)
         self._accept(now)
         if self._held_round is None:
@@ -219,7 +219,7 @@ class MainLoop:
         """Hold a round that the disk refused; its records stay in their arena."""
         now = time.monotonic()
         self._retry_at = now + FULL_SECONDS
-        self._metrics.track_disk_wait(now, waits=True)
+        self._metrics.track_disk_wait(now, is_waiting=True)
         if self._held_round is None:
             self._held_round = commit_round
             self._arena, self._spare_arena = self._spare_arena or Arena(), self._arena
@@ -266,7 +266,7 @@ class MainLoop:
         self._sweep(now)
         self._check_paths(now)
         self._metrics.fifo_problems = len(self._intake.fifos.problems)
-        self._metrics.fifos_replaced = self._intake.fifos.replaced
+        self._metrics.fifos_replaced = self._intake.fifos.replaced_count
         if self._writer.base_sequence != self._background_woken_for:
             self._background_woken_for = self._writer.base_sequence
             self._components.background.wake()
@@ -301,9 +301,9 @@ class MainLoop:
 
     def _makes_progress(self) -> bool:
         """Return False if input waits for something other than disk space, and no round was committed."""
-        before, self._watchdog_rounds = self._watchdog_rounds, self._metrics.commit_rounds
+        previous_rounds, self._watchdog_rounds = self._watchdog_rounds, self._metrics.commit_rounds
         lacks_room = self._held_round is not None or self._metrics.degraded or bool(self._metrics.waiting_since)
-        return before != self._watchdog_rounds or lacks_room or not self._intake.is_stalled
+        return previous_rounds != self._watchdog_rounds or lacks_room or not self._intake.is_stalled
 
     def _check_reload(self) -> None:
         """Reload after SIGHUP; defer new routes and quotas while a round is held."""

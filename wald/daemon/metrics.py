@@ -106,8 +106,8 @@ class Metrics:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value.to_json() for name, value in values.items() if isinstance(value, Histogram)}
 
-    def track_disk_wait(self, now: float, *, waits: bool) -> None:
-        if waits:
+    def track_disk_wait(self, now: float, *, is_waiting: bool) -> None:
+        if is_waiting:
             self.held_since = self.held_since or now
         elif self.held_since:
             self.held_seconds += now - self.held_since

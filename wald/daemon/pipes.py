@@ -172,17 +172,17 @@ class Pipe:
 
     def __init__(
         self,
-        opened: OpenPipe,
+        open_pipe: OpenPipe,
         scratch: Scratch,
         transfers: Transfers,
         slot: int,
         record_max_bytes: int,
         open_sequence: int,
     ) -> None:
-        self.route = Route.named(opened.route)
-        self.peer = STDIN_PEER if opened.is_stdin else FIFO_PEER
-        self.descriptor = opened.descriptor
-        self.file = opened.file
+        self.route = Route.named(open_pipe.route)
+        self.peer = STDIN_PEER if open_pipe.is_stdin else FIFO_PEER
+        self.descriptor = open_pipe.descriptor
+        self.file = open_pipe.file
         self.slot = slot
         self.is_ready = True  # may hold unread bytes
         self.waits_for_line = False  # holds an unfinished line
@@ -197,10 +197,10 @@ class Pipe:
         self._seen_at = 0.0
         self._is_stalled = False
         self._drain_bytes = 0  # to read at a stop if another process keeps writing
-        self._holds_both_ends = not opened.is_stdin
-        self._relay = opened.relay
+        self._holds_both_ends = not open_pipe.is_stdin
+        self._relay = open_pipe.relay
         # Producers fill one half while the other is written to disk.
-        self.chunk_bytes = min(_enlarge(opened.descriptor), scratch.capacity) // 2
+        self.chunk_bytes = min(_enlarge(open_pipe.descriptor), scratch.capacity) // 2
 
     @property
     def is_inside_record(self) -> bool:
@@ -415,8 +415,8 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
     with contextlib.suppress(Damaged):
         view = read_view(root, log_id).including_released()
         for segment in view.listing.between(transfer.segment, transfer.segment):
-            with contextlib.closing(view.open(segment)) as opened:
-                batch = next(opened.batches(transfer.position, None), None)
+            with contextlib.closing(view.open(segment)) as reader:
+                batch = next(reader.batches(transfer.position, None), None)
                 recorded = transfer.position, transfer.route
                 if isinstance(batch, StoredBatch) and (batch.position, batch.route) == recorded:
                     return bytes(batch.payload)
@@ -430,8 +430,8 @@ def _was_enlarged(descriptor: int) -> bool:
     kill left in both log and pipe are stored twice. A pipe that this run cannot enlarge counts as old: a new line may
     continue an unfinished record.
     """
-    before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
-    return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
+    initial_bytes = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+    return not initial_bytes <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
 
 
 def _enlarge(descriptor: int) -> int:

@@ -78,7 +78,7 @@ class Quotas:
         self._metrics = metrics
         self._journal = journal
         self._log_id = log_id
-        self._bases: set[int] = set()
+        self._segment_bases: set[int] = set()
         self._list_at = 0.0
         self._report_at: dict[str, float] = {}
         self._searches: dict[str, SlowestCursor] = defaultdict(SlowestCursor)
@@ -99,8 +99,8 @@ class Quotas:
         self._has_quotas = any(quotas.values())
         self._base = base
         self._suspects: dict[str, None] = {}  # the next to check comes first
-        self._check_at = self._rewinds_at = 0.0
-        self._to_check_for_rewinds: list[str] = []
+        self._check_at = self._rewind_check_at = 0.0
+        self._rewind_candidates: list[str] = []
         self._metrics.over_quota = {}
         self.over_quota.clear()
         self.over_quota |= over_quota
@@ -135,8 +135,8 @@ class Quotas:
         self._base = base
 
     def update(self, now: float, head_sequence: int) -> None:
-        """Apply a finished count, and check the suspects against the cursors."""
-        if now >= self._rewinds_at and self._current_count is None and self._unread:
+        """Apply a finished count, and check suspects against cursors."""
+        if now >= self._rewind_check_at and self._current_count is None and self._unread:
             self._check_rewinds(now, head_sequence)
         if self.due_at is None or now < self._check_at:
             return
@@ -145,7 +145,7 @@ class Quotas:
             for route, counted in count.unread.items():
                 self._unread[route].replace_older(counted, count.base)
             self._suspects |= dict.fromkeys([*self.over_quota, *count.unread])
-            self._rewinds_at = max(self._rewinds_at, now + _COUNT_PAUSE * count.seconds)
+            self._rewind_check_at = max(self._rewind_check_at, now + _COUNT_PAUSE * count.seconds)
         self._check_at = now + (_CHECK_SECONDS if self._current_count is None else _RETRY_SECONDS)
         if self._current_count is not None and self._current_count.is_first:
             return  # routes with a quota stay closed
@@ -169,14 +169,14 @@ class Quotas:
     def _check_rewinds(self, now: float, head_sequence: int) -> None:
         """Recount routes with a cursor below the counted records."""
         start = time.monotonic()
-        self._to_check_for_rewinds = self._to_check_for_rewinds or list(self._unread)
+        self._rewind_candidates = self._rewind_candidates or list(self._unread)
         rewound = []
-        while self._to_check_for_rewinds and time.monotonic() < start + _CHECK_MAX_SECONDS:
-            route = self._to_check_for_rewinds.pop()
+        while self._rewind_candidates and time.monotonic() < start + _CHECK_MAX_SECONDS:
+            route = self._rewind_candidates.pop()
             cursor = _slowest_cursor(self._root, self._log_id, route, head_sequence, self._searches[route])
             if cursor is not None and cursor.effective < self._unread[route].floor:
                 rewound.append(route)
-        self._rewinds_at = now + max(_CHECK_SECONDS, _REWIND_PAUSE * (time.monotonic() - start))
+        self._rewind_check_at = now + max(_CHECK_SECONDS, _REWIND_PAUSE * (time.monotonic() - start))
         if rewound:
             self._start_count(rewound, head_sequence, is_first=False)
 
@@ -219,9 +219,9 @@ class Quotas:
         if now >= self._list_at:
             start = time.monotonic()
             with contextlib.suppress(Damaged, OSError):
-                self._bases = {segment.base_sequence for segment in list_segments(self._root).segments}
+                self._segment_bases = {segment.base_sequence for segment in list_segments(self._root).segments}
             self._list_at = now + max(_LIST_SECONDS, _COUNT_PAUSE * (time.monotonic() - start))
-        newest, bases = max(self._bases, default=0), self._bases
+        newest, bases = max(self._segment_bases, default=0), self._segment_bases
         return lambda base: base >= newest or base in bases
 
 
@@ -311,8 +311,8 @@ class _UnreadRecords:
         self._ranges.append(record_range)
         if len(self._ranges) > _RANGES_MAX:
             pairs = zip(self._ranges[:-1:2], self._ranges[1:-1:2], strict=True)
-            joined = [_RecordRange(b.base, a.first, b.last, a.payload_bytes + b.payload_bytes) for a, b in pairs]
-            self._ranges = [*joined, record_range]
+            merged = [_RecordRange(b.base, a.first, b.last, a.payload_bytes + b.payload_bytes) for a, b in pairs]
+            self._ranges = [*merged, record_range]
 
     def replace_older(self, counted: _UnreadRecords, base: int) -> None:
         """Replace floor and records below ``base`` by those of ``counted``."""

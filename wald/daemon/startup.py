@@ -313,14 +313,14 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
 
 def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
     """Return the sizes that the disk allows; warn if they are smaller than configured."""
-    total = total_bytes(segments)
+    disk_bytes = total_bytes(segments)
     configured = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
-    sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
+    sizes = sizes_for(disk_bytes, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
     effective = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
     if effective != configured:
         journal.warning(
             "the disk is too small for the configured sizes; smaller sizes apply",
-            disk=total,
+            disk=disk_bytes,
             wanted=configured,
             effective=effective,
             hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
