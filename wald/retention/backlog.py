@@ -102,8 +102,8 @@ class Backlog:
         self._history = History(view.root)
         self.growth_meter = GrowthMeter()
         self._counter = LagCounter(self._lags_of)
-        self._blockers = NO_BLOCKERS  # of the latest segments
-        self._segments = self._stored_bytes = 0
+        self._latest_blockers = NO_BLOCKERS  # shared by the latest segments
+        self._latest_segments = self._latest_bytes = 0
         self.free_bytes = free_bytes(view.root.segments)
         self.exclusive_bytes: Counter[str] = Counter()  # by route: bytes that no other route pins
         self.groups = {
@@ -144,7 +144,7 @@ class Backlog:
         return tuple(sorted(name for name in without_cursors if not self._view.root.has_route(name)))
 
     def _status(self, segment: Segment, next_base: int | None) -> SegmentStatus:
-        """Return a segment's status by the rules of RECLAIM. ``next_base`` is the next segment's base."""
+        """Return a segment's status by the rules of RECLAIM."""
         state = self._view.state(segment)
         status = SegmentStatus(segment, state, None, _stored_bytes(segment), is_newest=next_base is None)
         try:
@@ -165,11 +165,11 @@ class Backlog:
             root = segment.path.parents[1]
             return replace(status, problem=problem, readable=False, hint=hint_for("lost-routes-unknown", root=root))
         pins = self._cursors.blockers(required)
-        if not pins.has_same_groups(self._blockers):
+        if not pins.has_same_groups(self._latest_blockers):
             self._settle_pins()
-            self._blockers = pins
-        self._segments += 1
-        self._stored_bytes += status.stored_bytes
+            self._latest_blockers = pins
+        self._latest_segments += 1
+        self._latest_bytes += status.stored_bytes
         return replace(
             status,
             last_sequence=index.next_sequence - 1,
@@ -181,16 +181,16 @@ class Backlog:
 
     def _settle_pins(self) -> None:
         """Add the latest segments to the groups that pin them."""
-        groups = list(self._blockers.groups())
+        groups = list(self._latest_blockers.groups())
         if len(routes := {route for route, _ in groups}) == 1:
-            self.exclusive_bytes[routes.pop()] += self._stored_bytes
+            self.exclusive_bytes[routes.pop()] += self._latest_bytes
         for each in groups:
             group = self.groups.get(each)
             if group is not None:
-                group.pinned_segments += self._segments
-                group.pinned_bytes += self._stored_bytes
-                group.exclusive_bytes += self._stored_bytes if len(groups) == 1 else 0
-        self._blockers, self._segments, self._stored_bytes = NO_BLOCKERS, 0, 0
+                group.pinned_segments += self._latest_segments
+                group.pinned_bytes += self._latest_bytes
+                group.exclusive_bytes += self._latest_bytes if len(groups) == 1 else 0
+        self._latest_blockers, self._latest_segments, self._latest_bytes = NO_BLOCKERS, 0, 0
 
     def _add_complete(self, index: SealedIndex, status: SegmentStatus) -> None:
         earliest_ns = min(index.frames.earliest_ns, default=0)

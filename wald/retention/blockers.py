@@ -133,6 +133,7 @@ class CursorSnapshot:
         return self._floors.get(route, 0)
 
     def pins(self, table: RouteTable) -> Iterator[Pin]:
+        """Yield the pins of a segment with these routes."""
         names, floors = self._last_floors
         if names != table.names:
             floors = tuple(map(self._floors.get, table.names, repeat(0)))
@@ -275,16 +276,15 @@ def with_lost_routes(
     end = int(sealed["last"]) + 1
     if not index.damage and index.next_sequence == end:
         return index
-    lost_entries = {entry.route: entry for entry in sealed_routes}
+    missing = {entry.route: entry for entry in sealed_routes}
     routes = []
     for entry in index.routes:
-        whole = lost_entries.pop(entry.route, entry)
+        whole = missing.pop(entry.route, entry)
         routes.append(whole._replace(first=min(entry.first, whole.first), last=max(entry.last, whole.last)))
     return replace(
         index,
         next_sequence=max(index.next_sequence, end),
-        # keep the order: batches refer to routes by number
-        routes=RouteTable.from_entries([*routes, *lost_entries.values()]),
+        routes=RouteTable.from_entries([*routes, *missing.values()]),  # in order: batches refer to routes by number
         damage=index.damage or [(index.raw_bytes, 0)],
         sha256=b"",
     )

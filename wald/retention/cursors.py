@@ -121,6 +121,7 @@ def _owner_name(user_id: int) -> str:
 
 
 def read_cursor_file(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+    """Read a cursor file; any failure makes the cursor unreadable."""
     try:
         return _read_or_raise(path, route, group, log_id, head_sequence)
     except OSError as error:

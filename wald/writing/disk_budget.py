@@ -23,7 +23,7 @@ from wald.hints import hint_for
 _SEGMENT_MIN_BYTES = 64 << 10
 _SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that leaves only smaller segments is too large
 _UNLIMITED = 1 << 62
-_OWN_SHARE = 32  # for ledgers, cursors and other small files
+_OWN_SHARE = 32  # 1/32 of the disk, for ledgers, cursors and other small files
 _PLENTY = 8  # sealed forms
 _RESERVE_SHARE = 4  # 1/4 of the disk, if the configured reserve does not fit
 

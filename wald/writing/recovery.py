@@ -355,8 +355,8 @@ class _Recovery:
         """Return facts, and the offset of the first gap after the last flagged batch and the durable end."""
         base, log_id, tail = newest.base_sequence, self._log_id, None
         replay, gaps = _Replay(base), list[DamagedBytes]()
-        torn_at: int | None = None
-        torn_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
+        first_gap: int | None = None
+        gap_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
         with open_file(newest.path) as file:
             index = partial(find_index, newest.path.parent, log_id, base)
             raw = RawFile(file.fileno(), limit=limit, durable_end=durable_bytes, index=index)
@@ -367,11 +367,11 @@ class _Recovery:
                     tail = item
                 elif isinstance(item, ScannedBatch):
                     if item.header.flags & _BARRIER:
-                        torn_at = None
+                        first_gap = None
                     replay.add(item.header, item.route, raw.control_payload(item))
                 else:
-                    if torn_at is None and item.offset >= torn_from:
-                        torn_at = item.offset
+                    if first_gap is None and item.offset >= gap_from:
+                        first_gap = item.offset
                     gaps.append(item)
                     if item.offset == FIRST_BATCH:  # without the control batch, the previous segment has the state
                         replay.state = state_before(self._root, newest, self._older, log_id, self._report.errors)
@@ -382,7 +382,7 @@ class _Recovery:
             content = Content.PIECES
         else:
             content = Content.CONTROL if replay.batches else Content.NOTHING
-        return _Facts(header, reason, content, replay.state, replay.batches, gaps, tail, salt), torn_at
+        return _Facts(header, reason, content, replay.state, replay.batches, gaps, tail, salt), first_gap
 
 
 def copy_durably(disk: Disk, path: Path, target: Path, offset: int, length: int) -> None:

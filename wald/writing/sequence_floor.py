@@ -90,14 +90,14 @@ def _last_read_by_workers(journal: Path, log_id: bytes) -> int:
             start, _ = decode_work(file.readline(_START_MAX_BYTES))
             if not isinstance(start, JournalStart) or start.log_id != log_id:
                 return 0
-            begin, end = file.tell(), file.seek(0, os.SEEK_END)
+            body_start, file_end = file.tell(), file.seek(0, os.SEEK_END)
             length = _TAIL_BYTES
             while True:  # the last relevant line is near the end, except after a snapshot
-                file.seek(max(begin, end - length))
+                file.seek(max(body_start, file_end - length))
                 text = file.read(length)
                 last = _last_read_in(text)
                 # Lines about reads follow the pages of a snapshot, so there are none here.
-                if last or length >= min(end - begin, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
+                if last or length >= min(file_end - body_start, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
                     return max(last_read(start), last)
                 length = min(4 * length, _JOURNAL_MAX_BYTES)
     except (OSError, Damaged, BadWork):
@@ -108,15 +108,15 @@ def _last_read_in(text: bytes) -> int:
     """Return the last sequence recorded as read, or 0; raise BadWork if too many lines are damaged."""
     end, damaged = len(text), 0
     while (at := text.rfind(b'"in": [', 0, end)) >= 0:  # the last line has the highest sequence
-        begin = text.rfind(b"\n", 0, at) + 1
-        data = text[begin : text.find(b"\n", at, end)]
+        line_start = text.rfind(b"\n", 0, at) + 1
+        data = text[line_start : text.find(b"\n", at, end)]
         with suppress(BadWork):
             if len(data) <= _LINE_MAX_BYTES:
                 return last_read(decode_work(data)[0])
         damaged += 1
         if damaged > _DAMAGED_MAX:
             raise BadWork(f"{damaged} damaged lines")
-        end = begin  # decode a damaged line only once
+        end = line_start  # decode a damaged line only once
     return 0
 
 

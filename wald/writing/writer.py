@@ -81,7 +81,7 @@ Sender = Peer | int
 
 @dataclass(slots=True)
 class Draft:
-    """Batch on its way to disk; :meth:`Writer.place` sets the last three fields."""
+    """Batch to be written; :meth:`Writer.place` sets the last three fields."""
 
     route: Route
     payload: list[Buffer]
