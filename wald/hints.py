@@ -86,7 +86,7 @@ def _permission_denied(path: Path) -> str:
     owner = user_name(status.st_uid)
     if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
         return f"run this program as user {owner}; {listing}"
-    return f"run this program as user {owner}, or in group {group_name(status.st_gid)}; {listing}"
+    return f"run this program as user {owner}, or as a member of group {group_name(status.st_gid)}; {listing}"
 
 
 def _records_missing(
@@ -121,14 +121,14 @@ def _records_missing(
 
 
 def _route_retired_at_daemon(root: Path | None, route: str, socket: Path) -> str:
-    command, (owner, is_owner) = command_line(root, f"route add {route}"), _owner(socket)
+    command, (owner, is_owner) = command_line(root, f"route add {route}"), _describe_owner(socket)
     if is_owner:
         return f"to reactivate the route: {command}"
     return f"as {owner}, or a user in writers of [routes.{route}], reactivate the route: {command}"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
-    writers, (owner, is_owner) = f"writers in [routes.{route}] of the daemon's configuration", _owner(socket)
+    writers, (owner, is_owner) = f"writers in [routes.{route}] of the daemon's configuration", _describe_owner(socket)
     match words:
         case "PUB", *_:
             return f"add this user to {writers}, and send SIGHUP to the daemon"
@@ -143,8 +143,8 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
             return f"run this command as {owner}, or as a user in {writers}"
 
 
-def _owner(socket: Path) -> tuple[str, bool]:
-    """Return the daemon's user, and True if this process has that user's rights."""
+def _describe_owner(socket: Path) -> tuple[str, bool]:
+    """Describe the daemon's user; also return whether this process has that user's rights."""
     try:
         owner = socket.stat().st_uid
     except OSError:
@@ -226,7 +226,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "file-system-without-locks": "use a local file system, which supports locks, or start only one daemon",
     "root-gone": "ls -ld {root}; move the log back or mount it, and restart the daemon",
     "foreign-file-in-place": lambda path, target: (
-        f"{f'mv {quote(path)} {quote(target)}' if target else 'move the file to its place'}; then restart the daemon"
+        f"{f'mv {quote(path)} {quote(target)}' if target else 'move the file to where it belongs'}; "
+        "then restart the daemon"
     ),
     "newest-segment-misnamed": "to restore the file names: {wald} repair; then restart the daemon",
     "segments-misnamed": "to restore the file names: {wald} repair",
@@ -248,7 +249,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "records-missing": _records_missing,
     "on-missing-unknown": 'pass "error", "skip" or a function',
     # cursors and retention
-    "illegal-name": "start with a letter or digit, followed by up to {more} letters, digits, '.', '_' or '-'",
+    "illegal-name": "use a letter or digit, followed by up to {more} letters, digits, '.', '_' or '-'",
     "group-is-new": "to remove the group: {wald} cursor remove {route} --group {group}",
     "work-group-is-new": "to remove the group: {wald} group remove {route} {group}",
     "cursor-not-permitted": "chmod a+r {path}",
@@ -265,7 +266,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "journal-in-the-way": "stop the workers; rm {path}; {wald} cursor set {route} {sequence} --group {group} --rewind",
     "journal-left-over": "to remove the group: {wald} group remove {route} {group}",
     "cursor-is-a-directory": "ls -lR {path}; as root: rm -r {path}",
-    "unsealed-segment-damaged": "let the daemon seal the segment; to see its content: wald inspect --content {path}",
+    "unsealed-segment-damaged": "let the daemon seal the segment; to see its contents: wald inspect --content {path}",
     "lost-routes-unknown": "replace the segment with an intact copy; "
     "or stop the daemon, and give up the lost records: {wald} repair --accept-loss",
     # inspect, repair and restore

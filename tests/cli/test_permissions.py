@@ -53,7 +53,7 @@ def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> 
     code, message, hint = refusal(STRANGER, [*line[:at], "--root", str(log), *line[at:]], stdin=b"x\n")
 
     assert (code, message.endswith(f"permission denied by {log}")) == (NotPermitted.exit_code, True), message
-    assert hint == f"run this program as user {OWNER.user_id}, or in group {OWNER.group_id}; ls -ld {log}"
+    assert hint == f"run this program as user {OWNER.user_id}, or as a member of group {OWNER.group_id}; ls -ld {log}"
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
         daemon.ask("ROUTE ADD dead_letter")
         eventually(lambda: work.floor == 1)
 
-    (warning,) = (each for each in caplog.messages if "the route 'dead_letter' is retired" in each)
+    (warning,) = (each for each in caplog.messages if "route 'dead_letter' is retired" in each)
     assert warning.startswith("a 1: cannot be given up: ")
     assert "hint: " in warning
 

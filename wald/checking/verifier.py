@@ -268,7 +268,7 @@ class Verification:
         if head is not None and head.sequence and not listing.segments and not listing.released:
             for _ in self._unexplained(head.sequence, head.sequence):
                 hint = hint_for("segments-directory-empty", segments=segments)
-                yield Finding(Level.ERROR, segments, 0, f"contains no segment; {hint}")
+                yield Finding(Level.ERROR, segments, 0, f"contains no segments; {hint}")
         with _IGNORE_DAMAGE:
             last_sealed = self.history.last_sealed()
         for begin, end in self._unexplained(last + 1, last_sealed):

@@ -269,7 +269,7 @@ class Session:
             self._receive()
 
     def _wait_for_descriptor_or_answer(self, descriptor: int) -> bool:
-        """Return True if the descriptor is readable, False for an answer."""
+        """Return True once the descriptor is readable, or False once an answer has arrived."""
         while b"\n" not in self._received:
             deadline = self._start_deadline()
             if self._in_flight and self._socket is None:

@@ -200,7 +200,7 @@ class Connections:
             if connection.is_closing or client.unsent:
                 self._close(client)
             elif connection.time_out():
-                self._update(client)
+                self._update_polling(client)
             elif connection.wait is None and connection.is_inside_request:
                 message = f"the rest of the request did not arrive within {timeout:g} s"
                 self._send(client, encode_err(Code.TIMEOUT, message))
@@ -324,7 +324,7 @@ class Connections:
         if not was_inside_request:
             client.active_at, client.slow_bytes = now, 0
         if connection.wait is not None or client.indexed_wait is not None:
-            self._update(client)
+            self._update_polling(client)
         if connection.answers:
             self._to_answer.append(client)
 
@@ -388,7 +388,7 @@ class Connections:
         for client in self._to_answer:
             if client.socket.fileno() >= 0 and client.connection.hold():
                 self._held_clients[client.descriptor] = client
-                self._update(client)
+                self._update_polling(client)
         self.answer_others()
 
     def answer_others(self) -> None:
@@ -415,7 +415,7 @@ class Connections:
         unsent = memoryview(data)[sent:] if sent < len(data) else b""  # many clients may share a reply
         self._unsent_bytes += len(unsent) - len(client.unsent)
         client.unsent = unsent
-        self._update(client)
+        self._update_polling(client)
         if connection.is_closing and not unsent:
             self._close(client)
         while self._unsent_bytes > _UNSENT_TOTAL_MAX_BYTES:
@@ -425,13 +425,15 @@ class Connections:
 
     # Waiting.
 
-    def _update(self, client: Client) -> None:
+    def _update_polling(self, client: Client) -> None:
         """Index a client by its wait, and poll for its next event; unsent replies come first."""
         if client.socket.fileno() < 0:
             return
         wait = client.connection.wait
         self._index_wait(client, None if client.unsent else wait)
-        events = select.EPOLLOUT if client.unsent else select.EPOLLIN if wait is None else 0  # 0 reports a hangup
+        events = (
+            select.EPOLLOUT if client.unsent else select.EPOLLIN if wait is None else 0
+        )  # epoll still reports a hangup
         if events != client.events:
             client.events = events
             self._poller.modify(client.socket, events)

@@ -235,7 +235,7 @@ class Intake:
         Unfinished records end if their pipe was replaced, or if other pipes wait for their route.
         """
         for pipe in self._pipes.values():
-            pipe.drain_at_shutdown(is_replaced=pipe in self._replaced)
+            pipe.prepare_final_drain(is_replaced=pipe in self._replaced)
             if pipe.is_ready:
                 self._active[pipe] = None
         if self.can_collect:

@@ -309,10 +309,10 @@ class Pipe:
         self.is_ready = True
         self.has_hung_up = self.has_ended = False
 
-    def drain_at_shutdown(self, *, is_replaced: bool) -> None:
-        """Stay ready until the pipe is empty or, if it has a writer, one capacity was read.
+    def prepare_final_drain(self, *, is_replaced: bool) -> None:
+        """Stay ready until the pipe is empty or, if it still has a writer, one pipe capacity has been read.
 
-        No later start finds a replaced pipe, so its unfinished line is read too.
+        The next start will not find a replaced pipe, so its unfinished line is read too.
         """
         self.has_hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._is_stalled = self._is_stalled or is_replaced

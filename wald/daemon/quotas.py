@@ -254,7 +254,9 @@ class _BacklogCount:
                 if reason != reported:
                     reported = reason
                     with contextlib.suppress(Exception):  # retry even if the journal fails
-                        self._journal.error("counting unread bytes failed", reason=reason, next="the count is retried")
+                        self._journal.error(
+                            "counting unread bytes failed", reason=reason, next="the count will be retried"
+                        )
                 self.cancelled.wait(_RECOUNT_SECONDS)
 
     def _count(self) -> dict[str, _UnreadRecords]:

@@ -107,8 +107,8 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
     disk.sync_directory(directory)
 
 
-def cursor_owners_group(root: Root, route: str) -> str:
-    """Return the OS group that may create cursors; "" without one."""
+def cursor_creator_group(root: Root, route: str) -> str:
+    """Return the OS group that may create cursors, or "" if there is none."""
     try:
         status = root.cursor_directory(route).stat()
     except OSError:
@@ -143,7 +143,7 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)
-    group = cursor_owners_group(root, route)
+    group = cursor_creator_group(root, route)
     message = f"{path}: permission denied"
     if path != directory and owner is not None and (may_write or not group or owner == directory.stat().st_uid):
         if _own_user(directory) == directory.stat().st_uid:

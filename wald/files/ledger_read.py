@@ -399,15 +399,15 @@ class LedgerLines:
     def _read_current(self, data: bytes, end: int) -> None:
         prev: str | None
         if self._end is not None:
-            lines, prev = self._end
+            earlier_lines, prev = self._end
         else:
-            lines, prev = self._parts[-1].line, None
+            earlier_lines, prev = self._parts[-1].line, None
             match first_entry(data):
-                case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
+                case {"event": "continues", "line": int(earlier_lines), "about": [int(low), int(high)]}:
                     self._bound_unreadable(low, high)
         lines_read = offset = 0
         if self._current and len(self._current[-1].data) < _SHORT_BLOCK_BYTES:
-            self._current.pop()  # to decode again, with the new lines
+            self._current.pop()  # short: decode it again, together with the new lines
         if self._current:
             last = self._current[-1]
             lines_read, offset = last.line_of_file - 1 + last.frame.lines, last.offset + len(last.data)
@@ -417,8 +417,8 @@ class LedgerLines:
             entries, tip = decode_chain(self._path, chunk, line=lines_read + 1, prev=prev)
             index = PartIndex(0, 0, "", prev or first_entry(chunk)["prev"])
             index.add(0, 0, entries, tip)
-            numbers = lines + lines_read + 1, lines_read + 1
-            self._current.append(_Block(self._path, *numbers, index.frames[0], offset, chunk))
+            line_numbers = earlier_lines + lines_read + 1, lines_read + 1
+            self._current.append(_Block(self._path, *line_numbers, index.frames[0], offset, chunk))
             lines_read, offset, prev = lines_read + len(entries), offset + len(chunk), tip
         if len(data) > end:
             raise damaged_line(self._path, lines_read + 1, "the newline is damaged")

@@ -123,7 +123,7 @@ def _scan(root: Root) -> Listing:
             entries = list(os.scandir(directory))
         except (FileNotFoundError, NotADirectoryError):
             raise Damaged(
-                f"{directory}: the directory of the segments is gone",
+                f"{directory}: the segments directory is gone",
                 case="segments-directory-gone",
                 root=root.path,
             ) from None

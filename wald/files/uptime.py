@@ -57,14 +57,14 @@ def parse_moment(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """Time that certainly passed over a series of moments."""
+    """Time known to have passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the time that certainly passed between the first moment and ``moment``."""
+        """Return the time known to have passed between the first moment and ``moment``."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns

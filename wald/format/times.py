@@ -25,7 +25,7 @@ _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which datetime does not 
 
 
 def utc(time_ns: int, digits: int = 0) -> str:
-    """Format a time as in RFC 3339, with ``digits`` of the fraction.
+    """Format a time as in RFC 3339, with ``digits`` fractional digits.
 
     >>> utc(1_700_000_000_000_000_001), utc(1_700_000_000_000_000_001, 9)
     ('2023-11-14T22:13:20Z', '2023-11-14T22:13:20.000000001Z')

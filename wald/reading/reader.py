@@ -28,7 +28,7 @@ from wald.reading.scanner import (
     MissingRange,
     RebuiltSegment,
     Scanner,
-    has_moved,
+    head_has_moved,
 )
 from wald.reading.selection import Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
@@ -96,12 +96,12 @@ def read_without_waiting(
     on_missing: OnMissing = None,
     resume_at: Callable[[], int] = lambda: 0,
 ) -> Generator[Batch | int | None]:
-    """Yield batches like :func:`read_batches`; at the end of the log, yield a sequence instead of waiting.
+    """Yield batches like :func:`read_batches`, but at the end of the log, yield a sequence instead of waiting.
 
-    By then, all selected records up to that sequence have been yielded. A record without a durable last piece follows
-    later. None is a step without a batch.
+    All selected records up to that sequence have then been yielded; a record whose last piece is not durable yet is
+    above it. None means that a step produced no batch.
 
-    After each sequence, ``resume_at`` returns the next record that the caller may need, or 0 for any.
+    After each sequence, ``resume_at`` returns the next record that the caller may need, or 0 if it may need all.
     """
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
@@ -193,7 +193,7 @@ class _Reading:
             self._scanner = None
 
     def _renew(self) -> None:
-        if has_moved(self._view):
+        if head_has_moved(self._view):
             self._view = self._view.renewed()
 
     def _read_to_end(self) -> Generator[Batch | None]:
@@ -285,7 +285,7 @@ class _Reading:
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Wait for a change or the time limit; return False if ``cancel`` is set."""
         delay = _POLL_FIRST_SECONDS
-        while not has_moved(self._view) and not self._has_expired():
+        while not head_has_moved(self._view) and not self._has_expired():
             if on_wait is not None:
                 on_wait()
             if cancel.wait(delay):

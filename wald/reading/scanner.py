@@ -91,7 +91,7 @@ def read_arrivals(view: View) -> Generator[Arrivals]:
         yield Arrivals(None, last)
         while True:
             routes: dict[str, int] | None = {}
-            if has_moved(view):
+            if head_has_moved(view):
                 old, view = view.bound, view.renewed()
                 last = end_of(view) - 1
                 if (view.bound.segment, view.bound.position) < (old.segment, old.position):
@@ -104,8 +104,8 @@ def read_arrivals(view: View) -> Generator[Arrivals]:
             yield Arrivals(routes, last)
 
 
-def has_moved(view: View) -> bool:
-    """Return True if the head has moved since ``view``."""
+def head_has_moved(view: View) -> bool:
+    """Return True if the head has moved since ``view`` was taken."""
     head = readable_head(view.root)
     if head is None:
         return view.renewed().bound != view.bound

@@ -189,7 +189,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
     cursors: dict[str, tuple[Cursor, ...]] = {}
     retired = set()
     for route in root.route_names():
-        if os.path.exists(root.retired(route)):  # False without permission: then it is not retired
+        if os.path.exists(root.retired(route)):  # False without permission: then it counts as not retired
             retired.add(route)
         try:
             route_cursors = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
@@ -198,7 +198,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
                 head_sequence = end_sequence(root, log_id) - 1
                 route_cursors = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         except NotFound:
-            continue  # just removed, so it pins everything
+            continue  # the route was just removed; without cursors here, it pins everything
         cursors[route] = tuple(route_cursors)
     return CursorSnapshot(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 

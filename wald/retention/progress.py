@@ -14,7 +14,7 @@ from itertools import chain, compress, pairwise
 from operator import add, and_, gt, lt, mul
 
 from wald.errors import Damaged
-from wald.files.cursor_directory import cursor_owners_group
+from wald.files.cursor_directory import cursor_creator_group
 from wald.files.routes import has_fifo
 from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, decode_state
@@ -182,7 +182,7 @@ def read_progress(view: View) -> list[Progress]:
             root.retired(route).exists(),
             route_cursors,
             tuple(lags[route, cursor.group].records for cursor in route_cursors),
-            cursor_owners_group(root, route),
+            cursor_creator_group(root, route),
         )
         for route, route_cursors in cursors.items()
     ]

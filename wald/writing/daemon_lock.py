@@ -140,7 +140,7 @@ def require_own_files(root: Root) -> None:
             form, header = identify(path) or (Kind.RAW, None)
             target = None if header is None else root.segment(header.base_sequence, form)
             raise Damaged(
-                f"{path}: offset 0: this is {kind}, not {path.name}; refusing to overwrite it",
+                f"{path}: offset 0: this is the content of {kind}, not of {path.name}; refusing to overwrite it",
                 case="foreign-file-in-place",
                 path=path,
                 target=None if target is None or os.path.lexists(target) else target,

@@ -115,7 +115,7 @@ def _last_read_in(text: bytes) -> int:
                 return last_read(decode_work(data)[0])
         damaged += 1
         if damaged > _DAMAGED_MAX:
-            raise BadWork(f"{damaged} damaged lines")
+            raise BadWork(f"more than {_DAMAGED_MAX} damaged lines")
         end = line_start  # decode a damaged line only once
     return 0
 

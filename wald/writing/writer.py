@@ -421,7 +421,7 @@ class Writer:
         if self._descriptor >= 0 and self.has_advanced:  # otherwise the next segment replaces this one
             state.previous = None if self._truncated else PreviousEnd(self._salt, self.position)
         try:
-            end = self._write_start(blank.descriptor, header, carry)
+            end = self._write_segment_start(blank.descriptor, header, carry)
             self._disk.sync(blank.descriptor)
             if self._descriptor >= 0:
                 self._trim()
@@ -447,7 +447,8 @@ class Writer:
         self.unsynced = self._truncated = False
         self._sync_names()
 
-    def _write_start(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
+    def _write_segment_start(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
+        """Write the header and a control batch, or copy the start of ``carry``; return the end position."""
         if carry is None:
             return self._disk.write(descriptor, [encode_segment_header(header), *self._control_batch(header.salt)], 0)
         # The control batch and the pieces keep their positions, which readers may hold.

@@ -48,7 +48,7 @@ def test_the_refusal_names_the_record_and_the_ways_on(limited: Daemon) -> None:
         code, message, hint = drain_refusal(*words(limited.root, "false"))
 
         assert code == 2
-        assert re.fullmatch(r"a 3: cannot be a dead letter: \d+ bytes; the limit is 131072", message)
+        assert re.fullmatch(r"a 3: cannot be a dead letter: the payload has \d+ bytes; the limit is 131072", message)
         assert "request_max_bytes" in hint
         assert f"wald --root {limited.root} cursor set a 3 --group g" in hint
     assert cursor(limited.root) == 2

@@ -249,7 +249,9 @@ def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
     message = started.stderr.decode()
     assert f"{root / name}: offset 0: " in message
     back = f"mv {root / name} {root / stray}; then restart the daemon"
-    assert (back if stray.startswith("segments") else "move the file to its place; then restart the daemon") in message
+    assert (
+        back if stray.startswith("segments") else "move the file to where it belongs; then restart the daemon"
+    ) in message
 
 
 REFUSED = {
