@@ -31,6 +31,7 @@ from wald.hints import hint_for
 from wald.retention.cursors import CursorState, read_cursors
 from wald.retention.handovers import handover_pins
 from wald.retention.history import History, Loss
+from wald.retention.missing import span_text
 from wald.segments.durable_end import UNBOUNDED, read_head
 from wald.segments.reader import Misplaced, require_matching_name
 from wald.segments.view import SegmentGone, View, read_view, recorded_end
@@ -228,9 +229,10 @@ class Verification:
 
     def _recorded_losses(self, first: int, last: int) -> Iterator[Finding]:
         for loss in self._losses(first, last):
-            begin, end, state = loss.extent.first, loss.extent.last, "are missing" if loss.is_unrestored else "are lost"
+            begin, end, state = loss.extent.first, loss.extent.last, "missing" if loss.is_unrestored else "lost"
             count = f"{loss.records} of " if loss.records <= end - begin else ""
-            message = f"{count}records {begin} to {end} {state}: {loss.reason}"
+            verb = "is" if begin == end else "are"
+            message = f"{count}{span_text(begin, end)} {verb} {state}: {loss.reason}"
             yield Finding(Level.INFO, self._root.segments, 0, message)
 
     def _losses(self, first: int, last: int) -> list[Loss]:

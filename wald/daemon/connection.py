@@ -275,6 +275,8 @@ class Connection:
             peer = self.peer = self._identify()
         if request.columns:
             count = _count_columns((payload or b"") if spooling is None else spooling.columns)
+            if spooling is not None:
+                spooling.columns = b""  # unmaps the file, whose mapping has a descriptor
         elif spooling is not None and spooling.ends_in_newline:
             count = spooling.newlines
         elif payload and payload[-1] == _NEWLINE:

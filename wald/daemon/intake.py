@@ -427,9 +427,8 @@ class Fifos:
         for route in routes:
             with self.recording_errors(route):
                 self.record_displaced(route)
-                stored_descriptor = self._systemd.descriptor_named(
-                    route
-                )  # its FIFO was removed if nothing is at the path
+                # Without a file at its path, a stored FIFO was removed.
+                stored_descriptor = self._systemd.descriptor_named(route)
                 if stored_descriptor is not None or os.path.lexists(self._root.fifo(route)):
                     reject_stdin_route(route, stdin.route if stdin is not None else "")
                     self.restore(route, stored_descriptor)
