@@ -1,7 +1,7 @@
 """Errors that wald raises on purpose, each with a hint and a documented exit code.
 
 A message is one line, and names the file and, if known, the offset. ``wald.hints`` makes the hint from the case and
-facts; a traceback shows the hint below the message.
+facts.
 """
 
 from __future__ import annotations

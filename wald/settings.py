@@ -1,7 +1,7 @@
 """Settings of the daemon and of wald-reclaim: their types, defaults, bounds and help, and the TOML file.
 
 The variable ``WALD_<NAME>`` overrides the file, which overrides the default. A size is in bytes or like "64MiB", a
-duration in seconds or like "10s", "5m", "1h".
+duration in seconds or like "5m".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks that read every byte, report problems and change nothing.
 
-audit_report  deletions in a time span, each judged by its ledger lines
+audit_report  events in a time span, with an audit of deletions
 checker       check of one segment, batch by batch
 dump          contents and damage of a file
 kinds         kinds of files, recognised by path

@@ -1,7 +1,7 @@
 """Events of a log in a time span, read from its ledgers, with an audit of each deletion.
 
-The audit reads only ledger lines of the span and lines about segments deleted in the span. It checks the hash chain
-across these lines, and from file to file.
+The audit reads only ledger lines of the span, and about segments deleted in it. It checks the hash chain across these
+lines, and from file to file.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class SegmentToCheck:
     segment: Segment
     log_id: bytes | None  # log that the segment must belong to; None if unknown
     durable: int | None = None  # position of the head, if in this segment; later bytes are not checked
-    open_ended: bool = False  # True for the newest segment without a head: it may end anywhere
+    open_ended: bool = False  # the newest segment without a head may end anywhere
     sha256: str | None = None  # digest at sealing, from the ledger
     shrunk: frozenset[str] = frozenset()  # digests after each shrinking, from the ledger
     dropped: Mapping[str, int] | None = field(default=None, hash=False)  # route → last, by the ledger; None if unknown
@@ -293,7 +293,7 @@ class _SegmentChecker:
         self._report_counts()
 
     def _check_damaged_frame(self, file: SealedFile, number: int, error: Damaged) -> None:
-        """Check the readable start of a damaged frame and report the lost records."""
+        """Check a frame's readable start; report the lost records."""
         frame = file.index.frames[number]
         for batch in file.batches(number, file.readable_start(number)):
             self._check_batch(batch.position, batch.header, batch.route, batch.payload)
@@ -310,7 +310,7 @@ class _SegmentChecker:
         self.opening.may_end_any = True
 
     def _check_without_index(self, error: Damaged) -> None:
-        """Check the batches of a sealed segment that cannot be opened because of ``error``."""
+        """Check a sealed segment that cannot be opened because of ``error``."""
         self._lose_open_records()
         if self._target.log_id is None:
             return
@@ -355,7 +355,6 @@ class _SegmentChecker:
             self.add_error(frame.offset, f"the routes or times of frame {number} differ from those in the index")
 
     def _compare_with_index(self, index: SealedIndex, digest: bytes) -> None:
-        """Compare the frames with the index and the ledger."""
         # A segment without sequences, which wald repair may leave, has no ledger line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:

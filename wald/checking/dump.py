@@ -1,6 +1,6 @@
 """Dump of one file of a root: its items in stored order, including damaged items.
 
-An item is a JSON object with the key ``kind``. A damaged item also has the key ``damage``.
+An item is a JSON object with the key ``kind``. A damaged item also has ``damage``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Check of a whole log, which reports damage instead of raising it.
 
 The check covers checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes,
-control batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head that
-was read first, and a segment sealed in the meantime is read in its new form. :mod:`wald.work.checking` checks the
-journals of work groups.
+control batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head read
+first, and a segment sealed in the meantime is read in its new form. :mod:`wald.work.checking` checks the journals of
+work groups.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Verification:
                     pending = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
 
     def _expected_base(self, base: int) -> int:
-        """Return the first sequence that the next segment must have."""
+        """Return the next segment's first sequence."""
         return self._state.next_sequence or min(self._first_expected, base)
 
     def _check_segment(self, segment: Segment, find_result: FindResult) -> list[Finding]:

@@ -3,5 +3,5 @@
 connection  connections to the socket, and the daemon's status
 payloads    request payloads, from Python values and JSON lines
 producer    public producer: sends records exactly once
-session     a producer's requests in flight, and their retries
+session     a producer's requests, and their retries
 """

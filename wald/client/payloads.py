@@ -55,9 +55,9 @@ _Record = tuple[bytes, bytes | None, int | None, bytes | None]
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
     """Encode whole JSON lines, except blank lines; yield the payloads in order.
 
-    Each line is an object of fields or, with ``bare``, a value. ``due_ns`` applies to records without
-    ``not_before``. Messages call the first line ``name``:``number``. An invalid line raises InvalidInput after the
-    payloads of the lines before it.
+    Each line is an object of fields or, with ``bare``, a value. ``due_ns`` applies to records without ``not_before``.
+    Messages call the first line ``name``:``number``. An invalid line raises InvalidInput after the payloads of earlier
+    lines.
     """
     parsed: list[_Record] = []
     message = ""
@@ -135,7 +135,6 @@ def _source_of_value(line: str) -> str:
 
 
 def _decode_field(fields: dict[str, Any], name: str) -> bytes | None:
-    """Decode the bytes of a field; return None without the field."""
     forms = [form for form in ("", *_FORMS) if name + form in fields]
     if len(forms) > 1:
         raise ValueError(f"{' and '.join(name + form for form in forms)} are mutually exclusive")

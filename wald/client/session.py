@@ -103,7 +103,7 @@ def _no_answer(root: Path | None, socket: Path) -> WaldError:
 
 WINDOW = 8  # requests in flight; the daemon deduplicates the last 16 of a producer, so all can be resent
 SOCKET_NAME = "wald.sock"
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect; the pause doubles each time
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect; doubled each time
 _RECEIVE_BYTES = 64 << 10
 _TIMEOUT_MIN_SECONDS = 0.001  # so that a received answer is read even after the deadline
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
@@ -119,8 +119,8 @@ class Durable(NamedTuple):
 class Session:
     """Requests and answers of one producer, across reconnections.
 
-    The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is the number
-    of the producer's previous request.
+    The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is that of the
+    producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
@@ -135,8 +135,8 @@ class Session:
         self._durable: list[Durable] = []
         self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._deadline: float | None = None  # of the current failure, which only an answer ends
-        self._last_error: ProtocolError | None = None  # the daemon's last error in the current failure
-        self.end_reason = ""  # the error that ended the session
+        self._last_error: ProtocolError | None = None  # the daemon's, in the current failure
+        self.end_reason = ""
         self._pause = _PAUSE_SECONDS
 
     @property
@@ -217,7 +217,6 @@ class Session:
         return line
 
     def _read_available(self) -> None:
-        """Read received bytes without waiting for more."""
         if self._socket is None:
             return
         self._socket.setblocking(False)  # with a timeout, recv would wait despite MSG_DONTWAIT

@@ -45,7 +45,7 @@ class Background:
     _metrics: Metrics
     _journal: FilteringBoundLogger
     _level: int
-    waiting_segments: int = 0  # segments without room at the last attempt
+    waiting_segments: int = 0  # without room at the last attempt
     _has_spare_file: bool = False  # for the next cut
     _has_failed: bool = False  # in the last pass
     _failures: dict[str, str] = field(default_factory=dict)  # last failure of each segment; "" for the listing

@@ -53,7 +53,7 @@ class Backpressure:
 
     is_closed: bool  # no records are accepted
     rejects_requests: bool  # requests that lack room are refused
-    busy_routes: frozenset[str]  # in which a pipe has begun a long line
+    busy_routes: frozenset[str]  # with a long line begun in a pipe
     room_bytes: float  # until the disk counts as full
     over_quota: Mapping[str, OverQuota]
     is_open: bool = field(init=False)  # no request must wait, so callers may skip admit

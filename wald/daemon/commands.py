@@ -1,7 +1,7 @@
 """Socket commands (every request but PUB), and the table of routes with their permissions.
 
-All users may add routes, and may write to routes without configured writers. The log's owners are root and the
-daemon's user.
+All users may add routes, and write to those without configured writers. The log's owners are root and the daemon's
+user.
 """
 
 from __future__ import annotations

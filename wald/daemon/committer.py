@@ -229,7 +229,7 @@ class Committer:
         journal: FilteringBoundLogger,
     ) -> None:
         self.writer = writer
-        self.room_bytes = 0  # room when the free space was last read
+        self.room_bytes = 0  # when the free space was last read
         self._config = config
         self._root = root
         self._disk = disk
@@ -239,8 +239,8 @@ class Committer:
         self._metrics = metrics
         self._journal = journal
         self._head = InPlaceFile(root.head, HEAD_BYTES, disk)
-        self._first_record_at: float | None = None  # when the active segment got its first record
-        self._age_share = 1.0  # share of segment_max_age until the cut
+        self._first_record_at: float | None = None  # in the active segment
+        self._age_share = 1.0  # of segment_max_age until the cut
         self._cut_retry_at = self._full_until = self._cause_check_at = self._name_check_at = 0.0
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
         self._is_round_refused = False  # the disk refused the last round
@@ -433,7 +433,7 @@ class Committer:
         return placed_drafts
 
     def _update_metrics(self, placed_drafts: Sequence[Draft], now: float, seconds: float) -> int:
-        """Update the metrics; return the number of drafts, without introductions."""
+        """Return the number of drafts, without introductions."""
         metrics = self._metrics
         drafts = [draft for draft in placed_drafts if not draft.introduces]
         records = sum(draft.count for draft in drafts)

@@ -31,7 +31,7 @@ from wald.writing.writer import Route
 RECEIVE_BYTES = 256 << 10  # per connection and round; a unix socket buffers about as much
 COMMAND_RECEIVE_BYTES = 4 << 10  # of commands, which run slowly and are copied while pending
 _MEMORY_MAX_BYTES = 8 << 20  # of all unfinished requests; above this, even small payloads are spooled
-_SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
+_SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # for a payload spooled only because memory is full
 _QUICK = frozenset({"PING", "HEAD"})  # answered in order with records
 _QUICK_MAX = 32  # per connection and round
 _ANSWERS_MAX = 512
@@ -221,7 +221,7 @@ class Connection:
         return None
 
     def _publish(self, request: Publish, commit_round: CommitRound, backpressure: Backpressure) -> bool:
-        """Add or refuse a request; return False if it is incomplete. Raise MustWait if it must wait."""
+        """Add or refuse a request, or raise MustWait; return False if it is incomplete."""
         self.receive_bytes = RECEIVE_BYTES
         arena = commit_round.arena
         try:

@@ -1,4 +1,4 @@
-"""Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
+"""Sockets of the open connections: fair reading, commands, replies and timeouts.
 
 A round serves one connection of each user, then a second of each, until its time or arena is used up; the next round
 serves the rest. One command runs per round, users taking turns; while records arrive, commands get a fifth of the time.
@@ -105,7 +105,7 @@ class Connections:
         self._open: dict[int, Client] = {}
         self.descriptors = self._open.keys()  # a live view
         self._waiting: dict[Wait, dict[int, Client]] = {}  # without clients that have unsent replies
-        self._wanted_room: dict[int, int] = {}  # bytes wanted by clients that have sent ahead
+        self._wanted_room: dict[int, int] = {}  # of clients that have sent ahead
         self._to_answer: list[Client] = []
         self._held_clients: dict[int, Client] = {}  # clients with records in the refused round
         self._unsent_bytes = 0

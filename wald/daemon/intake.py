@@ -298,7 +298,7 @@ class Intake:
         del self._current[pipe.route.name]
 
     def _make_current(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again; opening it twice would read its bytes twice."""
+        """Make a pipe current that is at its path again; opening it twice would duplicate its bytes."""
         self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
@@ -316,7 +316,7 @@ class Intake:
         self._active[pipe] = None
 
     def _close_next_round(self, pipe: Pipe) -> None:
-        """Let the next round close a pipe; the current round may contain a batch from the pipe."""
+        """Let the next round close a pipe; the current round may contain a batch from it."""
         with contextlib.suppress(FileNotFoundError):  # not watched during a stop
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]

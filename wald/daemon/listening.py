@@ -1,7 +1,7 @@
 """Listening unix socket, and limits on connections.
 
-The kernel reports the user of a connection only after accept(2), so a refused client gets an ERR. One connection in 16
-is reserved for root and the log's owner, to diagnose a full daemon.
+The kernel reports a connection's user only after accept(2), so a refused client gets an ERR. One connection in 16 is
+reserved for root and the log's owner, to diagnose a full daemon.
 """
 
 from __future__ import annotations

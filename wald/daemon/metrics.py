@@ -1,8 +1,8 @@
 """Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if input has waited for ``stall_timeout`` without the head moving. A daemon that cannot seal
-still accepts input, so it is only degraded. A separate process, ``wald metrics``, reads the segments' indexes: doing
-so here would hold the GIL and block the loop.
+The daemon is unhealthy if input has waited for ``stall_timeout`` without the head moving. One that cannot seal still
+accepts input, so it is only degraded. A separate process, ``wald metrics``, reads the segments' indexes: doing so here
+would hold the GIL and block the loop.
 """
 
 from __future__ import annotations

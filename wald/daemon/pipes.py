@@ -1,10 +1,10 @@
 """Reading of lines from pipes without losing or duplicating bytes in a crash.
 
 ``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
-bytes. So a kill loses nothing while another process holds the pipe open. A kill also stores nothing twice: before the
-write, a slot of the transfers file records the batch, and ``readv``, in the same uninterruptible step, stores the first
-byte in the slot's mark, which the next start checks. Only system calls touch the mark's mapped page: if the file was
-shortened, they get EFAULT, but Python would get SIGBUS.
+bytes. So a kill loses nothing while another process holds the pipe open, and stores nothing twice: before the write, a
+slot of the transfers file records the batch, and ``readv``, in the same uninterruptible step, changes the slot's mark,
+which the next start checks. Only system calls touch the mark's mapped page: if the file was shortened, they get EFAULT,
+but Python would get SIGBUS.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
 """
@@ -426,9 +426,9 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 def _was_enlarged(descriptor: int) -> bool:
     """Enlarge a pipe; return True if its size shows that the previous run read it.
 
-    A pipe keeps its size while it is open. A pipe that the previous run could not enlarge counts as new: bytes that a
-    kill left in both log and pipe are stored twice. A pipe that this run cannot enlarge counts as old: a new line may
-    continue an unfinished record.
+    A pipe keeps its size while open. One that the previous run could not enlarge counts as new: bytes that a kill left
+    in both log and pipe are stored twice. One that this run cannot enlarge counts as old: a new line may continue an
+    unfinished record.
     """
     initial_bytes = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not initial_bytes <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)

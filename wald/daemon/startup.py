@@ -219,7 +219,7 @@ class Components:
             add_to_run(self.root, self._disk, self.lock.epoch, {"settings": describe_settings(config, sizes)})
 
     def _record_end(self, _: object, error: BaseException | None, __: object) -> None:
-        """Record how this run ended, even during its start."""
+        """Record the run's end, even during its start."""
         outcome = STOPPED if error is None else str(error) or type(error).__name__
         with contextlib.suppress(OSError):  # on a full disk the run counts as killed
             add_to_run(self.root, self._disk, self.lock.epoch, {"ended": outcome, "ended_at_ns": time.time_ns()})

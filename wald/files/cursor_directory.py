@@ -5,8 +5,8 @@
                         3775, OS group GROUP    if the route has cursor owners
                         1750                    if it had some before
 
-The sticky bit lets only a file's owner and the log's owner remove the file. The bit stays because files of former
-cursor owners may stay.
+The sticky bit lets only a file's owner and the log's owner remove the file. It stays because files of former cursor
+owners may.
 """
 
 from __future__ import annotations

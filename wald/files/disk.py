@@ -62,7 +62,7 @@ class Disk:
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open or create a lock file. Raise OSError if the file is not regular or another user planted it."""
+        """Open or create a lock file. Raise OSError if it is not regular or another user planted it."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             status, directory = os.fstat(descriptor), path.parent.stat()
@@ -191,8 +191,8 @@ class Disk:
     def rename_to_free(self, source: Path, target: Path) -> None:
         """Rename, or raise FileExistsError if ``target`` exists.
 
-        Without renameat2(2), an error may leave both names. Without hard links as well, a target created
-        at that moment may be overwritten.
+        Without renameat2(2), an error may leave both names. Without hard links either, a target created then may be
+        overwritten.
         """
         from ctypes import get_errno
 
@@ -250,7 +250,7 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace a file atomically and durably. With ``exclusive``, raise FileExistsError if the file exists.
+        """Replace a file atomically and durably. With ``exclusive``, raise FileExistsError if it exists.
 
         An OSError leaves the old content, unless the directory's sync fails. Only root may set ``owner`` and ``group``.
         """

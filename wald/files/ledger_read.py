@@ -1,7 +1,7 @@
 """Lines of a ledger, from its sealed parts and its current file.
 
-Programs that make decisions use :class:`LedgerLines`, which requires an unbroken chain; an unreadable frame matters
-only to questions about its sequences. Programs that report use :func:`read_files`, which also returns damage.
+For decisions, use :class:`LedgerLines`, which requires an unbroken chain; an unreadable frame matters only to questions
+about its sequences. For reports, use :func:`read_files`, which also returns damage.
 
 A part never changes; readers load the whole current file (megabytes). A power cut may leave a fragment of an
 unacknowledged append in the current file, which readers ignore and the writer truncates.
@@ -263,8 +263,8 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 class LedgerLines:
     """Lines of a ledger; none if there is no file.
 
-    Each method first reads new lines. An iteration yields each line that existed at its start exactly once, even across
-    a cut. A method raises Damaged if lines that it needs are damaged or break the chain.
+    Each method first reads new lines, and raises Damaged if lines that it needs are damaged or break the chain. An
+    iteration yields each line that existed at its start exactly once, even across a cut.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Immutable listing of a log's segments.
 
-A reading of the directory during a rename may show both names or neither, so :func:`list_segments` reads until two
-readings agree.
+Reading the directory during a rename may show both names or neither, so :func:`list_segments` reads until two readings
+agree.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
 def find_being_sealed(root: Root, bases: Collection[int]) -> set[int]:
     """Return those of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file. So after a raw segment was renamed, either this
-    function finds the temporary file, or the sealer does not find the segment.
+    The sealer creates its temporary file before it opens the raw file. So after a raw segment was renamed, this
+    function finds the temporary file, or the sealer finds no segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
     sealing = {int(base) for base, suffix, rest in names if suffix and base.isdecimal() and rest.endswith(TEMPORARY)}
@@ -138,7 +138,7 @@ def _scan(root: Root) -> Listing:
 
 
 def _agrees(listing: Listing, previous: Listing) -> bool:
-    """Return True if two readings agree. New and deleted segments may differ each time."""
+    """Return True if two readings agree, apart from new and deleted segments."""
     bases_now, bases_before = listing.by_base(), previous.by_base()
     newest = previous.newest_base()
     return (

@@ -1,8 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
 :meth:`Disk.replace` keeps its temporary file locked until the rename. An unlocked file belongs to a dead process, or to
-a process that is about to lock it. So only files older than a minute are removed, under their lock
-(:meth:`Disk.replace` then creates another). Without locks in the file system, all files stay.
+one about to lock it. So only files older than a minute are removed, under their lock (:meth:`Disk.replace` then creates
+another). Without locks in the file system, all files stay.
 """
 
 from __future__ import annotations

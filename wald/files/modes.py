@@ -1,8 +1,8 @@
 """Modes and owners of files, directories and FIFOs that wald creates.
 
-Modes do not depend on the umask. Files that root creates belong to the owner and group of the directory, unless the
-file system refuses. Mode and owner are set by descriptor, because that user could replace the name, or a
-directory above, by a link.
+Modes do not depend on the umask. Files that root creates get the directory's owner and group, unless the file system
+refuses. Mode and owner are set by descriptor, because that user could replace the name, or a directory above, by a
+link.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class InPlaceFile:
 
     Readers see each write at once. A crash of the machine may lose unsynced bytes: the next start rebuilds the head
     from the segments, and the transfers' pipes are gone. A memory map would raise SIGBUS if another program shortened
-    the file; pwrite(2) extends the file or fails.
+    the file; pwrite(2) extends it or fails.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:

@@ -8,7 +8,7 @@ the host's time, and cannot be compared if the offset is unknown.
 
 Append times never decrease, except at a clock step. If the clock was far ahead, an operator has the daemon record a
 step in ``clock.jsonl``, and append times restart from the clock in the next segment. A step without that segment is
-harmless: no records follow the step, and the next start completes it.
+harmless: no records follow it, and the next start completes it.
 """
 
 from __future__ import annotations

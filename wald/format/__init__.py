@@ -6,7 +6,7 @@ head          head line and cursor files
 ledger_lines  ledgers and their sealed parts
 log_state     control batches: log states and peers
 names         names of routes, groups and files
-protocol      protocol of the socket
+protocol      socket protocol
 records       records, JSON and the columns payload
 sealed_index  sealed segments
 segment       raw segments

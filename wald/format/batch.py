@@ -2,8 +2,8 @@
 
 The body's checksum covers padding. The checksums of header and trailer start from a seed, so that no payload contains a
 valid batch, and a batch is valid only at its own position. A batch never spans segments. A line longer than the pipe
-becomes a record in several pieces, and its sequence belongs to the batch with the first piece. Every segment that
-contains a piece lists that sequence.
+becomes a record in several pieces: its sequence belongs to the batch with the first, and every segment with a piece
+lists it.
 """
 
 from __future__ import annotations
@@ -272,8 +272,8 @@ def parse_header(data: bytes | memoryview, available_bytes: int, seed: int) -> P
 class Batches:
     """Single-use iterator over the batches in ``data`` that stops at the first damaged or torn batch.
 
-    ``position`` is the position of ``data`` in the raw segment. ``verified`` means that the caller has verified a
-    checksum of all of ``data``, so bodies and trailers need no check.
+    ``position`` is that of ``data`` in the raw segment. If ``verified``, the caller has verified all of ``data``, so
+    bodies and trailers need no check.
     """
 
     def __init__(self, data: bytes, start: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
@@ -305,7 +305,7 @@ class Batches:
 def whole_batches(
     data: bytes, offset: int, *, position: int, salt: int, verified: bool = False
 ) -> Iterator[tuple[int, int, HeaderFields]]:
-    """Yield offset, end and header of each batch. Faster than :class:`Batches`, because it creates no objects."""
+    """Yield offset, end and header of each batch. Faster than :class:`Batches`, which creates objects."""
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while offset + 64 <= data_bytes:
         fields = unpack(data, offset)

@@ -1,7 +1,7 @@
 """CRC-32C from the package ``crc32c``, without the cost of ``import crc32c``.
 
-At import, the package reads its own version, which takes three times as long as starting Python. This module therefore
-loads only the extension module.
+At import, the package reads its version, which takes three times as long as starting Python, so this module loads only
+the extension.
 """
 
 from __future__ import annotations

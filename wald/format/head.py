@@ -1,7 +1,7 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-The head is rewritten in place, so a reader that sees a wrong checksum reads again. A bare number is a valid cursor. A
-truncated cursor may therefore be valid, but never claims more than was processed.
+The head is rewritten in place, so a reader that sees a wrong checksum reads again. A truncated cursor may be valid (a
+bare number is), but never claims more than was processed.
 """
 
 from __future__ import annotations

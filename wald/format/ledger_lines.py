@@ -74,15 +74,15 @@ def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
 
 
 def digest(line: bytes) -> str:
-    """Return the digest of a line for the ``prev`` of the next line."""
+    """Return a line's digest: the ``prev`` of the next."""
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
 def decode_ledger(data: bytes, tip: str | None = GENESIS, *, with_routes: bool = True) -> DecodedLedger:
     """Decode ledger lines and check their hash chain.
 
-    ``tip`` is the digest of the line before the first; None if unknown. Decoding is much faster with
-    ``with_routes=False``, which leaves long lists of routes empty.
+    ``tip`` is the digest of the line before the first; None if unknown. ``with_routes=False`` is much faster, but
+    leaves long lists of routes empty.
     """
     complete_bytes = data.rfind(b"\n") + 1
     lines = data[:complete_bytes].split(b"\n")[:-1]
@@ -131,7 +131,7 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def _decode_lines(lines: Sequence[bytes], *, with_routes: bool) -> list[Entry | BadLine]:
-    """Decode lines. If all are intact, this is twice as fast as :func:`decode_entry` on each line."""
+    """Decode lines: if all are intact, twice as fast as :func:`decode_entry` on each."""
     with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return _decode_intact(lines, with_routes=with_routes)
     # Slow path: a line is damaged, or a name inside an emptied list contains a bracket.

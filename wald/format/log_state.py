@@ -32,7 +32,7 @@ _DECODE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """Hash a client's producer id, so that readers do not learn the id and other users cannot forge it."""
+    """Hash a client's producer id, so that readers cannot learn it, nor other users forge it."""
     if not producer_id:
         return 0
     return int.from_bytes(blake2b(_OWNER_AND_PRODUCER.pack(user_id, producer_id), digest_size=8).digest()) or 1
@@ -111,7 +111,7 @@ def fingerprint(body_checksum: int, payload_bytes: int, encoding: int, route_byt
 
 @dataclass(slots=True)
 class Producers:
-    """Deduplication windows, starting with that of the least recently active producer."""
+    """Deduplication windows, least recently active producer first."""
 
     table: dict[int, deque[DedupEntry]] = field(default_factory=dict)
 
@@ -127,9 +127,9 @@ class Producers:
         return window[-1].producer_sequence + 1 if window else None
 
     def evicted_upto(self) -> int:
-        """Return an upper bound for the sequences of evicted producers; 0 if no producer was evicted.
+        """Return an upper bound for the sequences of evicted producers; 0 if none was evicted.
 
-        The last batch of every evicted producer is older than that of the next producer to be evicted.
+        The last batch of every evicted producer is older than that of the next to be evicted.
         """
         return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
 

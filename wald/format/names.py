@@ -119,7 +119,6 @@ def check_group(name: str) -> str:
 
 
 def _check(name: str, kind: str) -> str:
-    """Return ``name`` if valid, or raise InvalidInput."""
     if _ROUTE.fullmatch(name) is None:
         short_name = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidInput(f"illegal {kind} name {short_name!r}", case="illegal-name", more=ROUTE_MAX_LENGTH - 1)

@@ -1,6 +1,6 @@
 """The text protocol of the socket (docs/protocol.md): requests and replies are lines, payloads are raw bytes.
 
-After an ERR, the connection stays open if the length of the payload is known. Producer ids are per user.
+After an ERR, the connection stays open if the payload's length is known. Producer ids are per user.
 """
 
 from __future__ import annotations

@@ -264,7 +264,6 @@ def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def _nullable(entries: Sequence[bytes | None]) -> list[bytes]:
-    """Return the validity bitmap, offsets and data of a column."""
     digits = "".join("0" if entry is None else "1" for entry in entries)
     bitmap = int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
     return [bitmap, *_binary([entry or b"" for entry in entries])]

@@ -434,7 +434,7 @@ def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:
     return RouteTable(names, *columns)
 
 
-@lru_cache(maxsize=1)  # segments with the same routes share one object
+@lru_cache(maxsize=1)  # see RouteTable
 def _decode_names(data: bytes) -> tuple[str, ...]:
     names = json.loads(data)
     if not isinstance(names, list) or set(map(type, names)) - {str}:

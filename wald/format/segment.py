@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
 Raw segments and sparse indexes have the same header, apart from the magic. The sparse index is a hint: readers check
-the batch at each position. A payload may contain bytes that look like a batch, so readers never use an entry with a
-wrong checksum. Positions, sequences and append times ascend; the first entry out of order ends the index.
+the batch at each position. A payload may imitate a batch, so readers never use an entry with a wrong checksum.
+Positions, sequences and append times ascend; the first entry out of order ends the index.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The journal of a work group: lines of JSON, each with a checksum.
 
 The first line identifies the group. A page is a snapshot of some records. Every other line is a :class:`Commit`. A
-crash can leave an unreadable line, unless the ``synced`` of a later line covers that line.
+crash can leave an unreadable line, unless the ``synced`` of a later line covers it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FailureReason(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """Changes that the owner commits together, applied in the order of the fields."""
+    """Changes that the owner commits together, applied in field order."""
 
     done: Pairs = field(default_factory=list)
     extended: list[WorkerLease] = field(default_factory=list)
@@ -102,7 +102,7 @@ _RUN_FIELDS = (("out", "leased", WorkerLease), ("longer", "extended", WorkerLeas
 
 
 def encode_work(line: JournalLine, synced: int) -> bytes:
-    """Encode a line of a journal of which ``synced`` bytes are on disk."""
+    """Encode a line of a journal with ``synced`` bytes on disk."""
     fields: dict[str, Any]
     match line:
         case JournalStart():

@@ -2,7 +2,7 @@
 
 arrow      batches as Arrow tables
 assembler  whole records from pieces
-latest     start of the last N records of a route
+latest     start of a route's last N records
 lookup     location or fate of a record
 pattern    records that match a pattern
 reader     batches and records, with following

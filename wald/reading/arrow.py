@@ -6,7 +6,7 @@
     event_time   timestamp[ns, UTC], nullable
     segment      int64, on request: base sequence of the segment in which the record begins
 
-Arrow splits the lines, because its split releases the interpreter's lock and is twice as fast as numpy.
+Arrow splits the lines, because it releases the interpreter's lock and is twice as fast as numpy.
 """
 
 from __future__ import annotations

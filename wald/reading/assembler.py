@@ -1,7 +1,7 @@
 """Assembly of whole records from the pieces in stored batches.
 
-Batches come in the order in which their records end; within a route, that is the order of the sequences. :class:`Rows`
-creates :class:`Record` objects on demand, because the garbage collector traverses objects, not bytes.
+Batches come in the order in which their records end: within a route, in sequence order. :class:`Rows` creates
+:class:`Record` objects on demand, because the garbage collector traverses objects, not bytes.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _describe_loss(shrunk: ShrunkRecord | None) -> str:
 
 
 def _deletions(history: History, sequence: int) -> list[Entry]:
-    """Return the ledger lines about the deletion of a record, by reclaim or by shrinking.
+    """Return the ledger lines about a record's deletion, by reclaim or shrinking.
 
     Several lines may include the record, because some give only one range per route.
     """

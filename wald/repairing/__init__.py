@@ -1,9 +1,9 @@
 """Repair of a damaged log, with a record of every loss.
 
 apply    application of a plan
-plan     actions, and the records that are lost
+plan     actions, and lost records
 rescue   intact batches of a damaged segment
-restore  new log from records that have sequences
+restore  new log from given sequences
 rewrite  new segments from intact batches
 survey   facts about a damaged log
 """

@@ -135,7 +135,7 @@ def planned_repair(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch_directory() -> Iterator[Path]:
-    """Make a temporary directory, locked while it is in use."""
+    """Make a directory, locked while in use."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):  # removed before it was locked

@@ -1,4 +1,4 @@
-"""Repair plan: the actions that repair a log, and the records that are lost. It changes nothing.
+"""Repair plan: the actions that repair a log, and the lost records. It changes nothing.
 
 Segments are repaired oldest first: the one in which a broken record begins comes before one that lost a piece of it.
 
@@ -133,7 +133,7 @@ class Action:
     reason: str
     lost_spans: tuple[Span, ...] = ()
     lost_records: int = 0  # records in ``lost_spans`` that shrinking had not dropped
-    loses_data: bool = False  # True if the operator must accept a loss
+    loses_data: bool = False  # the operator must accept a loss
     facts: SegmentFacts | None = None
     broken: Mapping[int, str] = field(default_factory=dict)  # record that lost a piece → route
     identity: Identity | None = None
@@ -246,7 +246,6 @@ class Plan:
                 yield first
 
     def _repair(self, facts: SegmentFacts) -> Action | None:
-        """Return the action that repairs a segment, or None."""
         path, spans = facts.segment.path, Spans(facts.repaired_spans)
         broken = min((sequence for sequence in self.broken if sequence in spans), default=None)
         if not facts.problem and broken is None:
@@ -285,7 +284,7 @@ class Plan:
 
 
 def _ordered_renames(renames: list[Action], used: set[Path]) -> Iterator[Action]:
-    """Yield renames in an order in which each target is free.
+    """Yield renames, ordered so that each target is free.
 
     If segments have each other's names, one first gets an unused name. After a kill, the next repair renames it.
     """

@@ -1,7 +1,7 @@
 """Survey of a damaged log: the facts for a repair plan. It changes nothing.
 
 If ``log.json`` is lost, damaged or from another log, the identity comes from files with the log id: segments, sparse
-indexes, and cursors of the log's owner (other users' are not trusted). If two of these disagree, repair is refused.
+indexes, and cursors of the log's owner (other users' are not trusted).
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class LogSurvey:
         self._listing = Listing(tuple(listed[base] for base in sorted(listed)))
 
     def _misnamed_segments(self, listing: Listing) -> Iterator[Segment]:
-        """Yield segments that readers do not find because of a wrong file name.
+        """Yield segments that a wrong file name hides from readers.
 
         A sealed segment under another's name hides that segment's raw form. The original of an interrupted shrinking
         hides the shrunk form. A reclaimed name is wrong without a ledger line, or if the file is another segment.

@@ -1,7 +1,6 @@
 """Audit of deletions, using only the ledgers.
 
-The ``reclaimed`` line of a deletion must agree with the ``sealed`` line of the segment, and prove one of these for each
-route:
+A deletion's ``reclaimed`` line must agree with the segment's ``sealed`` line, and prove one of these for each route:
 
     the route is retired                        {"route": …, "retired": true}
     every cursor has reached its last record    {"route": …, "last": 250, "cursors": {"processed": 250, …}}

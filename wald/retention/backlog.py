@@ -1,6 +1,6 @@
 """Segments of a log, the groups that need them, and the growth of the log.
 
-All sealed indexes and all raw segments are read, in memory that does not grow with the number of segments.
+All sealed indexes and all raw segments are read, in memory that does not grow with their number.
 """
 
 from __future__ import annotations

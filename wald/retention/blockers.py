@@ -8,7 +8,7 @@ A segment may be deleted when every cursor of every route with records in it has
     a route whose directory is gone        pins everything: its cursors are lost
     an unfinished handover to a route      counts as a cursor (:mod:`wald.retention.handovers`)
 
-A damaged segment may have lost records of any of its routes, so their cursors have to pass the last lost record. If its
+A damaged segment may have lost records of any of its routes, so their cursors must pass the last lost record. If its
 index and some frames are lost, the ledger's ``sealed`` line gives the routes; without that line, or any readable
 record, the segment is never deleted.
 """
@@ -291,7 +291,7 @@ def with_lost_routes(
 
 
 def required_positions(index: SealedIndex, next_base: int, history: History) -> RouteTable:
-    """Return the routes of a complete segment, each with the record that its cursors have to reach.
+    """Return the routes of a complete segment, each with the record that its cursors must reach.
 
     Raise BadSealed if all records of a damaged segment are lost, or the lost ones are unknown.
     """

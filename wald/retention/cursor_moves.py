@@ -1,7 +1,7 @@
 """Cursor moves by an operator, and the start position of a new group.
 
 RECLAIM renames a segment, then reads the cursors; a move writes the cursor, then lists the segments. So RECLAIM
-restores any ``.released`` segment that a moved cursor needs. A segment that is already ``.deleting`` may be gone.
+restores any ``.released`` segment that a moved cursor needs. A ``.deleting`` segment may be gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requested records that were reclaimed or lost: their number, and the error or callback for them.
+"""Requested records that were reclaimed or lost: their number, and the error or callback.
 
 A reclaimed segment whose times or routes are unknown may have had any requested records.
 """

@@ -1,7 +1,7 @@
 """Progress and lag of consumer groups.
 
-The lag is the number of records after the cursor, up to the durable head, even released ones, which a cursor that was
-moved back needs again. An invalid cursor counts as 0.
+The lag is the number of records after the cursor, up to the durable head, even released ones, which a rewound cursor
+needs again. An invalid cursor counts as 0.
 """
 
 from __future__ import annotations

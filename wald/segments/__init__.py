@@ -3,7 +3,7 @@
 continuity     replaced or rolled-back logs
 durable_end    durable head
 index_builder  indexes, and sparse index files
-raw_scan       scan of a raw segment, and resynchronisation
+raw_scan       raw segments, and resynchronisation
 reader         batches in order
 salvage        sealed segments with a damaged index
 sealed_file    sealed segments, frame by frame

@@ -1,7 +1,7 @@
 """Detection of a replaced or rolled-back log at a path.
 
 If another log, or an older copy, is moved to the path, positions in memory are invalid, even if id, epoch and head look
-right. So each start of the daemon writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
+right. So each daemon start writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches of a sealed segment whose index or seek table is damaged.
 
-The index is derived, so no record is lost. The headers of a frame, or else the seek table, show where the next frame
-begins. A damaged or truncated frame yields the batches before the damage.
+The index is derived, so no record is lost. A frame's headers, or else the seek table, show where the next begins. A
+damaged or truncated frame yields the batches before the damage.
 """
 
 from __future__ import annotations
@@ -132,7 +132,6 @@ class SalvagedSegment(OpenSegment):
         return decompress_start(self._read(offset, stored_bytes), raw_bytes)
 
     def _frame_opening(self, offset: int) -> bytes:
-        """Return the first 64 bytes of a frame."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(self._read(offset, _STORED_MAX_BYTES)) as stream:
                 return stream.read(HEADER.size)

@@ -1,7 +1,7 @@
 """Writer and reader of sealed segments, frame by frame.
 
-A frame contains either whole batches or damaged bytes. It ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch has a frame of its own.
+A frame contains whole batches or damaged bytes. It ends before the batch that would make it longer than
+``FRAME_BYTES``; a longer batch has its own frame.
 
 ``zstandard`` always gets the raw and the stored size. Otherwise a stream ends silently at the end of a truncated file,
 and a call stops after the first frame.

@@ -70,7 +70,6 @@ def _find_first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search_range(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
-    """Return both results for one range."""
     segments = _readable_segments(view, first, until)
     first_late = bisect_left(
         range(len(segments)), True, key=lambda number: not _begins_earlier(view, segments[: number + 1], time_ns)

@@ -56,7 +56,7 @@ class SegmentGone(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Immutable snapshot of a log: its head and its segments."""
+    """Immutable snapshot of a log: its head and segments."""
 
     root: Root
     log_id: bytes
@@ -86,7 +86,7 @@ class View:
         return self.follow(segment, lambda named: open_segment(named, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Return the result of ``action`` for the first of a segment's names that exists."""
+        """Return the result of ``action`` for a segment's first existing name."""
         for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: reclaim may restore an earlier name
             with suppress(FileNotFoundError):
                 return action(segment.with_kind(kind))
@@ -107,7 +107,7 @@ class View:
         return replace(self, bound=_bound(head, listing), listing=listing, head=head)
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
-        """Estimate, from file times, when a record with an append time in the future was written.
+        """Estimate, from file times, when a record with a future append time was written.
 
         A raw segment records its creation; a sealed file is created after its last record. If such a time is in the
         future too, the next segment counts.

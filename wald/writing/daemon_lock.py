@@ -41,7 +41,7 @@ _PROBE_SECONDS = 0.1  # another process may hold the lock briefly to test it
 
 
 class Lock:
-    """Exclusive right to write to ``root``. Raises Locked if another daemon has that right."""
+    """Exclusive right to write to ``root``. Raises Locked if another daemon has it."""
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
         self._path = os.fspath(root.lock)

@@ -1,6 +1,6 @@
 """Limits on the disk space that a daemon uses.
 
-Sealing needs room for the sealed form next to the raw one, and input must not use that room. Input is accepted while
+Sealing needs room for the sealed form next to the raw one, and input must not use it. Input is accepted while
 
     free bytes + bytes allocated for the next segment  ≥  reserve + one sealed form + the next segment
 
@@ -87,13 +87,13 @@ def _largest_segment(usable_bytes: int) -> int:
 
 
 class DiskBudget:
-    """Checks of the free space on the disk of the segments."""
+    """Free-space checks on the segments' disk."""
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
         self._path = path
         self.sizes = sizes
-        # Allocated for the next segment. Set after the allocation and reset before the use: otherwise input would use
-        # the room for sealing.
+        # Allocated for the next segment. Set after allocation and reset before use: otherwise input would use the room
+        # for sealing.
         self.spare_bytes = 0
 
     def remaining_bytes(self, free_bytes: int) -> int:

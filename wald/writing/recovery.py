@@ -1,8 +1,8 @@
 """Recovery of the log when a daemon starts: examine the newest segment, decide, repair, report.
 
-Only the newest raw segment can be unfinished: a segment is named only after the previous one was complete. A scan
-rebuilds the state of the log. Bytes after the last good batch are copied to ``quarantine/`` and truncated. The writer
-never appends to an old segment, so a start scans only one raw segment.
+Only the newest raw segment can be unfinished: a segment is named only after the previous one was complete. A scan of
+this one segment rebuilds the state of the log. Bytes after the last good batch are copied to ``quarantine/`` and
+truncated. The writer never appends to an old segment.
 
 Errors in the report are losses of durable bytes, which a crash cannot cause. The daemon starts despite errors, and
 never reuses lost sequences.
@@ -276,7 +276,7 @@ class _Recovery:
     def _save_torn_end(self, path: Path, tail: SegmentEnd) -> None:
         """Durably copy the bytes after the last good batch to ``quarantine/`` before they are truncated."""
         report, quarantine = self._report, self._root.quarantine
-        # The epoch makes it unique: the next segment of this name may be torn at the same place.
+        # The epoch makes it unique: the next segment of this name may be torn there too.
         copy = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
         copy_durably(self._disk, path, copy, tail.offset, tail.garbage_bytes)
         self._disk.sync_directory(quarantine)

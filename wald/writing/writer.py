@@ -5,8 +5,8 @@
     writer.cut(now_ns=…)                 complete the segment, open the next
 
 After an OSError, the descriptor is never written or synced again: :meth:`Writer.replace` truncates the file to its
-durable length and opens the next segment. A segment is named by its first sequence, so it can be cut only after it has
-assigned a sequence.
+durable length and opens the next segment. A segment is named by its first sequence, so it can be cut only after
+assigning one.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Preallocator:
 
     def _create(self, purpose: str, length: int) -> Blank:
         self.require_directory()
-        # The name is unique: another thread or a superseded daemon may create a file at the same time.
+        # The name is unique: another thread or a superseded daemon may also create one.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
@@ -242,8 +242,8 @@ _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO
 class Writer:
     """The only appender of a log. It changes ``state``.
 
-    ``carry`` is the path and good length of a raw file that uses no sequence. The first segment replaces this file and
-    begins with a copy of it.
+    ``carry`` is the path and good length of a raw file that uses no sequence. The first segment replaces it and begins
+    with a copy.
     """
 
     def __init__(
@@ -530,8 +530,7 @@ class Writer:
     def leave_truncated(self, *, now_ns: int) -> None:
         """Continue in a new segment after another program truncated the active one. May be retried.
 
-        The truncated file stays. If pieces may be lost, skip one sequence, so that readers do not join the remaining
-        pieces.
+        The truncated file stays. If pieces may be lost, skip one sequence, so that readers do not join the rest.
         """
         if not self._truncated:
             self._truncated = True  # the file regains its length before the next one is named
