@@ -140,7 +140,7 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
         case "ROUTE", "ADD", _, *options if "fifo" in options:
             return f"run this command as {owner}"
         case _:
-            return f"run this command as {owner}, or as a user in {writers}"
+            return f"run this command as {owner}, or as a user listed under {writers}"
 
 
 def _describe_owner(socket: Path) -> tuple[str, bool]:
@@ -291,8 +291,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "line-is-not-a-record": 'write an object such as {{"key": "a", "value": "b"}} on each line',
     "payload-without-newline": "append b'\\n'",
     "record-too-large": "write the record to the route's FIFO, or split it",
-    "producer-of-the-parent": "create another Producer in the child, with another id",
-    "producer-has-ended": "create another Producer; see acknowledged() and unanswered for the state of the records",
+    "producer-of-the-parent": "create a new Producer in the child, with a different id",
+    "producer-has-ended": "create a new Producer; see acknowledged() and unanswered for the state of the records",
     # requests to a daemon
     "route-missing-at-daemon": "to create the route: {wald} route add {route}; to list all routes: {wald} routes",
     "route-retired-at-daemon": _route_retired_at_daemon,

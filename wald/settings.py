@@ -338,7 +338,7 @@ class SettingFile:
             ) from error
 
     def place(self, key: str, *, after: str = "") -> str:
-        """Return ``path:line`` of ``key`` in the table named ``after``; the parser reports no lines."""
+        """Return ``path:line`` of ``key`` in table ``after``, by text search: the parser gives no line numbers."""
         start = 0
         heading = rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]"""
         if after and (table := re.search(heading, self.content, re.MULTILINE)):

@@ -141,7 +141,7 @@ def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
     write(b"b" * 100_000)
     os.truncate(path, end)
     eventually(lambda: "active segment truncated" in daemon.log)
-    assert "pieces of the unfinished record 2 are lost" in daemon.log
+    assert "pieces of unfinished records are lost, so these cannot be read: 2" in daemon.log
     if killed:
         daemon.kill()
         daemon.start_again()

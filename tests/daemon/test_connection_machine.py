@@ -220,7 +220,7 @@ def test_a_request_for_a_busy_route_waits_and_is_refused_after_a_timeout(root: R
     assert peer.connection.wait is OVERDUE
     peer.read(b"", busy)
     assert peer.outcomes == [
-        ("reply", b"ERR busy a pipe is inside a long line of route web\n"),
+        ("reply", b"ERR busy a pipe is in the middle of a long line for route web\n"),
         ("record", ("b", b"y\n")),
     ]
     assert not peer.connection.time_out()

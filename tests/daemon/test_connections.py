@@ -319,10 +319,10 @@ def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) ->
         eventually(lambda: "in" in stat(daemon)["routes"])
         large.send(b"\nPING\n")
         small.send(b"PUB in 5\nPING\nPUB in 2\nx\nPING\n")
-        assert large.reply() == "ERR busy a pipe is inside a long line of route in"
-        assert [small.reply() for _ in range(3)] == ["ERR busy a pipe is inside a long line of route in"] * 2 + [
-            "OK pong"
-        ]
+        assert large.reply() == "ERR busy a pipe is in the middle of a long line for route in"
+        assert [small.reply() for _ in range(3)] == [
+            "ERR busy a pipe is in the middle of a long line for route in"
+        ] * 2 + ["OK pong"]
         assert large.reply() == "OK pong"
         assert small.ask(b"PUB r 2\nx\n").startswith("OK ")
         fifo.write(b"end\n")

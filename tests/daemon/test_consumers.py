@@ -101,7 +101,7 @@ def test_the_log_owner_refuses_a_cursor_of_another_user_and_root_moves_it() -> N
             code, message, hint = refusal(daemon, HOST, *words)
             assert (code, message) == (
                 Refused.exit_code,
-                f"{path}: the cursor belongs to user {ALICE.user_id}, so the log's owner does not use it",
+                f"{path}: the cursor belongs to user {ALICE.user_id}, who could make the log's owner skip records",
             ), words
             assert f"remove this one: wald --root {daemon.root} cursor remove a --group g;" in hint
         code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")

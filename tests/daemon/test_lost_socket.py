@@ -84,7 +84,7 @@ def test_a_removed_lock_ends_the_daemon_and_names_the_lock(start: Start, root: P
     daemon = start()
     (root / "lock").unlink()
     assert daemon.wait() == 3
-    assert f"wald: {root}/lock: the lock file was removed while the daemon ran" in daemon.log
+    assert f"wald: {root}/lock: the lock file was removed while the daemon was running" in daemon.log
     assert "another daemon" not in daemon.log
     daemon.start_again()
     assert daemon.stop() == 0

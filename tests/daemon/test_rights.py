@@ -134,7 +134,11 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
             (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"omit --mode, or run this command as {owner}"),
             (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or omit --mode"),
             (MEMBER, ("route", "add", "secure", "--fifo"), f"run this command as {owner}"),
-            (MEMBER, ("route", "retire", "a"), f"run this command as {owner}, or as a user in writers in [routes.a]"),
+            (
+                MEMBER,
+                ("route", "retire", "a"),
+                f"run this command as {owner}, or as a user listed under writers in [routes.a]",
+            ),
         ):
             _, _, hint = refused(run([*user.prefix, *command(*line, "--root", daemon.root)], stdin=b"x\n"))
             assert hint.startswith(wanted), (line, hint)

@@ -280,7 +280,7 @@ def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer:
         for wait in waits:
             with pytest.raises(Refused, match=f"has ended: {re.escape(ended.value.message)}") as refused:
                 wait()
-            assert "create another Producer" in refused.value.hint
+            assert "create a new Producer" in refused.value.hint
 
         assert producer.unanswered == (1 if answer is None else 0)
         assert producer.acknowledged() == [Durable(1, 1)]

@@ -161,7 +161,7 @@ def _parse_time(name: str, time: object, check: Callable[[int], int] | None = No
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
-        raise ValueError(f"{name} {time_ns!r} is not a 64-bit integer of ns since 1970")
+        raise ValueError(f"{name} {time_ns!r} is not a time in ns since 1970 that fits in 64 bits")
     return time_ns if check is None or isinstance(time, str) else check(time_ns)
 
 
@@ -209,7 +209,11 @@ def encode_values(
         if isinstance(column, bytes | str):
             raise InvalidInput(f"{name} must be a sequence, not a single value", case="column-is-not-a-list", name=name)
         if column is not None and len(column) != len(values):
-            raise InvalidInput(f"{len(values)} values but {len(column)} {name}", case="unequal-lengths", name=name)
+            raise InvalidInput(
+                f"the lengths differ: values has {len(values)}, {name} has {len(column)}",
+                case="unequal-lengths",
+                name=name,
+            )
     encoded = None
     if headers is not None or not_before is not None:
         absent = [None] * len(values)

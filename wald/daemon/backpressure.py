@@ -71,7 +71,7 @@ class Backpressure:
     def admit(self, route: Route, *, is_overdue: bool) -> None:
         """Raise ProtocolError or MustWait unless the route accepts records.
 
-        If ``is_overdue``, a busy route is an error.
+        If the request ``is_overdue``, a busy route is an error.
         """
         if self.is_closed or self.room_bytes < 0:
             self.require_room()
@@ -81,7 +81,7 @@ class Backpressure:
             raise MustWait(Wait(Reason.QUOTA, route.name))
         if route.name in self.busy_routes:
             if is_overdue:
-                raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of route {route.name}")
+                raise ProtocolError(Code.BUSY, f"a pipe is in the middle of a long line for route {route.name}")
             raise MustWait(Wait(Reason.BUSY, route.name))
 
     def must_keep_waiting(self, wait: Wait, promised_to_others: Callable[[int], int]) -> bool:

@@ -355,9 +355,9 @@ class Committer:
         if writer.failed or not writer.is_truncated():
             return False
         path, base, last = writer.path, writer.base_sequence, self._metrics.head_sequence
-        losses = [f"the last of the acknowledged records {base} to {last} are lost"] if base <= last else []
-        if pieces := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
-            losses.append(f"pieces of the unfinished record {pieces} are lost, so it cannot be read")
+        losses = [f"acknowledged records are lost at the end of {base} to {last}"] if base <= last else []
+        if unfinished := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
+            losses.append(f"pieces of unfinished records are lost, so these cannot be read: {unfinished}")
         try:
             writer.leave_truncated(now_ns=time.time_ns())
         except OSError as error:

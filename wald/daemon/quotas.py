@@ -325,7 +325,7 @@ class _UnreadRecords:
         self.forget(self.floor, base)
 
     def forget(self, floor: int, keep_from: int, exists: Callable[[int], bool] | None = None) -> None:
-        """Raise the floor; forget read records in segments below ``keep_from``, and records of deleted segments."""
+        """Raise the floor; forget records up to it in segments below ``keep_from``, and all of deleted segments."""
         floor = self.floor = max(self.floor, floor)
         self._ranges = [
             each

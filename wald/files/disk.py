@@ -145,7 +145,7 @@ class Disk:
             while copied < length:
                 count = os.sendfile(descriptor, source, source_offset + copied, length - copied)
                 if count == 0:
-                    raise OSError(errno.EIO, "the file became shorter while it was copied", _descriptor_path(source))
+                    raise OSError(errno.EIO, "the file shrank while it was being copied", _descriptor_path(source))
                 copied += count
         except OSError as error:
             _add_path(error, descriptor)

@@ -165,6 +165,7 @@ def last_digest(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
+    """Read a current file as :func:`drop_unsynced` does; a missing file is empty."""
     try:
         return drop_unsynced(read_regular(path))
     except FileNotFoundError:
@@ -182,14 +183,15 @@ def drop_unsynced(data: bytes) -> tuple[bytes, int]:
 
 
 def _synced_end(data: bytes) -> int:
+    """Return the end of the last line that was certainly synced."""
     end = data.rfind(b"\n") + 1
     start = last_line_start(data, end)
     while _has_lost_sector(data, start, end):
         start, end = last_line_start(data, start), start
-    offset = first_entry(data[start:end]).get("append")
-    while isinstance(offset, int) and 0 <= offset < end:
-        start, offset = offset, data.find(b"\n", offset) + 1
-        if _has_lost_sector(data, start, offset):
+    boundary = first_entry(data[start:end]).get("append")  # where the last append began
+    while isinstance(boundary, int) and 0 <= boundary < end:
+        start, boundary = boundary, data.find(b"\n", boundary) + 1
+        if _has_lost_sector(data, start, boundary):
             return data.rfind(b"\n", 0, start) + 1
     return end
 

@@ -291,7 +291,9 @@ def not_before(headers: bytes | None) -> int:
 def check_not_before(due_ns: int) -> int:
     """Return a due time unchanged, or raise ValueError if it is too early to be in ns since 1970."""
     if due_ns < _EARLIEST_NS:
-        raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
+        raise ValueError(
+            f"not_before {due_ns} would be before 2001-09-09 as ns since 1970; it is probably in another unit"
+        )
     return due_ns
 
 

@@ -47,15 +47,15 @@ class _LogIdSource(NamedTuple):
 
 
 def recover_identity(root: Root) -> tuple[Identity, str] | None:
-    """Return new contents for ``log.json`` and the reason, or None if the current ones agree with other files.
+    """Return new contents for ``log.json`` and the reason, or None if the current contents agree with the other files.
 
-    Raise Damaged if the files disagree, or no file has the log id.
+    Raise Damaged if the files contradict each other; Damaged or NotFound if none contains a log id.
     """
     require_no_links(root)
-    own, reason = None, "it is missing"
+    current, reason = None, "it is missing"
     failure: WaldError | None = None
     try:
-        own = read_identity(root)
+        current = read_identity(root)
     except NotFound as error:
         if root.unfinished_identity.exists():
             raise
@@ -64,15 +64,17 @@ def recover_identity(root: Root) -> tuple[Identity, str] | None:
         reason, failure = error.message.removeprefix(f"{root.identity}: "), error
     sources = list(_log_id_sources(root))
     log_ids = {each.log_id for each in sources}
-    if own is not None and (own.log_id in log_ids or not any(each.path.parent == root.segments for each in sources)):
+    if current is not None and (
+        current.log_id in log_ids or not any(each.path.parent == root.segments for each in sources)
+    ):
         return None
     if not sources:
         assert failure is not None, "the identity was not read"
         raise failure
-    if len(log_ids) > 1 or (own is not None and not _is_head_in(root, sources)):
-        raise _identity_conflict(root, own, sources)
-    if own is not None:
-        reason = f"it belongs to log {own.log_id.hex()}"
+    if len(log_ids) > 1 or (current is not None and not _is_head_in(root, sources)):
+        raise _identity_conflict(root, current, sources)
+    if current is not None:
+        reason = f"it belongs to log {current.log_id.hex()}"
     (log_id,) = log_ids
     files = f"{len(sources)} file{'s say' if len(sources) > 1 else ' says'}"
     return Identity(log_id, _earliest_time(root, sources)), f"{reason}; {files} that this is log {log_id.hex()}"

@@ -91,8 +91,9 @@ def read_cursor(
     owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
     if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
         return cursor
-    raise Refused(  # that user could make the log's owner skip records
-        f"{cursor.path}: the cursor belongs to {_owner_name(cursor.user_id)}, so the log's owner does not use it",
+    raise Refused(
+        f"{cursor.path}: the cursor belongs to {_owner_name(cursor.user_id)}, "
+        "who could make the log's owner skip records",
         case="cursor-of-other-user",
         root=root.path,
         route=cursor.route,

@@ -194,7 +194,7 @@ class SparseIndexWriter:
         self._descriptor = -1
         self._indexed_position = FIRST_BATCH
         with suppress(OSError):
-            if not _is_another_file(path):
+            if not _is_other_kind(path):
                 flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
                 self._descriptor = open_or_make_file(path, flags, FILE_MODE)
         self._write(encode_segment_header(header, SPARSE_MAGIC))
@@ -222,12 +222,12 @@ class SparseIndexWriter:
 
 def remove_index(path: Path, disk: Disk) -> None:
     with suppress(FileNotFoundError):
-        if not _is_another_file(path):
+        if not _is_other_kind(path):
             disk.unlink(path)
 
 
-def _is_another_file(path: Path) -> bool:
-    """Return True if the file is of another kind and must be kept."""
+def _is_other_kind(path: Path) -> bool:
+    """Return True if the file is recognizably not an index, and must be kept."""
     try:
         start = read_start(path, 8)
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
-    """Return the base of the next segment, without a full listing."""
+    """Return the base of the segment after ``base_sequence``, or None."""
     names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     return min(bases, default=None)

@@ -281,7 +281,7 @@ class SealedSegment(OpenSegment):
     def _frame_items(
         self, number: int, following: int | None, position: int, limit: int, can_skip: CanSkip | None
     ) -> Iterator[SegmentItem]:
-        """Yield the items of frame ``number`` while frame ``following`` is decompressed."""
+        """Yield the items of frame ``number`` while frame ``following`` is being decompressed."""
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         reason = ""

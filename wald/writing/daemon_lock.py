@@ -67,7 +67,7 @@ class Lock:
             return root_gone(root)
         if not os.path.lexists(root.lock):
             return NotFound(
-                f"{root.lock}: the lock file was removed while the daemon ran",
+                f"{root.lock}: the lock file was removed while the daemon was running",
                 case="lock-file-removed",
                 root=root.path,
             )
