@@ -177,7 +177,7 @@ class Daemon:
         if isinstance(reason, ProtocolError) and reason.code is Code.BUSY:
             return _busy(reason.message)
         if isinstance(reason, TimeoutError) and isinstance(routes := status(self._socket).get("busy"), list) and routes:
-            return _busy(f"a pipe is inside a long line of {routes[0]}, and requests wait for its end")
+            return _busy(f"a pipe is in the middle of a long line for route {routes[0]}, and requests wait for its end")
         return error_after_retries(reason, root=self._root, socket=self._socket)
 
     def _lane_of(self, request: Request) -> Lane:

@@ -50,7 +50,7 @@ def test_a_route_inside_a_long_line_of_its_fifo_is_429(tmp_path: Path, frame_tim
                 refused = threads.submit(refusal, gate, 429, "busy")
                 assert gate.post("/v1/routes/other/records", b"taken\n").status == 200
                 assert not refused.done()
-                assert "inside a long line of busy" in refused.result().json()["detail"]
+                assert "in the middle of a long line for route busy" in refused.result().json()["detail"]
             fifo.write(b"end\n")
             eventually(lambda: gate.post(BUSY, b"taken\n").status == 200)
         assert "Traceback" not in gate.log
