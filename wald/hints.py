@@ -144,7 +144,7 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
 
 
 def _describe_owner(socket: Path) -> tuple[str, bool]:
-    """Describe the daemon's user; also return whether this process has that user's rights."""
+    """Describe the daemon's user; also return whether this process has those rights."""
     try:
         owner = socket.stat().st_uid
     except OSError:

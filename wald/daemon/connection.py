@@ -276,7 +276,7 @@ class Connection:
         if request.columns:
             count = _count_columns((payload or b"") if spooling is None else spooling.columns)
             if spooling is not None:
-                spooling.columns = b""  # unmaps the file, whose mapping has a descriptor
+                spooling.columns = b""  # closes the mapping's descriptor
         elif spooling is not None and spooling.ends_in_newline:
             count = spooling.newlines
         elif payload and payload[-1] == _NEWLINE:

@@ -108,7 +108,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
 
 
 def cursor_creator_group(root: Root, route: str) -> str:
-    """Return the OS group that may create cursors, or "" if there is none."""
+    """Return the OS group that may create cursors, or ""."""
     try:
         status = root.cursor_directory(route).stat()
     except OSError:

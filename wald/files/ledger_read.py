@@ -188,7 +188,7 @@ def _synced_end(data: bytes) -> int:
     start = last_line_start(data, end)
     while _has_lost_sector(data, start, end):
         start, end = last_line_start(data, start), start
-    boundary = first_entry(data[start:end]).get("append")  # where the last append began
+    boundary = first_entry(data[start:end]).get("append")
     while isinstance(boundary, int) and 0 <= boundary < end:
         start, boundary = boundary, data.find(b"\n", boundary) + 1
         if _has_lost_sector(data, start, boundary):

@@ -49,7 +49,7 @@ class _LogIdSource(NamedTuple):
 def recover_identity(root: Root) -> tuple[Identity, str] | None:
     """Return new contents for ``log.json`` and the reason, or None if the current contents agree with the other files.
 
-    Raise Damaged if the files contradict each other; Damaged or NotFound if none contains a log id.
+    Raise Damaged if the files contradict each other, Damaged or NotFound if none contains a log id.
     """
     require_no_links(root)
     current, reason = None, "it is missing"

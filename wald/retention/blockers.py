@@ -198,7 +198,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
                 head_sequence = end_sequence(root, log_id) - 1
                 route_cursors = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         except NotFound:
-            continue  # the route was just removed; without cursors here, it pins everything
+            continue  # just removed: without cursors, it pins everything
         cursors[route] = tuple(route_cursors)
     return CursorSnapshot(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 

@@ -50,7 +50,7 @@ def sequence_since(view: View, time_ns: int) -> int:
 
 
 def sequence_until(view: View, time_ns: int) -> int:
-    """Return the lowest sequence after which every record was appended at ``time_ns`` or later, despite clock steps."""
+    """Return the first sequence from which all records were appended at ``time_ns`` or later, despite clock steps."""
     for first, until in reversed(ranges_between_steps(view.root)):
         _, at = _search_range(view, time_ns, first, until)
         if at > first:

@@ -276,7 +276,7 @@ class _Recovery:
     def _save_torn_end(self, path: Path, tail: SegmentEnd) -> None:
         """Durably copy the bytes after the last good batch to ``quarantine/`` before they are truncated."""
         report, quarantine = self._report, self._root.quarantine
-        # With the epoch, because a later segment of this name may be torn at the same offset.
+        # With the epoch: a later segment of this name may be torn there too.
         copy = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
         copy_durably(self._disk, path, copy, tail.offset, tail.garbage_bytes)
         self._disk.sync_directory(quarantine)
