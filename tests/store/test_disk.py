@@ -127,7 +127,7 @@ def test_copy_puts_a_file_inside_another(disk: Disk, tmp_path: Path) -> None:
     disk.copy(target, source, len(content) - 3, 6)
 
     assert (tmp_path / "target").read_bytes() == b"before" + content[:-3]
-    with pytest.raises(OSError, match="shorter"):
+    with pytest.raises(OSError, match="shrank"):
         disk.copy(target, source, len(content) + 1, 6)
     disk.close(source)
     disk.close(target)
@@ -308,7 +308,7 @@ except OSError as error:
 
 def test_a_source_that_is_too_short_is_named(disk: Disk, tmp_path: Path) -> None:
     target, source = disk.create(tmp_path / "target"), disk.create(tmp_path / "source")
-    with pytest.raises(OSError, match="shorter") as caught:
+    with pytest.raises(OSError, match="shrank") as caught:
         disk.copy(target, source, 1, 0)
     assert caught.value.filename == f"{tmp_path}/source"
     disk.close(target)

@@ -143,7 +143,7 @@ def test_a_spool_that_became_shorter_fails_the_commit(tmp_path: Path) -> None:
     built = with_some_records(tmp_path / "log", TracingDisk())
     made = draft(b"5" * 100 + b"\n")
     descriptor = spool(made, str(tmp_path), b"5" * 50)
-    with pytest.raises(OSError, match="shorter"):
+    with pytest.raises(OSError, match="shrank"):
         commit(built, [made])
     assert built.writer.failed
     built.writer.replace(now_ns=built.now_ns)
