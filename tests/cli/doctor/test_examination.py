@@ -73,7 +73,7 @@ def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
     printed = " ".join(wald("doctor", "--root", tmp_path).stdout.decode().split())
 
     assert printed.count("not tried out") == 1
-    assert "likewise replace, links, locks, allocation, mapping, fifo, names, events" in printed
+    assert "also replace, links, locks, allocation, mapping, fifo, names, events" in printed
 
 
 def test_the_exit_code_is_that_of_the_worst_check(log: Path) -> None:
@@ -299,7 +299,7 @@ def test_what_a_stranger_may_not_see_is_not_called_missing(open_place: Path, nam
     assert found.failed == {"root"}
     assert found.measured("root")["kind"] == "hidden"
     assert {found.outcome(check) for check in ("files", "daemon", "service")} == {"unknown"}
-    assert [each for each in messages.values() if "may not look" not in each] == []
+    assert [each for each in messages.values() if "may not see" not in each] == []
 
 
 @needs_root
@@ -320,7 +320,7 @@ def test_a_daemon_that_takes_no_input_is_named(log: Path) -> None:
         found = examine(log)
 
     assert {"daemon", "space"} <= found.failed
-    assert "takes no input" in found.message("daemon")
+    assert "accepts no input" in found.message("daemon")
 
 
 def test_no_check_is_left_out_when_time_is_over(log: Path) -> None:

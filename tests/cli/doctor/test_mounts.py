@@ -11,8 +11,7 @@ from examining import examine, scratch_directories
 from full_disk import fill, small_file_system
 from mounting import MIB, disk, mounted, overlay
 
-from wald.cli.doctor.judging.medium import Mount
-from wald.cli.doctor.probing.mounts import parse
+from wald.cli.doctor.medium import Mount, parse_mounts
 
 TRIED = {"replace", "links", "locks", "mapping", "fifo", "names", "events"}
 
@@ -49,13 +48,13 @@ def test_options_that_only_cost_are_warnings(tmp_path: Path, option: str) -> Non
     assert option in found.message("mount")
 
 
-def test_a_btrfs_reserves_no_room(tmp_path: Path) -> None:
+def test_btrfs_does_not_reserve_space(tmp_path: Path) -> None:
     with disk(tmp_path, "btrfs") as at:
         found = examine(at / "log")
         left = os.listdir(at)
 
     assert (found.failed, found.outcome("allocation")) == (set(), "warn")
-    assert "copies what is written" in found.message("allocation")
+    assert "copies on write" in found.message("allocation")
     assert found.outcome("inodes") == "ok"
     assert left == []
 
@@ -94,13 +93,13 @@ def test_nothing_is_tried_on_a_read_only_mount(tmp_path: Path) -> None:
     assert "because the file system is read-only" in found.message("replace")
 
 
-def test_nothing_is_made_where_the_kernel_keeps_no_files() -> None:
+def test_nothing_is_created_in_a_file_system_of_the_kernel() -> None:
     found = examine(Path("/proc/log"))
 
     assert found.outcome("mount") == "fail"
     assert "belongs to the kernel" in found.message("mount")
     assert {found.outcome(check) for check in TRIED} == {"skipped"}
-    assert "the kernel keeps no files here" in found.message("replace")
+    assert "the kernel stores no files here" in found.message("replace")
 
 
 def test_a_full_disk_is_reported_and_given_no_more(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_what_a_mount_point_is_called_is_read_as_the_kernel_writes_it() -> None:
     """Blanks are octal, fields in front of the hyphen vary in number, and read-only once is read-only."""
     line = "36 35 98:0 /a /disks/a\\040b ro,noatime shared:7 master:1 - ext4 /dev/sda1 rw,nobarrier\n"
 
-    assert list(parse(line)) == [Mount("ext4", "/dev/sda1", "/disks/a b", ("ro", "noatime", "nobarrier"))]
+    assert list(parse_mounts(line)) == [Mount("ext4", "/dev/sda1", "/disks/a b", ("ro", "noatime", "nobarrier"))]
 
 
 def test_the_mount_that_hides_another_is_the_one_that_counts(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""``wald doctor``: which promises hold on this directory and this host, and what to type where one does not.
+"""``wald doctor``: which promises hold on this directory and host, and what to type if one does not.
 
-checks     how facts become a finding: a table of rules for each check; pure
-judging/   the facts and the rules of every check; pure
-probing/   the facts as they are here: reads, and tries things out in a scratch directory
-examination  which checks there are, and running all of them within a time
-canary     one record on its way through the log
-command    the command line
+command      the command line
+examination  all checks, run within a time limit
+findings     outcomes, verdicts and findings
+medium, files, host, log  the checks: each probes facts, and the facts give a verdict
+canary       one record sent through the log
 """

@@ -1,6 +1,6 @@
-"""One record on its way through a log: connected, appended, head moved, read back, acknowledged.
+"""One record sent through a log: connected, appended, head moved, read back, acknowledged.
 
-It has a route of its own, which is kept: its one cursor follows each record, so it pins nothing. If a
+The record has a route of its own, which is kept: its one cursor follows each record, so the route pins nothing. If a
 canary ends between the record and the cursor, the next one moves the cursor past both.
 """
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from wald.log import Log
 
 ROUTE = "wald.canary"
-_EXPLAIN_SECONDS = 1.2  # in which the client finds out why the daemon does not answer
+_EXPLAIN_SECONDS = 1.2  # for the client to find out why the daemon does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was done.
+    """One completed step.
 
     Attributes:
         name: connected, appended, head, read or acknowledged.
-        sequence: of the record; 0 before it has one.
+        sequence: the record's; 0 before it has one.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Step:
 
 
 def send(root: Path, socket: Path | None, *, within: float) -> Iterator[Step]:
-    """Send one record; yields each step when it is done.
+    """Send one record, and yield each step when it is complete.
 
     Args:
-        within: seconds for all of it.
+        within: seconds for all steps.
 
     Raises:
         NotFound: there is no log.
         Unavailable: no daemon runs, or it did not answer in time.
-        DiskFailure: it did not, because the disk is full.
-        NotPermitted: this user may not write to the route, or not move its cursor.
-        Damaged: what was read back is not what was sent.
+        DiskFailure: the daemon did not answer because the disk is full.
+        NotPermitted: this user may not write to the route or move its cursor.
+        Damaged: the record was read back with another value.
     """
     log = wald.open(root)
     if not runs(root):
@@ -76,21 +76,17 @@ def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[Step]:
         else:
             producer.command("PING")
         _require_cursor(log)
-        yield Step("connected", time.monotonic() - begun, 0, f"the daemon answers, and route {ROUTE} is there")
+        yield Step("connected", time.monotonic() - begun, 0, f"the daemon answers, and route {ROUTE} exists")
         begun, value = time.monotonic(), os.urandom(16).hex().encode()
         producer.send(ROUTE, [value])
         sequence = producer.flush()[-1].last
     yield Step("appended", time.monotonic() - begun, sequence, f"record {sequence} is durable (OK)")
-    yield from _reading(log, sequence, value)
-
-
-def _reading(log: Log, sequence: int, value: bytes) -> Iterator[Step]:
     begun = time.monotonic()
     head = log.head()
     if head is None or head.sequence < sequence:
         shown = "nothing" if head is None else f"record {head.sequence}"
         raise Damaged(
-            f"{log.root.head}: it shows {shown}, and record {sequence} was acknowledged",
+            f"{log.root.head}: the head shows {shown}, but record {sequence} was acknowledged",
             hint=command_line(log.root.path, "verify"),
         )
     yield Step("head", time.monotonic() - begun, sequence, f"the head shows record {head.sequence}")
@@ -98,21 +94,21 @@ def _reading(log: Log, sequence: int, value: bytes) -> Iterator[Step]:
     found = [record.value for record in log.records(ROUTE, start=sequence, stop=sequence)]
     if found != [value]:
         raise Damaged(
-            f"{log.root.path}: record {sequence} was read back with other content",
+            f"{log.root.path}: record {sequence} was read back with another value",
             hint=command_line(log.root.path, f"where {sequence}"),
         )
-    yield Step("read", time.monotonic() - begun, sequence, "it was read back equal")
+    yield Step("read", time.monotonic() - begun, sequence, "read back the same value")
     begun = time.monotonic()
     try:
         log.set_cursor(ROUTE, sequence)
     except Refused:
-        if log.cursor(ROUTE).effective < sequence:  # else another canary has acknowledged both
+        if log.cursor(ROUTE).effective < sequence:  # otherwise another canary has acknowledged both
             raise
     yield Step("acknowledged", time.monotonic() - begun, sequence, f"the cursor of {DEFAULT_GROUP} is at the record")
 
 
 def _require_cursor(log: Log) -> None:
-    """Before there is a record, which would be pinned without a cursor.
+    """Check that this user may set the cursor, without which the record would be pinned.
 
     Raises:
         NotPermitted: this user may not set it.
@@ -125,15 +121,15 @@ def _require_cursor(log: Log) -> None:
 
 @contextmanager
 def _time_limit(seconds: float, log: Log) -> Iterator[None]:
-    """End the block after so long, whatever it waits for: a daemon that is stopped, or a disk that hangs."""
+    """End the block when the time is over, even if it waits for a stopped daemon or for a disk that hangs."""
 
-    def over(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise Unavailable(
-            f"{log.root.path}: the canary did not arrive within {seconds:g} s",
+            f"{log.root.path}: the canary was not acknowledged within {seconds:g} s",
             hint=f"{command_line(log.root.path, 'head')}; {command_line(log.root.path, 'explain')}; --timeout 60s",
         )
 
-    before = signal.signal(signal.SIGALRM, over)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

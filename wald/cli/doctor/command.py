@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wald.cli.doctor.canary import ROUTE
-from wald.cli.doctor.checks import Finding, Outcome
+from wald.cli.doctor.findings import Finding, Outcome
 from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.errors import InvalidInput, WaldError
@@ -38,7 +38,7 @@ _CANARY_SECONDS = 10.0
 @root_option
 @config_option("The daemon's TOML file of settings.")
 @socket_option
-@click.option("--canary", is_flag=True, help=f"Send a record through route {ROUTE} instead, and report its way.")
+@click.option("--canary", is_flag=True, help=f"Send a record through route {ROUTE} instead, and report each step.")
 @duration_option("--timeout", None, "Give up after this long.  [default: 5s; with --canary 10s]")
 @json_option
 def doctor(
@@ -54,11 +54,11 @@ def doctor(
     from wald.cli.doctor.examination import examine
 
     if timeout == 0:
-        raise InvalidInput("--timeout 0: there is no time for anything", hint="--timeout 5s")
+        raise InvalidInput("--timeout 0: the timeout must be longer", hint="--timeout 5s")
     if canary:
         _canary(root, socket, _CANARY_SECONDS if timeout is None else timeout, as_json)
         return 0
-    with _ending_on_sigterm():
+    with _interrupted_by_sigterm():
         within = _EXAMINE_SECONDS if timeout is None else timeout
         findings = examine(root, config_path=config_path, socket=socket, within=within)
     code = _exit_code(findings)
@@ -75,8 +75,8 @@ def _exit_code(findings: list[Finding]) -> int:
 
 
 @contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that the scratch directory is removed."""
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that the scratch directory is removed."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -93,23 +93,23 @@ def _text(root: Path, findings: list[Finding]) -> Iterator[str]:
     checks, outcomes = (max(map(len, column)) for column in zip(*((f.check, f.outcome) for f in findings), strict=True))
     margin = outcomes + checks + 4
     width = max(40, min(_MOST_COLUMNS, shutil.get_terminal_size((_MOST_COLUMNS, 0)).columns) - margin)
-    for finding in _joined(findings):
+    for finding in _merged(findings):
         outcome = click.style(finding.outcome.ljust(outcomes), fg=_COLORS.get(finding.outcome))
         first, *more = _wrapped(finding.message, width)
         yield f"{outcome}  {finding.check.ljust(checks)}  {first}".rstrip()
         yield from (f"{'':{margin}}{line}" for line in more)
         if finding.advice:
-            yield f"{'':{margin}}hint: {finding.advice}"  # in one line, so that it can be copied
+            yield f"{'':{margin}}hint: {finding.advice}"  # on one line, so that it can be copied
     yield ""
     yield from _wrapped(_summary(root, findings), margin + width)
 
 
-def _joined(findings: list[Finding]) -> Iterator[Finding]:
-    """Those that follow each other and say the same, as one."""
+def _merged(findings: list[Finding]) -> Iterator[Finding]:
+    """Merge consecutive findings with the same message."""
     for _, alike in groupby(findings, key=lambda finding: (finding.outcome, finding.message)):
         first, *others = alike
         names = ", ".join(other.check for other in others)
-        yield replace(first, message=f"{first.message}; likewise {names}") if others else first
+        yield replace(first, message=f"{first.message}; also {names}") if others else first
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -123,8 +123,10 @@ def _summary(root: Path, findings: list[Finding]) -> str:
     weaker = _promises(findings, (Outcome.WARN,)) - broken
     unseen = _promises(findings, tuple(Outcome)) - broken - weaker - _promises(findings, (Outcome.OK,))
     groups = (("broken here", broken), ("weaker here", weaker), ("not examined", unseen))
-    said = "; ".join(f"{words}: {', '.join(map(str, sorted(numbers)))}" for words, numbers in groups if numbers)
-    return f"{root}: {parts}. " + (f"Promises of docs/guarantees.md {said}." if said else "No promise is in doubt.")
+    affected = "; ".join(f"{words}: {', '.join(map(str, sorted(numbers)))}" for words, numbers in groups if numbers)
+    return f"{root}: {parts}. " + (
+        f"Promises of docs/guarantees.md {affected}." if affected else "No promise is in doubt."
+    )
 
 
 def _promises(findings: list[Finding], outcomes: Collection[Outcome]) -> set[int]:
@@ -152,7 +154,7 @@ def _object(root: Path, findings: list[Finding], code: int) -> dict[str, object]
 
 
 def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> None:
-    """Print each step when it is done; with --json all of them, also if the next one fails."""
+    """Print each step when it is complete; with --json all of them, even if a step fails."""
     from wald.cli.doctor.canary import send
 
     steps: list[Step] = []
@@ -168,11 +170,8 @@ def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> N
     if as_json:
         click.echo(json_line("doctor.canary", _canary_object(root, steps, None)))
     else:
-        click.echo(f"{sum(step.seconds for step in steps) * 1000:9.1f} ms  in all; {_looking(root)}")
-
-
-def _looking(root: Path) -> str:
-    return f"{command_line(root, f'read {ROUTE}')} shows the records"
+        total = sum(step.seconds for step in steps) * 1000
+        click.echo(f"{total:9.1f} ms  in total; {command_line(root, f'read {ROUTE}')} shows the records")
 
 
 def _canary_object(root: Path, steps: list[Step], error: WaldError | None) -> dict[str, object]:

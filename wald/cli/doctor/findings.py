@@ -1,0 +1,95 @@
+"""Outcomes, verdicts and findings: the facts that a check measures judge themselves."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from wald.hints import command_line
+
+
+class Outcome(StrEnum):
+    """Result of a check, from best to worst."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    """Does not apply here, or needs a permission that this user lacks."""
+    UNKNOWN = "unknown"
+    """Could not be determined."""
+    WARN = "warn"
+    FAIL = "fail"
+    """A promise does not hold here, or the daemon cannot run."""
+
+    @property
+    def severity(self) -> int:
+        return list(Outcome).index(self)
+
+
+class Verdict(NamedTuple):
+    """Judgement of some facts; ``advice`` is what to type."""
+
+    outcome: Outcome
+    message: str
+    advice: str = ""
+
+
+def ok(message: str) -> Verdict:
+    return Verdict(Outcome.OK, message)
+
+
+def skipped(message: str) -> Verdict:
+    return Verdict(Outcome.SKIPPED, message)
+
+
+def unknown(message: str, advice: str = "") -> Verdict:
+    return Verdict(Outcome.UNKNOWN, message, advice)
+
+
+def warn(message: str, advice: str) -> Verdict:
+    return Verdict(Outcome.WARN, message, advice)
+
+
+def fail(message: str, advice: str) -> Verdict:
+    return Verdict(Outcome.FAIL, message, advice)
+
+
+class Paths:
+    """Names that advice contains, quoted for a shell.
+
+    Attributes:
+        root: the root.
+        at: the directory examined, which is a parent if the root does not exist.
+        wald: a command line that names the root.
+    """
+
+    def __init__(self, root: Path, at: Path) -> None:
+        self.root = shlex.quote(str(root))
+        self.at = shlex.quote(str(at))
+        self.wald = command_line(root)
+
+
+class Facts(Protocol):
+    """Measurements of one check: a dataclass whose field names end with their unit."""
+
+    def verdict(self, paths: Paths) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        promises: numbers in docs/guarantees.md that depend on it.
+        measured: the facts by name.
+    """
+
+    check: str
+    outcome: Outcome
+    message: str
+    promises: tuple[int, ...]
+    measured: Mapping[str, Any]  # ``Any``: it becomes JSON
+    advice: str = ""
