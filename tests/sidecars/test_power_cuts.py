@@ -100,7 +100,7 @@ def test_unread_records_outlive_a_power_cut_of(name: str, tmp_path: Path, monkey
     monkeypatch.setenv("WALD_SEGMENT_MAX_BYTES", "64KiB")  # each state holds all content
     platter = recorded(program.line(root), base, tmp_path / "trace")
     assert cursors(root) == before | program.after | {key: at for key, at in cursors(root).items() if key not in before}
-    states = list(platter.states)
+    states = platter.states
     for number, state in enumerate(states[:: 1 + len(states) // STATES]):
         shutil.rmtree(base)
         base.mkdir()
@@ -168,7 +168,7 @@ def test_acknowledged_records_and_a_clock_step_outlive_a_power_cut_of_the_daemon
     wanted = [b"before", *(value for n in range(4) for value in (b"%d." % n + b"a" * 900, b"%d.b" % n))]
     assert list(numbered(root, None).values()) == wanted
     promised = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]  # records by promises; one is the clock step
-    states = list(platter.states)
+    states = platter.states
     for number, state in enumerate(states[:: 1 + len(states) // DAEMON_STATES]):
         shutil.rmtree(base)
         base.mkdir()

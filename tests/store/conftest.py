@@ -1,4 +1,4 @@
-"""An empty log."""
+"""An empty log, and no pause before a damaged head is read again."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ from logs import Built
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
     return Built(tmp_path / "root")
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wald.segments.durable_end._PAUSE_SECONDS", 0)

@@ -13,7 +13,7 @@ import os
 import random
 import re
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ DIRECTORY = -1  # the file number of a name that is a directory's
 
 Names = dict[str, int]
 NameChange = tuple[frozenset[str], Names, frozenset[str]]  # the directories affected, the names added, those removed
+Files = tuple[tuple[str, bytes | None], ...]
 Change = tuple[int, bytes] | int  # an offset and the bytes written there, or a new length
 
 
@@ -67,7 +68,7 @@ class _File:
 class State:
     """A state after a power cut: the content of each file by its path, None for a directory."""
 
-    files: tuple[tuple[str, bytes | None], ...]
+    files: Files
     acknowledged: int
     after: str
 
@@ -86,7 +87,6 @@ class Platter:
 
     Attributes:
         acknowledged: the last promise made so far, noted in each state; set by the test.
-        states: the possible states at every moment up to now.
 
     Args:
         seed: of the random choices.
@@ -96,8 +96,8 @@ class Platter:
 
     def __init__(self, *, seed: int, every: bool, ordered: bool = True) -> None:
         self.acknowledged = 0
-        self.states: dict[State, None] = {}
         self.now: Names = {}
+        self._found: dict[Files, State] = {}
         self._chance = random.Random(seed)
         self._every = every
         self._ordered = ordered
@@ -105,6 +105,11 @@ class Platter:
         self._numbers = itertools.count()
         self._durable: Names = {}
         self._pending: list[NameChange] = []
+
+    @property
+    def states(self) -> list[State]:
+        """Return the distinct possible states at every moment up to now, each with the last promise made by then."""
+        return list(self._found.values())
 
     def load(self, base: Path) -> None:
         """Take everything below ``base`` as durable, links as links."""
@@ -187,7 +192,8 @@ class Platter:
                     (name, None if n == DIRECTORY else self._files[n].content(keep.get(n, "none"), self._chance))
                     for name, n in sorted(there.items())
                 )
-                self.states[State(files, self.acknowledged, after)] = None
+                self._found.pop(files, None)  # the last look at equal files has the most promises
+                self._found[files] = State(files, self.acknowledged, after)
 
     def _possible_names(self) -> Iterator[Names]:
         """Yield the durable names with none, all, or the first of the pending changes, or those of one directory."""
@@ -231,7 +237,7 @@ class RecordingDisk(Disk):
         self.platter.acknowledged = promise
 
     @property
-    def states(self) -> Mapping[State, None]:
+    def states(self) -> list[State]:
         return self.platter.states
 
     def create(self, path: Path) -> int:
