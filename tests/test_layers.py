@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.work",
     ),
     "wald.client": (*PURE, "wald.client"),
-    "wald.log": (*PURE, *CORE),
+    "wald.log": (*PURE, *CORE, "wald.client"),
     "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),

@@ -9,7 +9,7 @@ below; each is loaded on first use, so that short commands start fast.
 Producer   sends records, and reports which are durable
 Consumer   reads the records of a route for a group, and moves its cursor
 WorkGroup  leases each record to one of many workers
-open       opens the log, to read from any position
+open       opens the log, to append records and to read from any position
 
 :mod:`wald.aio` has the first three for asyncio, :mod:`wald.logging` a handler for the standard library's logging.
 """
@@ -45,13 +45,13 @@ _HOMES = {
 
 
 def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - called as wald.open
-    """Open a log for reading.
+    """Open a log, to read it and to append to it.
 
     Args:
         root: the directory of the log.
 
     Returns:
-        the log; it holds no file open, so there is nothing to close.
+        the log. Only one that appended records needs to be closed.
 
     Raises:
         WaldError: see :class:`wald.Log`.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,28 +35,31 @@ from wald.work.terms import Failure, Pending
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.001, 0.050
 
 
 class _Thread:
-    """A thread that runs one call after the other; calls after its end run in a thread of asyncio.
+    """Thread that runs one call after the other; after it has ended, calls run in asyncio's threads.
 
-    A call whose task is cancelled is carried out all the same, even if it has not begun yet.
+    A call whose task is cancelled runs nevertheless, even if it has not started yet.
     """
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wald.aio")
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        done = asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
-        return await asyncio.shield(done)  # without it a call that waits for the thread would never begin
+        return await asyncio.shield(self.start(call, *args, **kwargs))  # otherwise a queued call would never start
 
-    def call_later(self, call: Callable[[], object]) -> None:
-        """Run a call after those already queued, without waiting for it."""
-        if self._executor is not None:
-            self._executor.submit(call)
+    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Start a call behind those already queued."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
+
+    @property
+    def has_ended(self) -> bool:
+        return self._executor is None
 
     def end(self, last: Callable[[], None] | None = None) -> None:
-        """End the thread, behind a last call if there is one."""
+        """End the thread after the queued calls and ``last``."""
         if self._executor is not None:
             if last is not None:
                 self._executor.submit(last)
@@ -66,12 +68,11 @@ class _Thread:
 
 
 class Consumer:
-    """As :class:`wald.Consumer`, with ``async with`` and ``async for``; arguments are the same but ``cancel``.
+    """:class:`wald.Consumer` for ``async with`` and ``async for``, with the same arguments except ``cancel``.
 
-    Making one reads a small file at once, not in its thread.
-
-    If a task is cancelled while it waits for the next record, for example by ``asyncio.timeout``, the wait and the loop
-    end. The last record that it got counts as processed, as in :class:`wald.Consumer`; a new loop gets the next one.
+    The constructor reads a small file in the calling thread. Waiting for records blocks no thread, so a task that waits
+    may be cancelled, for example by ``asyncio.timeout`` or ``asyncio.wait_for``. The record before the wait then counts
+    as processed; the same iterator, or a new loop, continues with the next record.
 
     Example::
 
@@ -92,21 +93,18 @@ class Consumer:
         commit_seconds: float = 1.0,
         on_missing: OnMissing = None,
     ) -> None:
-        self._stopped = threading.Event()
-        self._is_closed = False
         self._consumer = wald.consumer.Consumer(
             at,
             route,
             group,
             follow=follow,
-            cancel=self._stopped,
             commit_records=commit_records,
             commit_bytes=commit_bytes,
             commit_seconds=commit_seconds,
             on_missing=on_missing,
         )
         self._thread = _Thread()
-        self._last = 0  # sequence of the last record that a task got, which one that was cancelled has not
+        self._delivered = 0  # sequence of the last record that a task received
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,53 +112,74 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_closed = True
-        self._stopped.set()
         try:
             await self._thread.run(self._consumer.__exit__, kind, error, traceback)
         finally:
             self._thread.end()
 
-    async def __aiter__(self) -> AsyncGenerator[Record, None]:
-        """Iterate over records; each is processed once the next one is asked for.
+    def __aiter__(self) -> AsyncIterator[Record]:
+        """Iterate over records. Each is processed when the next one is requested.
 
         Raises:
-            WaldError: as :meth:`wald.Consumer.batches`.
+            WaldError: see :meth:`wald.Consumer.batches`.
         """
-        async for record in self._each(iter(self._consumer)):
-            self._last = record.sequence
-            yield record
+        return _Polling(self._thread, self._consumer.poll_records(), self._deliver_record)
 
-    async def batches(self) -> AsyncGenerator[Batch, None]:
-        """Iterate over batches of records; each batch is processed once the next one is asked for.
+    def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches of records. Each is processed when the next one is requested.
 
         Raises:
-            WaldError: as :meth:`wald.Consumer.batches`.
+            WaldError: see :meth:`wald.Consumer.batches`.
         """
-        async for batch in self._each(self._consumer.batches()):
-            self._last = batch.last_sequence
-            yield batch
+        return _Polling(self._thread, self._consumer.poll_batches(), self._deliver_batch)
 
     async def commit(self) -> None:
-        """As :meth:`wald.Consumer.commit`."""
-        await self._thread.run(self._consumer.commit, self._last)
+        """See :meth:`wald.Consumer.commit`."""
+        await self._thread.run(self._consumer.commit, self._delivered)
 
-    async def _each(self, source: Generator[T]) -> AsyncGenerator[T, None]:
-        while True:
-            try:
-                each = await self._thread.run(next, source, None)
-            except asyncio.CancelledError:
-                self._stopped.set()  # ends the wait in the thread, which would block the next call
-                self._thread.call_later(partial(self._end_loop, source))
-                raise
-            if each is None:
-                return
-            yield each
+    def _deliver_record(self, record: Record) -> None:
+        self._delivered = record.sequence
 
-    def _end_loop(self, source: Generator[object]) -> None:
-        source.close()
-        if not self._is_closed:
-            self._stopped.clear()
+    def _deliver_batch(self, batch: Batch) -> None:
+        self._delivered = batch.last_sequence
+
+
+class _Polling(AsyncIterator[T]):
+    """Asynchronous iterator over ``source``, which yields None where a reader has to wait.
+
+    If a task is cancelled during a step, the step continues in the thread, and the next call receives its result.
+    """
+
+    def __init__(self, thread: _Thread, source: Iterator[T | None], deliver: Callable[[T], None]) -> None:
+        self._thread = thread
+        self._source = source
+        self._deliver = deliver
+        self._step: asyncio.Future[T | None] | None = None
+        self._is_over = False
+
+    async def __anext__(self) -> T:
+        pause = _POLL_FIRST_SECONDS
+        while not self._thread.has_ended:
+            if self._step is None:
+                self._step = self._thread.start(self._read)
+            item = await asyncio.shield(self._step)
+            self._step = None
+            if item is not None:
+                self._deliver(item)
+                return item
+            if self._is_over:
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _POLL_LAST_SECONDS)
+        raise StopAsyncIteration
+
+    def _read(self) -> T | None:
+        """Return the next item, or None if there is none yet or, once the source is over, none at all."""
+        try:
+            return next(self._source)
+        except StopIteration:
+            self._is_over = True
+            return None
 
 
 class Producer:

@@ -1,4 +1,4 @@
-"""A consumer: the records of a route for a group, each processed at least once, its cursor moved in groups."""
+"""Consumer that reads a route for a group, and moves the group's cursor after many records at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch
+from wald.reading.reader import read_without_waiting
 from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import OnMissing
@@ -22,44 +23,40 @@ from wald.work.succession import succeed_workers
 
 
 class Consumer:
-    """Iterates over the records of a route that a group has not processed, and moves the group's cursor.
+    """Iterator over the records of a route that a consumer group has not processed, which moves the group's cursor.
 
-    A record counts as processed when the program asks for the next one, and never before. The cursor is moved in
-    groups, because moving it costs two syncs of the disk: after ``commit_records`` records, ``commit_bytes`` bytes or
-    ``commit_seconds`` seconds, whichever comes first, when the iteration reaches the end, and at the end of a ``with``
-    block.
+    A record counts as processed when the program requests the next one. Moving the cursor takes two syncs of the disk,
+    so it moves after ``commit_records`` records, ``commit_bytes`` bytes or ``commit_seconds`` seconds, whichever comes
+    first, at the end of the log, and at the end of a ``with`` block.
 
-    So each record is processed **at least once**. After a crash, the records processed since the cursor last moved
-    come again. Leaving a loop by ``break``, ``return`` or an exception leaves its last record unprocessed: it comes
-    again, unless :meth:`commit` is called first. A new loop over the same consumer begins behind the last processed
-    record.
+    Each record is processed **at least once**: after a crash, the records processed since the cursor last moved are
+    delivered again. A loop that ends with ``break``, ``return`` or an exception leaves its last record unprocessed,
+    unless :meth:`commit` is called first. A new loop over the same consumer starts after the last processed record.
 
-    A group that has no cursor on the route yet gets one when the first loop begins. It begins at the oldest record
-    there is, and from then on RECLAIM keeps for it what it has not processed. Records that were reclaimed before are
-    passed over without an error, whatever ``on_missing`` is.
+    The first loop of a new group creates its cursor before the oldest record; RECLAIM then keeps what the group has not
+    processed. Records that were reclaimed earlier are skipped without an error, even if ``on_missing`` is "error".
 
-    In the group of a :class:`wald.WorkGroup` a loop begins at its ack floor, and only if no worker has acknowledged a
-    record above that, which would come again. While a process owns the group, no loop begins; and none is to own it
-    while one runs.
+    In the group of a :class:`wald.WorkGroup`, a loop starts at the group's ack floor. It is refused if workers have
+    acknowledged records above the floor, because these would be delivered again, and while a process owns the group.
 
-    One program at a time may consume a route for a group; two would both get every record, and the slower one fails to
-    move the cursor. One thread at a time may use a consumer.
+    Only one program at a time may consume a route for a group: two would both get every record, and the slower one
+    would fail to move the cursor. Only one thread at a time may use a consumer.
 
     Args:
         at: the root of the log.
         route: the route to consume.
-        group: the group whose cursor is moved.
-        follow: whether to wait for more records at the end, until ``cancel`` is set.
-        cancel: when it is set, the iteration ends behind the record in hand, and so does the wait for more records.
-            ``wald.loop.stop_on_signals()`` gives an event that SIGTERM, SIGINT and SIGHUP set.
-        commit_records: move the cursor after this many records.
-        commit_bytes: move the cursor after records of this many bytes.
-        commit_seconds: move the cursor when this much time has passed, also while waiting for more records.
+        group: the consumer group.
+        follow: at the end, wait for more records until ``cancel`` is set.
+        cancel: event that ends the iteration after the current record, or the wait for more records;
+            ``wald.loop.stop_on_signals()`` returns one that SIGTERM, SIGINT and SIGHUP set.
+        commit_records: move the cursor after this number of records.
+        commit_bytes: move the cursor after this number of bytes.
+        commit_seconds: move the cursor after this time, even while waiting for more records.
         on_missing: as in :meth:`wald.Log.batches`.
 
     Raises:
         NotFound: there is no such log or route.
-        InvalidInput: the name of the group is illegal.
+        InvalidInput: the name of the group is invalid.
         NotPermitted: this user may not read the log.
 
     Example::
@@ -90,7 +87,7 @@ class Consumer:
         self._cancel = cancel or threading.Event()
         self._on_missing = on_missing
         self._progress = _Progress(self.log, route, group, commit_records, commit_bytes, commit_seconds)
-        self._last = 0  # sequence of the last record handed out
+        self._last = 0  # sequence of the last delivered record
 
     def __enter__(self) -> Self:
         return self
@@ -101,57 +98,52 @@ class Consumer:
         try:
             self._progress.commit()
         except (WaldError, OSError):
-            if error is None:  # else the error of the block is the one to report
+            if error is None:  # otherwise, the block's own error is the one to report
                 raise
 
     def __iter__(self) -> Generator[Record]:
-        """Iterate over records; each is processed once the next one is asked for.
+        """Iterate over records. Each is processed when the next one is requested.
 
         Raises:
-            WaldError: as :meth:`batches`.
+            WaldError: see :meth:`batches`.
         """
-        for batch in self._unprocessed():
-            for record in batch.records():
-                self._last = record.sequence
-                yield record
-                self._progress.add(record.sequence, 1, len(record.value))
-                if self._cancel.is_set():
-                    self._progress.commit()
-                    return
+        return cast("Generator[Record]", self._records(waits=True))
 
     def batches(self) -> Generator[Batch]:
-        """Iterate over batches of records; each batch is processed once the next one is asked for.
+        """Iterate over batches of records. Each is processed when the next one is requested.
 
         Yields:
-            consecutive records, as :meth:`wald.Log.batches` does.
+            consecutive records of the route.
 
         Raises:
             NotFound: records that the group has not processed were reclaimed.
-            Damaged: records cannot be read, or the cursor cannot be trusted. The cursor stays in front of them.
-            Refused: the cursor cannot be moved, because another program has moved it further; or workers of the group
-                have processed records above it.
+            Damaged: records are unreadable, or the cursor cannot be trusted. The cursor stays before them.
+            Refused: another program has moved the cursor further, or workers of the group have processed records
+                above it.
             Locked: a process owns the group, with workers.
-            NotPermitted: this user may not leave a cursor there, or it is another user's.
-            OSError: the cursor cannot be written, as the disk is full.
+            NotPermitted: this user may not create a cursor there, or another user owns it.
+            OSError: the cursor cannot be written, for example because the disk is full.
         """
-        for batch in self._unprocessed():
-            self._last = batch.last_sequence
-            yield batch
-            self._progress.add(batch.last_sequence, batch.count, len(batch.payload))
-            if self._cancel.is_set():
-                self._progress.commit()
-                return
+        return cast("Generator[Batch]", self._batches(waits=True))
+
+    def poll_records(self) -> Generator[Record | None]:
+        """Iterate like :meth:`__iter__`, but yield None instead of waiting for more records."""
+        return self._records(waits=False)
+
+    def poll_batches(self) -> Generator[Batch | None]:
+        """Iterate like :meth:`batches`, but yield None instead of waiting for more records."""
+        return self._batches(waits=False)
 
     def commit(self, sequence: int | None = None) -> None:
-        """Declare records processed, and move the cursor behind them; on disk when this returns.
+        """Declare records processed, and move the cursor after them, durably.
 
         Args:
-            sequence: the last of them; None: the last record that was handed out.
+            sequence: the last processed record; by default the last one that was delivered.
 
         Raises:
-            Refused: the cursor cannot be moved, because another program has moved it further.
-            NotPermitted: this user may not leave a cursor there, or it is another user's.
-            OSError: the cursor cannot be written, as the disk is full.
+            Refused: another program has moved the cursor further.
+            NotPermitted: this user may not create a cursor there, or another user owns it.
+            OSError: the cursor cannot be written, for example because the disk is full.
 
         Example::
 
@@ -163,10 +155,42 @@ class Consumer:
         self._progress.sequence = self._last if sequence is None else sequence
         self._progress.commit()
 
-    def _unprocessed(self) -> Iterator[Batch]:
-        self._enter()
-        self._progress.commit()  # of a loop before this one
-        yield from self.log.batches(
+    def _records(self, *, waits: bool) -> Generator[Record | None]:
+        for batch in self._unprocessed(waits=waits):
+            if batch is None:
+                yield None
+                continue
+            for record in batch.records():
+                self._last = record.sequence
+                yield record
+                self._progress.add(record.sequence, 1, len(record.value))
+                if self._cancel.is_set():
+                    self._progress.commit()
+                    return
+
+    def _batches(self, *, waits: bool) -> Generator[Batch | None]:
+        for batch in self._unprocessed(waits=waits):
+            if batch is None:
+                yield None
+                continue
+            self._last = batch.last_sequence
+            yield batch
+            self._progress.add(batch.last_sequence, batch.count, len(batch.payload))
+            if self._cancel.is_set():
+                self._progress.commit()
+                return
+
+    def _unprocessed(self, *, waits: bool) -> Iterator[Batch | None]:
+        succeed_workers(self.log, self.route, self.group)
+        if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
+            after, _ = start_position(self.log.view(), self.route, self.group)
+            self.log.set_cursor(self.route, after, self.group)  # so that reclaim keeps the unprocessed records
+        self._progress.commit()  # of a previous loop
+        yield from self._read() if waits else self._poll()
+        self._progress.commit()
+
+    def _read(self) -> Iterator[Batch]:
+        return self.log.batches(
             self.route,
             "cursor",
             group=self.group,
@@ -175,22 +199,27 @@ class Consumer:
             on_missing=self._on_missing,
             on_wait=self._progress.commit_if_due,
         )
-        self._progress.commit()
 
-    def _enter(self) -> None:
-        """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
-        succeed_workers(self.log, self.route, self.group)
-        if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            after, _ = start_position(self.log.view(), self.route, self.group)
-            self.log.set_cursor(self.route, after, self.group)
+    def _poll(self) -> Iterator[Batch | None]:
+        for step in read_without_waiting(
+            self.log.view(),
+            route=self.route,
+            start="cursor",
+            stop=None,
+            group=self.group,
+            on_missing=self._on_missing,
+        ):
+            if isinstance(step, int):  # the end of the log
+                if not self._follow:
+                    return
+                self._progress.commit_if_due()
+                yield None
+            elif step is not None:
+                yield step
 
 
 class _Progress:
-    """How far a group has processed a route, and when its cursor is to be moved there.
-
-    Attributes:
-        sequence: the last processed record; 0 before any was.
-    """
+    """Sequence that a group has processed, and the time at which to move its cursor there."""
 
     def __init__(self, log: Log, route: str, group: str, records: int, size: int, seconds: float) -> None:
         self.sequence = 0
@@ -201,7 +230,7 @@ class _Progress:
         self._committed = 0
 
     def add(self, sequence: int, records: int, size: int) -> None:
-        """Note that everything up to ``sequence`` is processed; move the cursor if it is time to."""
+        """Record that everything up to ``sequence`` is processed; move the cursor if a limit is reached."""
         self.sequence = sequence
         self._records += records
         self._bytes += size
@@ -218,7 +247,6 @@ class _Progress:
             self.commit()
 
     def commit(self) -> None:
-        """Move the cursor, if it is behind."""
         if self.sequence > self._committed:
             self._log.set_cursor(self._route, self.sequence, self._group)
             self._committed = self.sequence

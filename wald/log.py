@@ -1,4 +1,4 @@
-"""Public API for reading a log: records, batches, Arrow tables, cursors, and record lookup.
+"""Public API of a log: appending and reading records, batches, Arrow tables, cursors, and record lookup.
 
 Methods import what they need, so that short commands start fast.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from wald.errors import Damaged
 from wald.files.identity import read_identity
@@ -25,6 +25,8 @@ from wald.segments.durable_end import read_head, readable_head
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from wald.client.payloads import Time, Value
+    from wald.client.producer import Producer
     from wald.format.records import Record
     from wald.reading.assembler import Batch, Sender
     from wald.reading.lookup import Whereabouts
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Reader of the log in a directory.
+    """Log in a directory.
 
-    A reader needs no daemon, keeps no file open, and can be used while a daemon writes. Threads may share a reader.
+    Reading needs no daemon, keeps no file open, and is possible while a daemon writes. The first :meth:`append`
+    connects to the daemon; :meth:`close`, or the end of a ``with`` block, closes the connection. Threads may share a
+    log; their appends run one at a time.
 
     Args:
         root: the directory of the log.
@@ -50,9 +54,10 @@ class Log:
 
     Example::
 
-        log = wald.open("/var/spool/wald")
-        for record in log.records("orders", start=1000, stop=1999):
-            print(record.sequence, record.key, record.value)
+        with wald.open("/var/spool/wald") as log:
+            sequence = log.append("orders", "4 apples", key="ann")
+            for record in log.records("orders", start=sequence):
+                print(record.sequence, record.key, record.value)
     """
 
     def __init__(self, root: str | PathLike[str]) -> None:
@@ -60,6 +65,60 @@ class Log:
         self.identity = read_identity(self.root)
         self._view: View | None = None
         self._continuity = Continuity(self.root, self.identity.log_id)
+        self._producer: Producer | None = None
+        self._appending = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection that :meth:`append` opened. The log remains usable."""
+        with self._appending:
+            if self._producer is not None:
+                self._producer.close()
+                self._producer = None
+
+    def append(
+        self,
+        route: str,
+        value: Value,
+        *,
+        key: Value | None = None,
+        time: Time | None = None,
+        headers: Mapping[str, str] | None = None,
+        not_before: Time | None = None,
+    ) -> int:
+        """Append one record, and return its sequence once it is durable.
+
+        Each call waits for a sync of the disk; :class:`wald.Producer` appends many records with one sync. The daemon's
+        socket must be at its default place, in the root.
+
+        Args:
+            route: the route.
+            value: the record; text is stored as UTF-8.
+            key: the record's key.
+            time, headers, not_before: as in :meth:`wald.Producer.send`.
+
+        Raises:
+            Unavailable: no daemon answered within 30 seconds. The record may or may not be in the log.
+            WaldError: see :meth:`wald.Producer.publish`.
+
+        Example::
+
+            sequence = log.append("orders", "4 apples", key="ann", headers={"from": "web"})
+        """
+        from wald.client.producer import Producer
+
+        columns: dict[str, Any] = {"keys": key, "times": time, "headers": headers, "not_before": not_before}
+        columns = {name: [entry] for name, entry in columns.items() if entry is not None}
+        with self._appending:
+            if self._producer is None or self._producer.has_ended:
+                self._producer = Producer(self.root.path)
+            [sequence] = self._producer.send(route, [value], **columns).result()
+        return sequence
 
     def head(self) -> Head | None:
         """Return the durable head, or None if nothing has been written yet.

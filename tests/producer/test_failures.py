@@ -154,21 +154,21 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
         assert caught.value.hint == (f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start its daemon")
 
 
-def test_in_a_directory_without_a_log_it_says_so_at_once(tmp_path: Path) -> None:
-    started = time.monotonic()
+@pytest.mark.parametrize("name", ["", "missing", "missing/too"])
+def test_without_a_log_the_producer_fails_at_once(tmp_path: Path, name: str) -> None:
+    root, started = tmp_path / name, time.monotonic()
     with pytest.raises(NotFound) as caught:
-        Producer(tmp_path, retry_for=TIMEOUT_SECONDS)
+        Producer(root, retry_for=TIMEOUT_SECONDS)
 
     assert time.monotonic() - started < TIMEOUT_SECONDS / 2
-    assert caught.value.message == f"{tmp_path}: there is no log here"
-    assert caught.value.hint == f"to create a log: wald --root {tmp_path} run"
+    assert caught.value.message == f"{root}: there is no log here"
+    assert caught.value.hint == f"to create a log: wald --root {root} run"
 
 
-def test_a_socket_that_is_not_there_yet_is_waited_for_whatever_its_name(daemon: Daemon, tmp_path: Path) -> None:
-    """The daemon that is being started makes it."""
+def test_a_producer_waits_for_a_socket_that_does_not_exist_yet(daemon: Daemon, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        making = pool.submit(Producer, tmp_path / "socket", retry_for=TIMEOUT_SECONDS)
-        (tmp_path / "socket").symlink_to(daemon.root / "wald.sock")
+        making = pool.submit(Producer, tmp_path / "other.sock", retry_for=TIMEOUT_SECONDS)
+        (tmp_path / "other.sock").symlink_to(daemon.root / "wald.sock")
         making.result().close()
 
 

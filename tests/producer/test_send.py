@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -11,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from peer import Answering, ok
-from running import Daemon
+from running import Daemon, eventually
 
 import wald
 from wald.client.payloads import encode_values
 from wald.client.producer import Durable, Producer
-from wald.errors import InvalidInput, Unavailable
+from wald.errors import InvalidInput, NotFound, NotPermitted, Refused, Unavailable
 from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import decode_columns, not_before
 
@@ -41,6 +42,69 @@ def test_values_are_stored_with_their_keys_times_and_headers(daemon: Daemon) -> 
     assert (second.value, second.key, second.event_time_ns, second.headers) == (b"\n\xff", None, NOON_NS + 1, None)
 
 
+def test_a_receipt_returns_the_sequence_of_each_record(daemon: Daemon) -> None:
+    """What a receipt has returned is not reported again."""
+    with Producer(daemon.root) as producer:
+        first = producer.send("a", ["x", "y"])
+        second = producer.send("a", ["z" * FRAME_MAX_BYTES] * 3)
+        third = producer.publish("a", b"v\nw\n")
+        assert second.result() == [3, 4, 5]
+        assert first.done()
+        assert producer.flush() == [Durable(1, 2), Durable(6, 7)]
+    assert (first.result(), third.result()) == ([1, 2], [6, 7])
+
+
+def test_a_receipt_looks_for_the_acknowledgement_without_waiting(answering: Answering) -> None:
+    with Producer(answering(lambda number, request: ok(request) if number == 1 else None)) as producer:
+        first = producer.send("a", ["x"])
+        eventually(first.done)
+        assert not producer.send("a", ["y"]).done()
+        producer.close()
+        with pytest.raises(Refused, match="has ended"):
+            producer.flush()
+
+
+def test_a_receipt_raises_the_error_that_ended_the_producer(answering: Answering) -> None:
+    with Producer(answering(lambda number, request: ok(request) if number == 1 else b"ERR denied no\n")) as producer:
+        first, second, third = (producer.send("a", [value]) for value in "xyz")
+        with pytest.raises(NotPermitted):
+            second.result()
+        with pytest.raises(Refused, match="has ended"):
+            third.result()
+        assert first.result() == [1]
+
+
+def test_a_receipt_stays_with_the_process_that_sent(answering: Answering) -> None:
+    with Producer(answering(lambda _, __: None), retry_for=0.1) as producer:
+        receipt = producer.send("a", ["x"])
+        if (child := os.fork()) == 0:
+            try:
+                receipt.result()
+            except Refused:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.close()
+
+
+def test_a_log_appends_with_one_producer(daemon: Daemon) -> None:
+    with wald.open(daemon.root) as log:
+        assert [log.append("a", value) for value in ("one", b"two")] == [1, 2]
+        assert log.append("a", "three", key="k", headers={"h": "1"}, time=NOON, not_before=NOON) == 3
+        with pytest.raises(NotFound):
+            log.append("nothing", "x")
+        with pytest.raises(InvalidInput):
+            log.append("a", 4)  # type: ignore[arg-type]
+        assert log.append("a", "four") == 4
+
+    assert log.append("a", "five") == 5
+    log.close()
+    third = list(log.records("a"))[2]
+    assert (third.key, third.event_time_ns) == (b"k", NOON_NS)
+    assert third.headers == b'{"h":"1","wald.not-before":"%d"}' % NOON_NS
+
+
 def test_a_block_ends_once_everything_is_durable(daemon: Daemon) -> None:
     """Its sequences can still be asked for."""
     with Producer(daemon.root) as producer:
@@ -54,7 +118,7 @@ def test_a_block_ends_once_everything_is_durable(daemon: Daemon) -> None:
 def test_a_block_that_raises_waits_for_nothing(answering: Answering) -> None:
     producer = Producer(answering(lambda _, __: None))
     with pytest.raises(KeyError), producer:
-        raise KeyError(producer.send("a", ["x"]))  # type: ignore[func-returns-value]
+        raise KeyError(producer.send("a", ["x"]))
 
 
 def test_a_block_whose_records_stay_unanswered_raises(answering: Answering) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from logs import Built
-from running import TIMEOUT_SECONDS, Daemon
+from running import TIMEOUT_SECONDS, Daemon, eventually
 
 import wald
 from wald import aio
@@ -160,6 +160,46 @@ def test_a_wait_for_records_that_times_out_blocks_no_later_call(built: Built) ->
                 await consumer.commit()
                 assert built.log.cursor("a").sequence == sequence
                 built.lines("a", [b"more"])
+
+    run(main())
+
+
+def test_an_iterator_survives_a_timeout_and_loses_no_record(built: Built) -> None:
+    """Neither the first wait nor a later one blocks a commit, and a record that arrives meanwhile is delivered."""
+    built.lines("a", [b"0"])
+    built.log.set_cursor("a", 1)
+
+    async def main() -> None:
+        async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
+            records = aiter(consumer)
+            for sequence in range(2, 12):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(records), 0.02)
+                await asyncio.wait_for(consumer.commit(), TIMEOUT_SECONDS)
+                assert built.log.cursor("a").sequence == sequence - 1
+                waiting = asyncio.ensure_future(anext(records))
+                await asyncio.sleep(0.001 * sequence)
+                built.lines("a", [b"more"])
+                if sequence % 2:
+                    waiting.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await waiting
+                    waiting = asyncio.ensure_future(anext(records))
+                assert (await asyncio.wait_for(waiting, TIMEOUT_SECONDS)).sequence == sequence
+
+    run(main())
+
+
+def test_waiting_moves_the_cursor_when_its_time_has_come(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main() -> None:
+        async with aio.Consumer(built.root.path, "a", follow=True, commit_seconds=0.05) as consumer:
+            records = aiter(consumer)
+            await anext(records)
+            waiting = asyncio.ensure_future(anext(records))
+            await asyncio.to_thread(eventually, lambda: built.log.cursor("a").sequence == 1)
+            waiting.cancel()
 
     run(main())
 

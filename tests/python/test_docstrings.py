@@ -75,8 +75,7 @@ def test_the_example_runs(root: Path, documented: object, capfd: pytest.CaptureF
         "exec",
         flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
     )
-    log = wald.open(root)
-    with wald.Producer(root) as producer, wald.Consumer(root, "orders") as consumer:
+    with wald.open(root) as log, wald.Producer(root) as producer, wald.Consumer(root, "orders") as consumer:
         names = {
             "wald": wald,
             "aio": aio,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wald.client.session import SOCKET_NAME, Durable, Session
+from wald.client.session import SOCKET_NAME, Durable, Pending, Session
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
 from wald.format.protocol import FRAME_MAX_BYTES
@@ -23,8 +23,33 @@ if TYPE_CHECKING:
     from wald.client.payloads import Time, Value
 
 _IDENTITY_NAME = "log.json"
+_SOCKET_SUFFIXES = (".sock", ".socket")
 
-__all__ = ["Durable", "Producer"]
+__all__ = ["Durable", "Producer", "Receipt"]
+
+
+class Receipt:
+    """Sequences of the records of one :meth:`Producer.send`, once they are durable."""
+
+    def __init__(self, producer: Producer, session: Session, pending: Pending) -> None:
+        self._producer = producer
+        self._session = session
+        self._pending = pending
+
+    def done(self) -> bool:
+        """Return True if the acknowledgement of all records was received. Looks for new ones, without waiting."""
+        return self._pending.is_done or self._producer.has_received(self._session, self._pending)
+
+    def result(self) -> list[int]:
+        """Wait until the records are durable, and return the sequence of each.
+
+        :meth:`Producer.flush` and :meth:`Producer.acknowledged` do not report these records afterwards.
+
+        Raises:
+            WaldError: see :meth:`Producer.publish`.
+        """
+        durable = self._producer.receive(self._session, self._pending)
+        return [sequence for first, last in durable for sequence in range(first, last + 1)]
 
 
 class Producer:
@@ -36,19 +61,20 @@ class Producer:
     Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is detected
     before sending does not end the producer.
 
-    Sequences of durable records accumulate until :meth:`flush` or :meth:`acknowledged` returns them.
+    Sequences of durable records accumulate until :meth:`flush`, :meth:`acknowledged` or the :class:`Receipt` of
+    :meth:`send` returns them.
 
     Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer without
     requests in flight.
 
     Args:
-        at: the root of the log, or the socket, which may not exist yet.
+        at: the root of the log, or the socket. A path ending in ``.sock`` or ``.socket`` need not exist yet.
         producer_id: 1 to 2**64 - 1, by default random. Only one producer may use an id at a time, also after a fork.
         retry_for: seconds without progress after which the producer gives up.
         connect_for: seconds to wait for the first connection; by default ``retry_for``.
 
     Raises:
-        NotFound: ``at`` is a directory without a log.
+        NotFound: there is no log at ``at``.
         Unavailable: no daemon was reachable within ``connect_for`` seconds.
         NotPermitted: this user may not connect.
 
@@ -58,6 +84,8 @@ class Producer:
             producer.send("orders", ["4 apples", "1 pear"], keys=["ann", "bob"])
             for first, last in producer.flush():
                 print("durable:", first, last)
+            receipt = producer.send("orders", ["2 figs"])
+            print("durable:", receipt.result())
     """
 
     def __init__(
@@ -70,7 +98,7 @@ class Producer:
     ) -> None:
         path = Path(at)
         self._path = socket_at(path)
-        if self._path != path:
+        if self._path != path or not (path.exists() or path.suffix in _SOCKET_SUFFIXES):
             _require_log(path)
         self._configured_id = producer_id
         self._retry_for = retry_for
@@ -101,11 +129,11 @@ class Producer:
         times: Sequence[Time | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
-    ) -> None:
+    ) -> Receipt:
         """Send one record for each value. Values may contain any bytes, including newlines.
 
-        Returns before the records are durable; :meth:`flush` and :meth:`acknowledged` report their sequences. Order is
-        preserved.
+        Returns before the records are durable; the receipt, :meth:`flush` and :meth:`acknowledged` report their
+        sequences. Order is preserved.
 
         Args:
             values: the records; text is stored as UTF-8.
@@ -136,9 +164,9 @@ class Producer:
 
         check_route(route)
         payloads = encode_values(values, keys=keys, times=times, headers=headers, not_before=not_before)
-        self._publish_all(route, payloads, columns=True)
+        return self._publish_all(route, payloads, columns=True)
 
-    def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
+    def publish(self, route: str, payload: bytes, *, columns: bool = False) -> Receipt:
         """Send an encoded payload: lines that each end in a newline, or columns.
 
         Lines are split into requests of at most 128 KiB; a longer line is sent alone.
@@ -159,7 +187,7 @@ class Producer:
             raise InvalidInput(
                 f"route {route}: a payload of lines must end in a newline", case="payload-without-newline"
             )
-        self._publish_all(route, [payload] if columns else frames(payload), columns)
+        return self._publish_all(route, [payload] if columns else frames(payload), columns)
 
     def flush(self) -> list[Durable]:
         """Wait until all sent records are durable; return their sequences as :meth:`acknowledged` does.
@@ -181,10 +209,26 @@ class Producer:
             self._session.read_answers()
             return self._session.pop_durable()
 
+    def receive(self, session: Session, pending: Pending) -> list[Durable]:
+        """Wait for the requests of a receipt."""
+        with self._exclusively():
+            return session.receive(pending)
+
+    def has_received(self, session: Session, pending: Pending) -> bool:
+        """Return True if the requests of a receipt are durable."""
+        with self._lock:
+            session.read_answers()
+            return pending.is_done
+
     @property
     def unanswered(self) -> int:
         """Number of records in flight. After a failure, each may or may not be in the log."""
         return self._session.unanswered
+
+    @property
+    def has_ended(self) -> bool:
+        """True after a permanent error or :meth:`close`."""
+        return bool(self._session.end_reason)
 
     def close(self) -> None:
         """Close the connection. Call :meth:`flush` first: unacknowledged records may or may not be in the log."""
@@ -204,6 +248,7 @@ class Producer:
     def begin_in_child(self) -> None:
         """Drop the parent's connection and requests."""
         self._session.disconnect()  # the parent's descriptor stays open
+        self._session.end_reason = f"{self._path}: the parent process sent these records"
         self._begin()
         self._is_inherited = True
 
@@ -226,10 +271,12 @@ class Producer:
                 self._session.connect(self._connect_for)
             yield
 
-    def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], columns: bool) -> None:
+    def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], columns: bool) -> Receipt:
+        pending = Pending()
         with self._exclusively():
             for payload in payloads:
-                self._session.publish(route, payload, columns)
+                self._session.publish(route, payload, columns, pending)
+            return Receipt(self, self._session, pending)
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:

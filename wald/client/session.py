@@ -116,6 +116,26 @@ class Durable(NamedTuple):
     last: int
 
 
+class Sent(NamedTuple):
+    """Request in flight."""
+
+    line: bytes
+    payload: bytes | memoryview
+    pending: Pending | None  # None for a command
+
+
+class Pending:
+    """Requests of one call that sends records, and the sequences of those that were acknowledged."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.durable: list[Durable] = []
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.durable) == self.requests
+
+
 class Session:
     """Requests and answers of one producer, across reconnections.
 
@@ -132,8 +152,8 @@ class Session:
         self._received = b""  # not yet parsed; kept after the connection breaks
         self._number = number
         self._is_established = False
-        self._durable: list[Durable] = []
-        self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
+        self._durable: dict[int, Durable] = {}  # by first sequence
+        self._in_flight: deque[Sent] = deque()
         self._deadline: float | None = None  # of the current failure, which only an answer ends
         self._last_error: ProtocolError | None = None  # the daemon's, in the current failure
         self.end_reason = ""
@@ -144,7 +164,7 @@ class Session:
         """Number of records in flight, counted thread-safely in a copy."""
         from wald.format.records import decode_columns
 
-        requests = ((parse_request(line), payload) for line, payload in tuple(self._in_flight))
+        requests = ((parse_request(sent.line), sent.payload) for sent in tuple(self._in_flight))
         return sum(
             decode_columns(payload).count if request.columns else bytes(payload).count(b"\n")
             for request, payload in requests
@@ -167,7 +187,7 @@ class Session:
         self._process_answers()
         self.end_reason = self.end_reason or f"{self._path}: close() was called"
 
-    def publish(self, route: str, payload: bytes | memoryview, columns: bool) -> None:
+    def publish(self, route: str, payload: bytes | memoryview, columns: bool, pending: Pending | None = None) -> None:
         if len(payload) > REQUEST_MAX_BYTES:
             raise InvalidInput(
                 f"route {route}: a record of {len(payload)} bytes exceeds the limit of {REQUEST_MAX_BYTES}",
@@ -179,19 +199,22 @@ class Session:
             self._receive()
         self._number += 1
         request = Publish(route.encode(), len(payload), columns, self._id, self._number)
-        self._send(encode_publish(request), payload)
+        self._send(Sent(encode_publish(request), payload, pending or Pending()))
 
-    def _send(self, line: bytes, payload: bytes | memoryview) -> None:
+    def _send(self, request: Sent) -> None:
         deadline = self._start_deadline()
-        self._in_flight.append((line, payload))
+        self._in_flight.append(request)
+        if request.pending is not None:
+            request.pending.requests += 1
         try:
-            self._transmit(line, payload, deadline)
+            self._transmit(request, deadline)
         except OSError as error:
             self._recover(error, deadline)
 
-    def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
+    def _transmit(self, request: Sent, deadline: float) -> None:
         """Send one request. Raise OSError if the connection breaks or the deadline passes."""
         connection = self._require_socket(deadline)
+        line, payload, _ = request
         try:
             sent = connection.sendmsg([line, payload])
             if sent < len(line):
@@ -232,25 +255,37 @@ class Session:
 
     def _receive(self) -> None:
         """Wait for the acknowledgement of the oldest request."""
-        first, last = self._answer().split()
+        durable = Durable(*map(int, self._answer().split()))
         self._is_established = True
-        self._durable.append(Durable(int(first), int(last)))
+        self._durable[durable.first] = durable
+        pending = self._in_flight[0].pending
+        if pending is not None and durable not in pending.durable[-1:]:  # if Ctrl-C came before the next line
+            pending.durable.append(durable)
         self._in_flight.popleft()  # last, so that after Ctrl-C the request still counts as unanswered
 
     def receive_all(self) -> None:
         while self._in_flight:
             self._receive()
 
+    def receive(self, pending: Pending) -> list[Durable]:
+        """Wait until the requests of ``pending`` are durable; do not report them again."""
+        while not pending.is_done:
+            self._start_deadline()  # raises the error after which nothing is in flight
+            self._receive()
+        for durable in pending.durable:
+            self._durable.pop(durable.first, None)
+        return pending.durable
+
     def command(self, *arguments: str) -> str:
         self.receive_all()
-        self._send(" ".join(arguments).encode() + b"\n", b"")
+        self._send(Sent(" ".join(arguments).encode() + b"\n", b"", None))
         answer = self._answer()
         self._in_flight.popleft()
         return answer
 
     def pop_durable(self) -> list[Durable]:
-        durable, self._durable = self._durable, []
-        return durable
+        durable, self._durable = self._durable, {}
+        return list(durable.values())
 
     def read_answers(self) -> None:
         self._read_available()
@@ -262,7 +297,7 @@ class Session:
 
     def _process_answers(self) -> None:
         """Process the acknowledgements received so far. Leave an error to the next call that waits."""
-        while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
+        while self._in_flight and self._in_flight[0].pending is not None:
             if not self._received.startswith(b"OK ") or b"\n" not in self._received:
                 return
             self._receive()
@@ -294,7 +329,7 @@ class Session:
             except ProtocolError as error:
                 self.disconnect()
                 if error.code not in _TRY_AGAIN:
-                    request, _ = self._in_flight[0]
+                    request = self._in_flight[0].line
                     self._in_flight.clear()
                     raise self._end(permanent_error(error, request, root=self._root, socket=self._path)) from None
                 self._received = b""  # answers to later requests are errors as well
@@ -336,8 +371,8 @@ class Session:
                 self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
             try:
                 self._socket = connect(self._path)
-                for line, payload in islice(self._in_flight, self._received.count(b"\n"), None):
-                    self._transmit(line, payload, deadline)
+                for request in islice(self._in_flight, self._received.count(b"\n"), None):
+                    self._transmit(request, deadline)
             except OSError as failure:
                 reason = failure
             else:
