@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -22,6 +23,7 @@ from wald.loop import SIGNALS
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
 from wald_gate.application import Application
+from wald_gate.facts.log import read_head
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.processed import Processed
 from wald_gate.incoming.daemon import Daemon
@@ -40,7 +42,7 @@ from wald_gate.rights.clients import Rights
 from wald_gate.rights.forwarded import TrustedProxies
 from wald_gate.rights.sessions import Sessions
 from wald_gate.settings import Settings
-from wald_gate.state import State
+from wald_gate.state import SharedRead, State
 from wald_gate.table import VERBS
 from wald_gate.transport.connection import Bounds
 from wald_gate.transport.server import Listening, Server
@@ -117,6 +119,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Allowances(limits),
             threads,
             readers,
+            SharedRead(partial(read_head, log), threads),
             following,
             bounds,
             Counts(),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from wald.log import Log
 from wald_gate.groups.hosting import Groups
@@ -31,12 +31,49 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class SharedRead(Generic[T]):
+    """A read of the disk in a thread, shared by all requests that arrive while the read before it runs.
+
+    A request never gets the result of a read that began before the request arrived.
+    """
+
+    def __init__(self, read: Callable[[], T], threads: ThreadPoolExecutor) -> None:
+        self._read = read
+        self._threads = threads
+        self._waiting: list[asyncio.Future[T]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def result(self) -> T:
+        """Return the result of a read that begins now or later; raise its error."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._waiting.append(answer)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(loop), name="wald-gate-shared-read")
+        return await answer
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            try:
+                found = await loop.run_in_executor(self._threads, self._read)
+            except Exception as error:  # noqa: BLE001 - raised for every request that waits
+                for each in waiting:
+                    if not each.done():  # the request was cancelled
+                        each.set_exception(error)
+            else:
+                for each in waiting:
+                    if not each.done():
+                        each.set_result(found)
+
+
 @dataclass(frozen=True)
 class State:
     """Of a gate; one of each, shared by all requests.
 
     Attributes:
         readers: threads that read the log for clients; threads: those for all other disk access.
+        head: the answer to ``GET /v1/head``, for a client that may know paths.
     """
 
     log: Log
@@ -46,6 +83,7 @@ class State:
     allowances: Allowances
     threads: ThreadPoolExecutor
     readers: ReadThreads
+    head: SharedRead[dict[str, Any]]
     following: Following
     bounds: Bounds
     counts: Counts

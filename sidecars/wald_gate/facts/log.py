@@ -40,15 +40,19 @@ async def add_route(call: Call) -> Response:
 
 async def head(call: Call) -> Response:
     """How far the log is durable."""
+    return _answer(call.seen(await call.state.head.result()))
 
-    def read() -> dict[str, Any]:
-        log = call.state.log
-        found = log.head()
-        if found is None:
-            raise NotFound(f"{log.root.head}: no record is durable yet", hint="POST a record")
-        return head_fields(log.root, found)
 
-    return _answer(call.seen(await call.state.in_thread(read)))
+def read_head(log: Log) -> dict[str, Any]:
+    """Return how far the log is durable.
+
+    Raises:
+        NotFound: no record is durable yet.
+    """
+    found = log.head()
+    if found is None:
+        raise NotFound(f"{log.root.head}: no record is durable yet", hint="POST a record")
+    return head_fields(log.root, found)
 
 
 async def where(call: Call) -> Response:
