@@ -1,4 +1,4 @@
-"""What holds for every test: what starts Spark is marked, no machine is too slow, an interrupt ends a program."""
+"""Configuration of every test: mark those that start Spark, allow slow machines, and pass interrupts to programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sharing import ByFixtures, begins_elsewhere
 from users import lack
 from xdist.remote import Producer
 
-_NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process of its own is marked by hand
+_NEED_JAVA = {"spark", "cluster"}  # tests that start Spark in another process are marked by hand
 _NEED_BROWSER = {"chromium"}
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-gc.disable()  # what is collected is no garbage, and each worker collects all tests; see pytest_collection_finish
+gc.disable()  # each worker collects all tests, and they are not garbage; see pytest_collection_finish
 
 # A shell starts a command in the background with this signal ignored, and every program that a test starts inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What a contributor is told holds: the documents and the configurations of other programs agree with the Makefile."""
+"""Promises to contributors: documents and configurations of other programs agree with the Makefile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 
 def values(path: str, key: str) -> list[str]:
-    """What stands behind ``key`` in a YAML file, in order."""
+    """Return the values of ``key`` in a YAML file, in order."""
     return re.findall(rf"^[ -]+{key}: (.*)$", (ROOT / path).read_text(), re.MULTILINE)
 
 
@@ -70,7 +70,7 @@ def test_every_part_of_a_page_that_it_names_is_there(document: str) -> None:
 
 
 def test_nothing_is_called_fixed_that_was_never_released() -> None:
-    """The first release, or what comes before it, fixes nothing."""
+    """Changes before the first release are not fixes."""
     _, *sections = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)
 
     assert "### Fixed" not in sections[-1]

@@ -1,4 +1,4 @@
-"""A hint is a command that works as it is typed: it names the log, whichever one it is about."""
+"""Hints are commands that work unchanged: they name the log, quoted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_commands_in_words_come_from_where_the_root_is_added() -> None:
 
 
 def facts_given() -> Iterator[tuple[set[str], set[str], str]]:
-    """Yield the cases among which an error or a hint has one, with the names of its facts, and where it is made."""
+    """Yield the cases among which an error or a hint has one, the names of its facts, and its place."""
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):

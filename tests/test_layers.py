@@ -1,6 +1,6 @@
-"""Who may import whom: downward only, format < store < daemon < cli, and heavy packages where they are needed.
+"""Layers: format < store < daemon < cli; imports go downward, and heavy packages are imported late.
 
-The rules are about the source, so they are read off it (``ast``); what a command really loads is asked of a process.
+Most rules read the source (``ast``); a process tells which modules a command loads.
 """
 
 from __future__ import annotations
@@ -189,18 +189,17 @@ def under(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def rule(module: str, rules: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What the longest matching prefix says; the package wald itself is no prefix of the others."""
+    """Return the rule of the longest matching prefix; ``wald`` itself is not a prefix of the others."""
     matching = [prefix for prefix in rules if module == prefix or (prefix != "wald" and under(module, (prefix,)))]
     return rules[max(matching, key=len)] if matching else None
 
 
 def breaking(rule: Callable[[str], list[str]]) -> dict[str, list[str]]:
-    """What each module imports against a rule; nothing of those that keep it."""
+    """Return the forbidden imports of each module."""
     return {module: found for module in MODULES if (found := rule(module))}
 
 
 def test_modules_import_only_what_their_layer_may() -> None:
-    """A module imports downward only, and never what it must not know of."""
 
     def too_much(module: str) -> list[str]:
         allowed = rule(module, MAY_IMPORT)
@@ -209,7 +208,7 @@ def test_modules_import_only_what_their_layer_may() -> None:
             allowed = (*allowed, module.split(".", maxsplit=1)[0])  # each its own parts, and none those of another
         ours = [found.name for found in imports_of(MODULES[module]) if under(found.name, PACKAGES)]
         if under(module, (*PROGRAMS, "wald.daemon")):
-            ours = [name for name in ours if name != "wald"]  # for its version: the package by itself loads nothing
+            ours = [name for name in ours if name != "wald"]  # for its version; the package alone loads nothing
         return [name for name in ours if not under(name, allowed)]
 
     assert len(MODULES) > 100
@@ -236,7 +235,7 @@ def test_slow_imports_are_done_where_they_are_needed() -> None:
 
 
 def test_no_module_needs_itself_to_be_imported() -> None:
-    """What a module imports never leads back to it, not even where it is imported late."""
+    """Imports never form a cycle, not even late imports."""
     graph = {
         module: {found.name for found in imports_of(path) if found.name in MODULES and found.name != "wald"}
         for module, path in MODULES.items()
@@ -296,7 +295,7 @@ def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> Non
 
 
 def test_help_loads_nothing_that_reads_a_log() -> None:
-    """The help of a command imports the options of the command, and not what it does."""
+    """Help of a command imports the command's options, not its implementation."""
     script = """if True:
         import sys, wald.cli
         from wald.cli.entry import run

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what they may be, and which message a wrong one gets."""
+"""Settings: their sources, their values, and the messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_without_limits_a_route_keeps_everything() -> None:
 def test_a_wrong_setting_is_reported_with_file_and_line(
     tmp_path: Path, text: str, line: int | None, message: str, hint: str
 ) -> None:
-    """Every mistake names the file, the line where it can be known, what is wrong and what to do."""
+    """Every message names the file, the line if known, the problem and the fix."""
     error = refusal(tmp_path, text)
 
     assert error.message.startswith(f"{tmp_path / 'wald.toml'}{f':{line}' if line else ''}: ")

@@ -1,4 +1,4 @@
-"""A thread of a tool tells what has ended it."""
+"""Threads of test tools report their exceptions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The wheel, installed by itself, holds all that a user needs, and nothing that belongs to a checkout; and the sdist.
-
-Nothing is downloaded. The environment starts empty. Each package that the wheel requires is linked into it from the
-development environment, which has it from the lock. A package that is used but not declared is therefore missing.
-"""
+"""The wheel, installed alone, contains everything that a user needs."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
 PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
-# Those that import what a user imports and start programs of each package. The others (cli, daemon, store, spark) take
+# Tests that import public modules and start programs of each package. The others (cli, daemon, store, spark) take
 # many minutes, and find no other gap in a wheel; the tests of docs, deploy and the sources are not about it.
 SUBJECTS = ("producer", "python", "sidecars/drain")
 
@@ -35,7 +31,7 @@ pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
 
 
 def run(*words: object, cwd: Path, stdin: str = "") -> str:
-    """The output of a program that finds no package but those of its own environment."""
+    """Run a program that finds only its environment's packages; return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "WALD"))}
     command = [*map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False)
@@ -64,7 +60,7 @@ def link(name: str, site: Path) -> None:
 
 
 def environment(directory: Path, wheel: Path, extras: Iterable[str]) -> Path:
-    """A new environment with the wheel and what it requires; returns the directory of its programs."""
+    """Create an environment with the wheel and its requirements; return the directory of its programs."""
     venv.create(directory, symlinks=True)
     programs = directory / "bin"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", programs / "python"]

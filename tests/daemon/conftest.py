@@ -16,7 +16,7 @@ Start = Callable[..., Daemon]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a log will be."""
+    """Path of the log."""
     return tmp_path / "log"
 
 
@@ -36,7 +36,7 @@ def start(root: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One daemon for tests that leave nothing behind or use a route of their own; "gone" is retired."""
+    """One daemon for tests that leave nothing behind or use a separate route; "gone" is retired."""
     env = {"WALD_REQUEST_MAX_BYTES": str(REQUEST_MAX), "WALD_SEGMENT_MAX_BYTES": "256KiB"}
     with Daemon(tmp_path_factory.mktemp("shared") / "log", env=env) as daemon:
         for words in ("ROUTE ADD r", "ROUTE ADD gone", "ROUTE RETIRE gone", "ROUTE ADD in fifo"):

@@ -1,4 +1,4 @@
-"""The segment that is written to gets its name back if it loses it: the next start finds what was acknowledged."""
+"""The daemon restores a lost name of the active segment, so that the next start finds acknowledged records."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
         eventually(lambda: readable_bytes(holder) == 0)
 
     write(b"a" * 3_000_000)  # more than the pipe holds, so its pieces are taken without a newline
-    if cut:  # then the next segment has no sequence of its own
+    if cut:  # the next segment then has used no sequence
         assert daemon.ask("CUT") == "OK cut 3"
     path, end = active(root), stat(daemon)["position"]
     write(b"b" * 100_000)
@@ -177,7 +177,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def on_full_disk(start: Start, disk: Path, payload_bytes: int) -> Daemon:
-    """A daemon with one record in its active segment, and a file for the next; and there is no room for anything."""
+    """A daemon with one record in its active segment and a spare file, on a full disk."""
     daemon = start(at=disk / "log", segment_max_bytes="2MiB", free_space_min="1MiB")
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
@@ -236,7 +236,7 @@ def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) 
 
 
 def test_what_passes_by_itself_is_waited_for(daemon: Daemon, root: Path) -> None:
-    """No descriptor is left, for a moment; nothing is acknowledged meanwhile."""
+    """The daemon briefly has no descriptor left; it acknowledges nothing until it has one."""
     path = active(root)
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PING\n").startswith("OK")  # it is accepted

@@ -1,4 +1,4 @@
-"""Sealing goes on: each error is reported, counted and tried again, and connections cannot take what it needs."""
+"""Background sealing: each error is reported, counted and retried, and connections cannot take its descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Start = Callable[..., Daemon]
 
 
 class Reported(list[dict[str, object]]):
-    """What the thread reported; its first report may fail, too."""
+    """Recorder of the thread's reports, the first of which may fail."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
 def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: Path) -> None:
-    """With very few of them new connections are refused with a message; committing, cutting and sealing go on."""
+    """With few descriptors, new connections are refused with a message, and commits, cuts and sealing continue."""
     daemon = start(ready=False)
     daemon.kill()
     daemon.spawn("prlimit", "--nofile=80:80")

@@ -1,4 +1,4 @@
-"""Real bytes through every way in come back exactly as they went in."""
+"""Every input stores the bytes unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Start = Callable[..., Daemon]
 Feed = Callable[[Daemon, bytes], None]
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n\xc3\n\r\n\0\n WBAT WALDSEG1\n"
-CHUNK = 512 << 10  # half of a pipe of 1 MiB: what is read together
+CHUNK = 512 << 10  # half of a pipe of 1 MiB, read at once
 
 
 def through_fifo(daemon: Daemon, data: bytes) -> None:
@@ -54,7 +54,7 @@ def test_awkward_bytes_are_content(start: Start, root: Path, feed: Feed) -> None
 
 @FEEDS
 def test_a_line_of_40_megabytes_is_one_record(start: Start, root: Path, feed: Feed) -> None:
-    """FIFO: taken in pieces; socket: gathered in a file. Around it, lines stay lines."""
+    """A FIFO is read in pieces; a request is spooled to a file."""
     long = os.urandom(20 << 20).hex().encode()
     data = b"before\n" + long + b"\nafter\n"
     feed(start(), data)
@@ -66,7 +66,6 @@ def test_a_line_of_40_megabytes_is_one_record(start: Start, root: Path, feed: Fe
 
 @FEEDS
 def test_lines_end_at_every_place_around_a_chunk(start: Start, root: Path, feed: Feed) -> None:
-    """Lengths of a chunk, of a pipe and of what a socket takes at once, and a few bytes around each."""
     edges = [size + delta for size in (CHUNK // 2, CHUNK, 2 * CHUNK) for delta in (-2, -1, 0, 1)]
     data = b"".join(bytes([ord("a") + i % 26]) * length + b"\n" + b"-\n" for i, length in enumerate(edges))
     feed(start(), data)
@@ -85,7 +84,7 @@ def test_short_lines_fill_a_pipe_to_the_byte(start: Start, root: Path) -> None:
 
 
 def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
-    """From a pipe, with a last line that has no newline; then the daemon stops by itself."""
+    """A pipe whose last line has no newline; the daemon stops after it."""
     data = AWKWARD + b"y" * (3 * CHUNK) + b"\nno newline at the end"
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
         assert cat.stdin
@@ -157,7 +156,7 @@ def test_a_long_line_goes_on_after_a_stop(start: Start, root: Path) -> None:
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_long_line_whose_rest_is_lost_ends_where_it_is(start: Start, root: Path, end: str) -> None:
-    """Nobody held the pipe: what comes next is another line, not the rest of this one."""
+    """No process held the pipe: later input is another line."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
@@ -222,7 +221,7 @@ def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp
 
 
 def test_nothing_comes_between_the_pieces_of_a_long_line(start: Start, root: Path) -> None:
-    """What is published on its route meanwhile waits; another route does not."""
+    """Requests for its route wait; requests for another route do not."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     daemon.ask("ROUTE ADD other")
@@ -282,7 +281,7 @@ def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, running: bool) -> None:
-    """Whether the daemon runs then or not; a route that is taken back begins with another line."""
+    """With or without a running daemon; a route that is added again starts with another line."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     with (root / "routes/r/in").open("r+b", buffering=0) as fifo:

@@ -139,7 +139,7 @@ PLACES = st.lists(st.integers(0, 7000), max_size=20)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stream=STREAMS | st.tuples(STREAMS, st.binary(max_size=300)).map(b"".join), places=PLACES)
 def test_any_cut_gives_the_same_outcomes(root: Root, stream: bytes, places: list[int]) -> None:
-    """A stream that arrives at once, in pieces, or byte by byte is processed alike and ends in the same state."""
+    """The outcome does not depend on how a stream is split."""
     at_once = read_all(root, [stream])
     in_pieces = read_all(root, cut(stream, places))
     by_bytes = read_all(root, (stream[at : at + 1] for at in range(len(stream))))
@@ -209,7 +209,7 @@ def test_a_line_without_an_end_is_the_last_request(root: Root) -> None:
 
 
 def test_a_request_for_a_busy_route_waits_and_is_refused_after_a_timeout(root: Root) -> None:
-    """What follows it stays unread until then; other connections are not affected."""
+    """Later requests stay unread until then; other connections are not affected."""
     peer = Peer(root)
     busy = Backpressure(False, False, frozenset({"web"}), float("inf"), {})
     peer.read(b"PUB web 2\nx\nPUB b 2\ny\n", busy)

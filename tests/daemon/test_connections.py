@@ -1,4 +1,4 @@
-"""Connections side by side: none is held up by another that waits, leaves, floods or takes every place."""
+"""Connections are independent: a connection that waits, leaves, floods or uses many slots blocks no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ Start = Callable[..., Daemon]
 
 
 def test_many_clients_publish_at_once(shared: Daemon, route: str) -> None:
-    """64 connections with one record each: every one gets a sequence of its own."""
     with ExitStack() as closing:
         clients = [closing.enter_context(Client(shared.socket_path)) for _ in range(64)]
         for number, client in enumerate(clients):
@@ -54,7 +53,7 @@ def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
 
 
 def test_who_leaves_in_the_middle_leaves_nothing(shared: Daemon, route: str) -> None:
-    """No record, no descriptor, no file; and a payload of several records is not taken in part."""
+    """A payload of several records is stored completely or not at all."""
     descriptors = Path(f"/proc/{shared.process.pid}/fd")
     with Client(shared.socket_path) as other:
         assert other.ask(b"PING\n") == "OK pong"
@@ -98,7 +97,7 @@ def test_above_the_limit_of_connections_newcomers_are_reported(start: Start) -> 
 
 
 def test_a_producer_waits_for_a_place(start: Start) -> None:
-    """Its error is worth another try, also if the daemon has closed the connection before the request was sent."""
+    """The producer retries, even if the daemon closed the connection before the request was sent."""
     daemon = start(connections_max=1)
     with entering(daemon) as one:
         assert one.ask(b"ROUTE ADD r\n") == "OK added r"
@@ -140,7 +139,7 @@ def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Pa
 
 
 def test_connections_that_have_sent_no_whole_request_make_way_at_once(start: Start) -> None:
-    """Those that have, and wait for their next, do not; nor does one that the daemon keeps waiting."""
+    """Connections that have sent a request stay, and so does one that the daemon keeps waiting."""
     daemon = start(connections_max=4, idle_timeout=60, frame_timeout=60)
     assert daemon.ask("ROUTE ADD r") == "OK added r"
     with ExitStack() as closing:
@@ -170,7 +169,7 @@ def test_a_request_that_trickles_times_out(start: Start) -> None:
 
 
 def test_a_client_that_never_reads_is_dropped(start: Start, root: Path) -> None:
-    """What it was sent until then says what is durable."""
+    """The replies that it received name the durable records."""
     daemon = start(frame_timeout=1)
     assert daemon.ask("ROUTE ADD r") == "OK added r"
     with Client(daemon.socket_path) as client:
@@ -203,7 +202,7 @@ def test_a_client_that_never_reads_is_dropped(start: Start, root: Path) -> None:
 def test_a_newcomer_takes_no_place_of_a_user_that_has_fewer(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But one of the user that has the most, whoever comes."""
+    """It replaces a connection of the user with the most connections."""
     daemon = start(socket_mode="0666", connections_max=8, idle_timeout=60)
     monkeypatch.chdir(root)
     root.chmod(0o755)
@@ -252,9 +251,9 @@ def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None
     """And accepts those that wait once there is one."""
     daemon = start()
     pid = daemon.process.pid
-    eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
+    eventually(lambda: list(root.glob("segments/*spare*")))  # everything that a start opens is open
     with Client(daemon.socket_path) as one:
-        eventually(lambda: '"connections":1,' in one.ask(b"STAT\n").replace(" ", ""))  # what was there before has gone
+        eventually(lambda: '"connections":1,' in one.ask(b"STAT\n").replace(" ", ""))  # earlier connections are gone
         taken: set[int] = set()
 
         def will_stay() -> bool:
@@ -281,13 +280,13 @@ def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_gathered_payload_does_not_come_between_the_pieces_of_a_long_line(shared: Daemon, client: Client) -> None:
-    """The long line begins in a FIFO while the payload is under way; what was whole before it waits for its end."""
+    """A long line starts in a FIFO while the payload arrives; an earlier complete request waits for its end."""
     payload = b"p" * SPOOLED + b"\n"
     with (shared.root / "routes/in/in").open("wb", buffering=0) as fifo:
         client.send(b"PUB in %d\n" % len(payload) + payload[:-1])
@@ -308,7 +307,7 @@ def test_a_gathered_payload_does_not_come_between_the_pieces_of_a_long_line(shar
 
 
 def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) -> None:
-    """Small and gathered alike, with what was sent behind them; the connection lives on, other routes are open."""
+    """Small and spooled requests and those after them; the connection stays open, and other routes work."""
     daemon = start(frame_timeout=0.3)
     assert daemon.ask("ROUTE ADD in fifo") == daemon.ask("ROUTE ADD in") == "OK added in"
     assert daemon.ask("ROUTE ADD r") == "OK added r"
@@ -362,7 +361,7 @@ def talkative(start: Start) -> Daemon:
 
 
 def test_answers_to_one_connection_do_not_pile_up(talkative: Daemon) -> None:
-    """Some requests a turn; if a client does not read the answers, the rest of its requests waits, and none is lost."""
+    """The daemon answers a limited number of requests per round; if the client does not read, the rest waits."""
     status = Path(f"/proc/{talkative.process.pid}/status")
     with entering(talkative) as client:
         before = peak_bytes(status)

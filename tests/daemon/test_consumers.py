@@ -1,4 +1,4 @@
-"""The cursor owners of a route while a daemon of another user runs: opening, changing, closing; what they may plant."""
+"""Cursor owners of a route while a daemon of another user runs, and harmful files that they may leave."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = needs_root
 
 
 def wald(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
-    """What a command that succeeds prints."""
+    """Return the output of a successful command."""
     done = run([*user.prefix, *command(*words, "--root", daemon.root)], stdin=stdin)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -38,7 +38,7 @@ def refusal(daemon: Daemon, user: User, *words: object) -> tuple[int, str, str]:
 
 
 def wald_exits(daemon: Daemon, user: User, code: int, *words: object) -> str:
-    """Return what a command prints that ends with ``code``."""
+    """Return the output of a command that exits with ``code``."""
     done = run([*user.prefix, *command(*words, "--root", daemon.root)])
     assert done.returncode == code, done.stderr.decode()
     return done.stdout.decode()
@@ -339,7 +339,7 @@ def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for() -> None:
 
         planted = [str(consumers / f"{name.replace(' ', '-')}.cursor") for name in PLANTS]
         removing = [*HOST.prefix, "rm", "-rf", *planted]  # which the owner of the directory may
-        assert run(removing).returncode == 1  # but for what is in a directory of another user
+        assert run(removing).returncode == 1  # except for files in a directory of another user
         shutil.rmtree(consumers / "directory.cursor")
         run([*HOST.prefix, *looks[0]])
         assert not list((daemon.root / "segments").glob("*.zst"))
@@ -357,7 +357,7 @@ LOOKS = (
 
 
 def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None:
-    """As the kernel sees it: none without O_NONBLOCK and O_NOFOLLOW, and none for writing."""
+    """Every open has O_NONBLOCK and O_NOFOLLOW and is read-only."""
     strace = programs.program("strace")
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/cursors"

@@ -28,7 +28,7 @@ def bases(root: Path) -> list[int]:
 
 
 def test_an_empty_segment_is_never_cut(start: Start, root: Path) -> None:
-    """Neither on command, by signal, by age, nor by a restart: every segment has a name of its own."""
+    """Otherwise two segments would have the same name."""
     daemon = start(segment_max_age="1s", segment_age_jitter=0)
     for _ in range(3):
         assert daemon.ask("CUT") == "OK nothing-to-cut 1"
@@ -56,7 +56,7 @@ def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path, how: str) 
 
 
 def test_an_idle_log_is_cut_by_age(start: Start, root: Path) -> None:
-    """Once: what is empty afterwards does not age."""
+    """Once: an empty segment has no age."""
     daemon = start(segment_max_age="1s")
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
@@ -66,7 +66,7 @@ def test_an_idle_log_is_cut_by_age(start: Start, root: Path) -> None:
 
 
 def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) -> None:
-    """Except for a record that is larger than a segment: that gets one of its own."""
+    """A record larger than a segment gets a separate one."""
     limit = 64 << 10
     daemon = start(segment_max_bytes=limit)
     daemon.ask("ROUTE ADD a")
@@ -92,7 +92,7 @@ def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) 
 
 @pytest.mark.slow
 def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: Start, root: Path) -> None:
-    """Three readers, one of them of one route; meanwhile the head never goes back, and everything is sealed."""
+    """Three readers, one of them of one route; the head never decreases, and everything is sealed."""
     daemon = start()
     daemon.ask("ROUTE ADD a")
     daemon.ask("ROUTE ADD b")
@@ -171,7 +171,6 @@ def test_cuts_under_load_lose_nothing(start: Start, root: Path) -> None:
 
 @pytest.mark.parametrize("calls", ["rename", "unlink", "fallocate", "fdatasync", "rename,unlink,fallocate,fsync"])
 def test_cuts_while_system_calls_are_slow(start: Start, root: Path, tmp_path: Path, calls: str) -> None:
-    """Whatever the turn and the background are doing meanwhile, what was acknowledged is in a file that has a name."""
     daemon = start(segment_max_bytes="64KiB")
     pid = daemon.process.pid
     daemon.ask("ROUTE ADD a")
@@ -194,7 +193,7 @@ def test_cuts_while_system_calls_are_slow(start: Start, root: Path, tmp_path: Pa
 
 
 def test_a_fresh_segment_begins_with_what_is_no_record(start: Start, root: Path) -> None:
-    """The control batch takes no sequence, is no record, and is not counted."""
+    """The control batch uses no sequence and is not counted."""
     daemon = start()
     daemon.ask("ROUTE ADD a")
     assert list(wald.open(root).batches()) == []

@@ -1,4 +1,4 @@
-"""Durable, then visible, then acknowledged: also when the disk is slow, fails, or is full."""
+"""Durable, then visible, then acknowledged: even if the disk is slow, fails, or is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import wald
 
 Start = Callable[..., Daemon]
 
-FDATASYNC = 75  # its number on x86-64; where it is another, the test below waits in vain and says so
+FDATASYNC = 75  # number on x86-64; with another number, the test times out
 SMALL_DISK_BYTES = 24 << 20
 
 
@@ -133,7 +133,7 @@ def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
 
 
 def test_a_cut_that_fails_is_tried_again(start: Start, root: Path, tmp_path: Path) -> None:
-    """Nothing is lost, the segment goes on, and what is written meanwhile is durable."""
+    """The segment continues, and records written before the retry are durable."""
     daemon = start()
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
@@ -154,7 +154,7 @@ def called(trace: Trace) -> list[str]:
 
 @pytest.mark.parametrize("sync", ["interval", "never"])
 def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp_path: Path, sync: str) -> None:
-    """A kill loses nothing all the same: what was written belongs to the kernel. A cut syncs."""
+    """A kill still loses nothing, because the kernel has the bytes. A cut syncs."""
     daemon = start(sync=sync, sync_interval="50ms")
     daemon.ask("ROUTE ADD a")
     with (
@@ -176,7 +176,7 @@ def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp
 
 
 def test_a_failed_interval_sync_is_not_repeated(start: Start, root: Path, tmp_path: Path) -> None:
-    """What a second sync of that descriptor means cannot be known; the next commit goes to another segment."""
+    """A second sync of this descriptor proves nothing, so the next commit uses another segment."""
     daemon = start(sync="interval", sync_interval="50ms")
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
@@ -202,7 +202,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
 def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_disk: Path, minimum: object) -> None:
-    """Freed space is noticed by itself; every line and every request is there once."""
+    """The daemon notices free space; every line and every request is stored once."""
     root = small_disk / "log"
     daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum)
     daemon.ask("ROUTE ADD pipe fifo")
@@ -229,7 +229,7 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_
 
 @pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
 def test_a_full_disk_answers_err_full_where_it_is_asked_to(start: Start, small_disk: Path, minimum: object) -> None:
-    """on_full = reject: the connection lives on, and what was refused is not in the log."""
+    """on_full = reject: the connection stays open, and refused records are not stored."""
     root = small_disk / "log"
     daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum, on_full="reject")
     daemon.ask("ROUTE ADD a")
@@ -286,7 +286,7 @@ def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk
 
 
 def harmed(path: Path, harm: str) -> None:
-    """Do to a file of the daemon what the owner of the root may do."""
+    """Harm a file of the daemon as the owner of the root may."""
     if harm == "remove":
         path.unlink()
     elif harm == "shorten":
@@ -317,7 +317,7 @@ def test_a_head_file_that_was_harmed_is_made_anew_at_the_next_commit(start: Star
 def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
     start: Start, root: Path, tmp_path: Path, harm: str
 ) -> None:
-    """And what it then says is what the next start goes by, if a kill comes before the take."""
+    """The next start relies on the file if a kill comes before the daemon takes the bytes."""
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")
     holder = os.open(root / "routes/a/in", os.O_RDWR)
@@ -357,7 +357,7 @@ def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start
 
 def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, small_disk: Path) -> None:
     """Not even a lock can be written."""
-    (small_disk / "log.log").symlink_to(small_disk.with_name("stderr"))  # where there is room for the log
+    (small_disk / "log.log").symlink_to(small_disk.with_name("stderr"))  # where the log has room
     fill(small_disk / "filler")
     daemon = start(at=small_disk / "log", ready=False)
     assert daemon.wait() == 7

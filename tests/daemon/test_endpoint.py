@@ -1,4 +1,4 @@
-"""What a scraper and a load balancer get over HTTP."""
+"""HTTP endpoints for scrapers and load balancers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def address() -> str:
 
 
 def test_metrics_move_with_the_log(start: Start, address: str) -> None:
-    """Counters count what happened, gauges say what is; the rest of the names is there from the start."""
+    """Counters and gauges follow the log, and all other names exist from the start."""
     daemon = start(metrics=address)
     daemon.ask("ROUTE ADD r")
     eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
@@ -127,7 +127,7 @@ def test_a_scraper_that_hangs_up_is_no_event(start: Start, address: str) -> None
 
 
 def test_ipv6_addresses_stand_in_brackets(start: Start) -> None:
-    """Where there is no IPv6 at all, the refusal names the address as it was written."""
+    """Without IPv6, the refusal names the address as written."""
     if not socket.has_dualstack_ipv6():
         daemon = start(metrics="[::1]:9464", ready=False)
         assert daemon.wait() == 2
@@ -207,7 +207,7 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
         eventually(lambda: get(address, "/healthz")[0] == 503)
         message = get(address, "/healthz")[1]
         assert re.fullmatch(r"stalled: input has waited for \d+ s; the head is at 0\n", message)
-        assert get(idle_address, "/healthz")[0] == 200  # it has stood as long, but nothing waits
+        assert get(idle_address, "/healthz")[0] == 200  # idle for as long, but nothing waits
 
         (small / "filler").unlink()
         eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))

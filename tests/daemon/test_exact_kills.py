@@ -15,7 +15,7 @@ Start = Callable[..., Daemon]
 
 
 class Pipe:
-    """A FIFO that the test holds open as a service manager does, and what was written to it."""
+    """A FIFO that the test holds open like a service manager, and the bytes written to it."""
 
     def __init__(self, daemon: Daemon, route: str) -> None:
         assert daemon.ask(f"ROUTE ADD {route} fifo") == f"OK added {route}"
@@ -43,7 +43,7 @@ def kill_at(daemon: Daemon, path: Path, calls: str, number: int, work: Callable[
 
 @pytest.mark.slow
 def test_every_call_of_a_turn_that_reads_pipes(start: Start, root: Path, tmp_path: Path) -> None:
-    """Look, write, sync, take, for two pipes at once; alike lines do not hide one that is lost or doubled."""
+    """Two pipes in one round; all lines differ, so that a lost or repeated one is noticed."""
     daemon = start()
     pipes = [Pipe(daemon, "a"), Pipe(daemon, "b")]
     for number in range(1, 15):
@@ -125,7 +125,6 @@ def test_acknowledged_means_in_the_log(start: Start, root: Path, tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", ["rename", "ftruncate", "fsync", "fdatasync"])
 def test_every_call_of_a_cut(start: Start, root: Path, tmp_path: Path, calls: str) -> None:
-    """The log goes on, whatever of the cut has happened."""
     daemon = start()
     pipe = Pipe(daemon, "a")
     for number in (1, 2, 3):

@@ -18,7 +18,7 @@ FDATASYNC = 75  # its number on x86-64
 
 
 def take_over(start: Start, root: Path) -> Daemon:
-    """Another daemon on the same root, once it listens there; the first goes on as if nothing had happened."""
+    """Start another daemon on the same root; the first one does not notice."""
     (root / "lock").unlink()
     daemon = start(ready=False)
     eventually(lambda: any('"epoch": 2' in line and '"ready"' in line for line in daemon.log.splitlines()))
@@ -44,7 +44,7 @@ def test_an_idle_one_does_not_cut(start: Start, root: Path) -> None:
 
 
 def test_an_idle_one_leaves_the_head_of_the_other(start: Start, root: Path) -> None:
-    """Where its own has been removed, too: what it said would hide what the other has acknowledged."""
+    """Even if its own lock was removed: its head would hide records that the other has acknowledged."""
     first = start()
     first.ask("ROUTE ADD a")
     with Client(first.socket_path) as client:
@@ -82,12 +82,12 @@ def test_one_that_stops_leaves_the_socket_of_the_other(start: Start, root: Path)
 
 @pytest.mark.parametrize("end", ["stop", "publish"])
 def test_one_that_ends_leaves_the_segment_as_it_is(start: Start, root: Path, tmp_path: Path, end: str) -> None:
-    """It may hold what the other has written since, or be what the other goes on with."""
+    """The other daemon may have written to it, or may be writing."""
     first = start()
     first.ask("ROUTE ADD a")
     with Client(first.socket_path) as client:
         assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
-        first.process.send_signal(signal.SIGSTOP)  # it would notice by itself
+        first.process.send_signal(signal.SIGSTOP)  # otherwise it would notice
         second = take_over(start, root)
         with traced(first.process.pid, tmp_path / "trace", "trace=ftruncate,fdatasync,fsync") as trace:
             if end == "stop":

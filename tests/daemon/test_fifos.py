@@ -1,4 +1,4 @@
-"""A FIFO that is replaced, removed or cannot be read: noticed, reported everywhere, nothing lost, the others go on."""
+"""FIFOs that are replaced, removed or unreadable are reported and lose nothing, and other FIFOs work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start:
 
 
 def test_another_fifo_is_read_instead_and_the_old_one_to_its_end(start: Start, root: Path) -> None:
-    """As a log rotation does that moves a file away and has its writer open another."""
+    """A log rotation moves the file away and makes its writer open another."""
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")
     fifo = root / "routes/a/in"
@@ -188,7 +188,7 @@ def test_a_stop_reports_what_it_leaves_in_a_replaced_fifo(start: Start, root: Pa
 
 
 def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, tmp_path: Path) -> None:
-    """It was read to its end meanwhile, as the one that others had replaced; a long line of it stays in one piece."""
+    """In between it was read to its end as a replaced FIFO; a long line in it stays in one piece."""
     address = str(tmp_path / "notify")
     with manager_at(address) as manager:
         daemon = start(env={"NOTIFY_SOCKET": address})

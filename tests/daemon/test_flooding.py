@@ -24,12 +24,12 @@ MIB = 1 << 20
 
 
 def made_at(root: Path, name: str) -> int:
-    """When a route was made, ns since 1970; the kernel's clock of files is up to some ms slow."""
+    """Return the creation time of a route in ns since 1970; file times may be some ms late."""
     return (root / "routes" / name).stat().st_ctime_ns
 
 
 def test_a_record_does_not_wait_for_a_flood_of_commands(start: Start, root: Path) -> None:
-    """Of 640 ROUTE ADD that were there before it, no more than a few are carried out before it is durable."""
+    """At most a few of 640 earlier ROUTE ADD commands run before the record is durable."""
     daemon = start()
     assert daemon.ask("ROUTE ADD r") == "OK added r"
     with ExitStack() as closing:
@@ -80,7 +80,7 @@ def test_one_cut_answers_all_who_asked_for_it_at_once(start: Start) -> None:
 def test_a_record_does_not_wait_for_a_flood_of_another_users(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100,000 records that were there before it on 200 connections, a few hundred come first."""
+    """At most a few hundred of 100,000 earlier records on 200 connections come first."""
     daemon = start(socket_mode="0666", connections_per_user=256, connections_max=512)
     assert daemon.ask("ROUTE ADD r") == "OK added r"
     monkeypatch.chdir(root)
@@ -114,13 +114,13 @@ def test_half_sent_requests_cost_a_fixed_amount_of_memory(start: Start) -> None:
 
 
 def resident_bytes(daemon: Daemon) -> int:
-    """What the daemon has in memory now."""
+    """Return the resident memory of the daemon."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) << 10
 
 
 def test_answers_that_are_not_read_cost_a_fixed_amount_of_memory(start: Start, root: Path) -> None:
-    """100 clients ask again and again for the state of a log of 2,000 routes; the other clients go on."""
+    """100 clients repeatedly request the state of a log of 2,000 routes; other clients still get answers."""
     daemon = start()
     daemon.stop()
     for number in range(2000):
@@ -144,7 +144,7 @@ def test_answers_that_are_not_read_cost_a_fixed_amount_of_memory(start: Start, r
 
 
 class Unsynced(Disk):
-    """Faster where it does not matter what a crash leaves."""
+    """A faster disk, for a test without crashes."""
 
     def sync_directory(self, path: Path) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A full disk is never a wedge: the daemon starts on it, seals on it, and leaves to others what is theirs."""
+"""A full disk never blocks the daemon for ever: it starts, seals, and leaves the reserve to other programs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
 
 
 def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
-    """Others have filled the disk: what was cut waits as it is, can be read, and is sealed when there is room."""
+    """Other files fill the disk: cut segments stay readable, and are sealed once there is room."""
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
     daemon.ask("ROUTE ADD r")
     with Client(daemon.socket_path) as client:
@@ -130,7 +130,7 @@ def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
 
 
 def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: Path) -> None:
-    """After a kill, with others having taken the rest meanwhile: it starts, is read, and says what fills the disk."""
+    """After a kill, with the rest of the disk used up by other files."""
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB", on_full="reject")
     daemon.ask("ROUTE ADD r")
     taken = flood(daemon, random_line)
@@ -143,7 +143,7 @@ def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: P
 
 
 def test_a_limit_of_the_size_of_a_file_is_not_called_a_full_disk(tmp_path: Path) -> None:
-    """As `ulimit -f` sets it; the segment cannot be allocated."""
+    """With `ulimit -f`, the segment cannot be allocated."""
     with Daemon(tmp_path / "log", prefix=["prlimit", "--fsize=1000000"], ready=False) as daemon:
         assert daemon.wait() == DiskFailure.exit_code
     assert "hint: ulimit -f unlimited, or LimitFSIZE=infinity in a unit" in daemon.log
@@ -154,7 +154,7 @@ def test_a_limit_of_the_size_of_a_file_is_not_called_a_full_disk(tmp_path: Path)
 def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
     start: Start, disk: Path, reserve: str
 ) -> None:
-    """Else nothing could ever be written; with the sizes that are reported there is nothing to warn of."""
+    """Otherwise nothing could ever be written; the reported sizes cause no warning."""
     daemon = start(at=disk / "log", segment_max_bytes="64MiB", free_space_min=reserve)
     daemon.ask("ROUTE ADD r")
     with Client(daemon.socket_path) as client:

@@ -20,7 +20,7 @@ from wald.setting_types import MIB
     ids=str,
 )
 def test_a_full_disk_that_was_read_and_reclaimed_takes_input_again(row: Row) -> None:
-    """After a kill, and again; nothing acknowledged is lost, and the reserve in force stays free."""
+    """After a kill, and again; no acknowledged record is lost, and the effective reserve stays free."""
     assert walk(row) == []
 
 

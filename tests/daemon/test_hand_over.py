@@ -1,4 +1,4 @@
-"""What systemd hands over at a start: a listening socket and FIFOs, as descriptors with names."""
+"""A listening socket and FIFOs that systemd passes to a start, as named descriptors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_log_is_made_around_the_socket_that_systemd_has_made(root: Path) -> No
 
 
 def test_a_socket_that_systemd_has_made_anew_is_left_in_its_place(start: Start, root: Path) -> None:
-    """systemd removes what is in the place of its socket, though a daemon that was started by hand listens there."""
+    """systemd removes the socket at its path, even if a manually started daemon listens there."""
     daemon = start()
     daemon.socket_path.unlink()
     with listening_at(daemon.socket_path):
@@ -128,7 +128,7 @@ def test_a_socket_that_systemd_has_made_anew_is_left_in_its_place(start: Start, 
 
 @pytest.mark.parametrize("kinds", [["listener", "listener"], ["datagram"], ["unbound"]])
 def test_other_sockets_are_refused(start: Start, tmp_path: Path, kinds: list[str]) -> None:
-    """What came to them would never be answered. Nothing is written."""
+    """Their clients would never get an answer. Nothing is written."""
     made = [
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM) for kind in kinds
     ]
@@ -177,7 +177,7 @@ def test_a_fifo_that_was_replaced_meanwhile_is_read_to_its_end(start: Start, roo
 
 @pytest.mark.parametrize("in_its_place", ["nothing", "what cannot be opened"])
 def test_a_fifo_that_is_gone_is_read_to_its_end(start: Start, root: Path, in_its_place: str) -> None:
-    """Others have removed it while no daemon ran, and systemd alone has what is in it."""
+    """It was removed while no daemon ran, and only systemd has its bytes."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo mode=0640")
     fifo = root / "routes/r/in"

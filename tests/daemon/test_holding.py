@@ -1,4 +1,4 @@
-"""Which process holds a FIFO decides what a daemon's restart loses: each row of the table in docs/guarantees.md."""
+"""Losses of a daemon's restart by the process that holds a FIFO: each row of the table in docs/guarantees.md."""
 
 from __future__ import annotations
 

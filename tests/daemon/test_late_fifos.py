@@ -118,7 +118,7 @@ def test_one_whose_place_another_had_at_the_start(killed: Killed, instead: str) 
 
 @needs_root
 def test_what_another_producer_wrote_meanwhile_is_not_taken_for_it(killed: Killed) -> None:
-    """A batch that was recorded and never written: one of the next life stands in its place, and is the same."""
+    """A recorded batch was never written, and the next run has an equal batch at its position."""
     killed.daemon.start_again()
     os.chown(killed.fifo, 0, 0)
     killed.fifo.chmod(0o600)

@@ -1,4 +1,4 @@
-"""A daemon's life: one at a time, signals, and what it owes at its start and at its end."""
+"""Lifecycle of a daemon: a single instance, signals, starts and stops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_second_daemon_names_the_first_and_leaves(start: Start, root: Path) ->
 
 @pytest.mark.parametrize("request_bytes", [b"PUB r 2\nx\n", b"CUT\n"], ids=["publish", "cut"])
 def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, root: Path, request_bytes: bytes) -> None:
-    """Somebody took the lock file away and started another: the old one ends, and the new one goes on undisturbed."""
+    """The lock file was removed and another daemon started: the old one ends, and the new one is undisturbed."""
     old = start()
     old.ask("ROUTE ADD r")
     with Client(old.socket_path) as client:
@@ -117,7 +117,7 @@ def test_a_stop_takes_what_is_in_the_pipes(start: Start, root: Path, number: sig
 
 
 def test_a_stop_takes_what_is_in_any_number_of_pipes(start: Start, root: Path, tmp_path: Path) -> None:
-    """More than the turns of a daemon that would stop after so many of them hold; no other process has them open."""
+    """More than a fixed number of rounds could read; no other process has the pipes open."""
     names = [f"f{number}" for number in range(230)]
     config = tmp_path / "wald.toml"
     config.write_text("".join(f"[routes.{name}]\nfifo = true\n" for name in names))
@@ -158,7 +158,7 @@ def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
 
 
 def test_a_producer_that_never_ends_does_not_hold_up_a_stop(start: Start, root: Path) -> None:
-    """What a pipe holds is taken once; the rest waits in it."""
+    """The daemon reads a pipe's contents once; the rest stays in it."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     with (root / "routes/r/in").open("wb", 0) as fifo, subprocess.Popen(["yes"], stdout=fifo) as producer:
@@ -181,7 +181,7 @@ def test_a_request_that_a_stop_finds_half_sent_is_not_taken(start: Start, root: 
 
 
 def test_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
-    """What else is in pipes is taken too, and a last line without a newline is a record."""
+    """Other pipes are read too, and a last line without a newline is a record."""
     reader, writer = os.pipe()
     daemon = start("--stdin", "in", stdin=reader)
     os.close(reader)
@@ -205,7 +205,7 @@ def test_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
 
 
 def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: Path) -> None:
-    """Segment size and routes; what needs a restart is named and stays as it was."""
+    """Segment size and routes; settings that need a restart are reported and unchanged."""
     config = tmp_path / "wald.toml"
     config.write_text('segment_max_bytes = "64MiB"\n[routes.a]\n')
     daemon = start("--config", config)
@@ -239,7 +239,7 @@ def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: P
 def test_sighup_with_a_broken_config_changes_nothing(
     start: Start, root: Path, tmp_path: Path, broken: str, message: str
 ) -> None:
-    """The log says why, and the daemon goes on as before."""
+    """The log names the reason, and the daemon continues."""
     config = tmp_path / "wald.toml"
     config.write_text(f"[routes.r]\nwriters = [{os.geteuid()}]\n")
     daemon = start("--config", config)

@@ -1,4 +1,4 @@
-"""Whether the daemon was stopped, failed or died is in its report, and in what commands show of its state."""
+"""Reports of a daemon's run distinguish a stop, a failure and a crash, and commands show them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_report_can_be_dumped(start: Start, root: Path) -> None:
     assert b"damage=" in done.stdout
 
 
-# Starts that are none.
+# Starts that are refused.
 
 Refusal = tuple[dict[str, str], tuple[str, ...], str]
 

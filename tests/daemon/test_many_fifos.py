@@ -25,7 +25,7 @@ from wald.systemd import Systemd
 
 @contextmanager
 def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll]]:
-    """The pipes of a daemon with so many FIFOs, each read once."""
+    """Yield the pipes of a daemon with ``count`` FIFOs, each read once."""
     root, disk, poller = create_root(path, Unsynced(), now=""), Unsynced(), select.epoll()
     for number in range(fifos):
         add_route(root, disk, f"r{number}", fifo=True)
@@ -40,7 +40,7 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
 
 
 def one_round(intake: Intake) -> int:
-    """What the loop asks of the pipes; how many drafts came of it."""
+    """Count the calls of one round, and its drafts."""
     collected = CommitRound(LogState(1).producers, Arena())
     intake.check_lines(0.0)
     intake.collect(collected)
@@ -96,7 +96,7 @@ def test_a_check_paths_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> 
 def test_a_replaced_pipe_that_cannot_be_reopened_yet_is_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without a free descriptor: the next check reopens it."""
+    """Without a free descriptor, for example; the next check reopens it."""
     with reading(tmp_path, 1) as (root, intake, poller):
         old = os.open(root.fifo("r0"), os.O_WRONLY)
         root.fifo("r0").unlink()

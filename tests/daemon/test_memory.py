@@ -30,7 +30,7 @@ def peak_kib(daemon: Daemon) -> int:
 
 @pytest.mark.slow
 def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path: Path) -> None:
-    """While it is cut and sealed beside."""
+    """While segments are cut and sealed."""
     count = -(-GIB // len(BLOCK))
     with (tmp_path / "input").open("wb") as file:
         for _ in range(count):

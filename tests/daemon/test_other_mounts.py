@@ -1,4 +1,4 @@
-"""``segments/`` on a file system of its own, as docs/files.md recommends: replaced, unmounted, smaller or larger."""
+"""``segments/`` on a separate file system, as docs/files.md recommends: replaced, unmounted, smaller or larger."""
 
 from __future__ import annotations
 

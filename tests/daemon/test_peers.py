@@ -1,4 +1,4 @@
-"""Who sent a record: kept per batch by a real daemon, for processes on the socket, FIFOs and stdin."""
+"""Senders of records, stored per batch, for processes on the socket, FIFOs and stdin."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def line_of(program: subprocess.Popen[bytes]) -> bytes:
 
 
 def senders(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Who sent each record of each route, as ``wald read --format json`` says. ``Any``: JSON."""
+    """Return the sender of each record by route, from ``wald read --format json``. ``Any``: JSON."""
     line = command("read", "--root", root, "--format", "json")
     done = subprocess.run(line, capture_output=True, check=True, text=True)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -100,7 +100,7 @@ def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Pat
         ]
         eventually(lambda: stat(daemon)["connections"] == 3)
         running.callback(daemon.process.send_signal, signal.SIGCONT)
-        daemon.process.send_signal(signal.SIGSTOP)  # both requests are there when it goes on
+        daemon.process.send_signal(signal.SIGSTOP)  # both requests have arrived when it continues
         for each in processes:
             os.write(fileno(each.stdin), b"\n")
             assert line_of(each) == b"sent\n"

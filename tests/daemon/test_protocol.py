@@ -1,4 +1,4 @@
-"""The socket from outside: what is refused and how, what is taken, and in which order replies come."""
+"""The socket protocol from outside: refusals, accepted requests, and the order of replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def columns(payload: bytes) -> bytes:
     return b"PUB r %d enc=columns\n%b" % (len(payload), payload)
 
 
-# What is refused.
+# Refused requests.
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def columns(payload: bytes) -> bytes:
     ids=lambda value: value[:24] if isinstance(value, bytes) else value,
 )
 def test_a_bad_request_is_refused_alone(shared: Daemon, client: Client, request_bytes: bytes, code: str) -> None:
-    """It gets its code, nothing is written, and what is sent behind it is answered."""
+    """It gets its code, nothing is written, and later requests are answered."""
     before = written(shared.root)
 
     assert client.ask(request_bytes + b"PING\n").split(" ")[:2] == ["ERR", code]
@@ -104,7 +104,7 @@ def test_a_bad_request_is_refused_alone(shared: Daemon, client: Client, request_
 def test_a_request_without_a_known_end_is_the_last(
     shared: Daemon, client: Client, request_bytes: bytes, code: str
 ) -> None:
-    """What follows could be payload: it is not carried out, and the daemon closes the connection."""
+    """The next bytes could be payload, so the daemon closes the connection."""
     before = written(shared.root)
 
     assert client.ask(request_bytes + b"ROUTE ADD behind\n").split(" ")[:2] == ["ERR", code]
@@ -135,7 +135,7 @@ def test_a_request_without_a_known_end_is_the_last(
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else value,
 )
 def test_malformed_columns_are_refused(shared: Daemon, client: Client, payload: bytes, message: str) -> None:
-    """In memory and gathered in a file alike, with what is wrong."""
+    """In memory and spooled, with the reason."""
     before = written(shared.root)
 
     assert client.ask(columns(payload) + b"PING\n") == f"ERR bad-columns {message}"
@@ -144,7 +144,7 @@ def test_malformed_columns_are_refused(shared: Daemon, client: Client, payload: 
 
 
 def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, route: str) -> None:
-    """Also in one write: each request sees what the ones before it did."""
+    """Within one write, each request sees the effects of earlier ones."""
     publish = f"PUB {route} 2\nx\n".encode()
     client.send(publish + b"ROUTE RETIRE %b\n" % route.encode())
     client.send(publish + b"ROUTE ADD %b\n" % route.encode() + publish)
@@ -155,7 +155,7 @@ def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, rout
     assert replies[2][1] == "no-route"
 
 
-# What is taken, and in which order it is answered.
+# Accepted requests, and the order of their answers.
 
 
 def test_a_route_is_retired_while_a_large_payload_arrives(shared: Daemon, client: Client, route: str) -> None:
@@ -216,7 +216,7 @@ def test_a_route_can_be_used_behind_its_making(shared: Daemon, client: Client) -
 
 
 def test_a_request_may_come_byte_by_byte(shared: Daemon, client: Client, route: str) -> None:
-    """Each byte in a turn of its own; a carriage return before the newline is passed over."""
+    """Each byte in a separate round; a carriage return before the newline is ignored."""
     with Client(shared.socket_path) as other:
         for byte in f"PUB {route} 8\r\none\ntwo\nPING\r\n".encode():
             client.send(bytes([byte]))
@@ -242,7 +242,7 @@ def test_large_payloads_are_taken_whole(shared: Daemon, client: Client, route: s
 
 @pytest.mark.parametrize("count", [3, 3000])
 def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Client, route: str, count: int) -> None:
-    """In memory and gathered in a file alike; newlines in them are content."""
+    """In memory and spooled; newlines in values are content."""
     contents = [b"%d\n" % number * 50 for number in range(count)]
     keys = [None if number % 3 else b"key %d" % number for number in range(count)]
     payload = encode_columns(contents, keys=keys, times_ns=range(count))
@@ -263,7 +263,7 @@ def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Cli
 def test_only_the_named_writers_may_write(
     start: Start, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reports which user is connected; other routes stay open to all users, and root is no exception."""
+    """The kernel identifies the user; other routes stay open to all users, and root needs to be named too."""
     config, me = tmp_path / "wald.toml", os.geteuid()
     config.write_text(f"[routes.mine]\nwriters = [{me}]\n[routes.theirs]\nwriters = [{me + 1}]\n[routes.all]\n")
     daemon = start("--config", config, socket_mode="0666")

@@ -1,4 +1,4 @@
-"""What quotas count as unread, beside a plain sum over the records: wherever cursors stand, in life after life."""
+"""Unread bytes that quotas count, compared with a sum over the records, for any cursors and across restarts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Life:
         self.is_retired = False
 
     def look(self, *, times: int = 1) -> None:
-        """Looks that are due, and what they have begun to count."""
+        """Run due updates and the counts that they start."""
         for _ in range(times):
             for seconds in (0.03, 1000, 0.03):  # what takes long to count is not counted again soon
                 for thread in counting():
@@ -100,7 +100,7 @@ class Life:
                 self.quotas.update(self.now, self.built.last)
 
     def over(self) -> int:
-        """How much is unread, if that is more than the quota; else 0."""
+        """Return the unread bytes if they exceed the quota, else 0."""
         self.look(times=3)
         found = self.quotas.over_quota.get("r")
         assert found is None or found.group, "all is counted by now"
@@ -138,7 +138,7 @@ def test_a_quota_is_passed_by_one_byte_more(life: Life) -> None:
 
 
 def test_a_cursor_that_is_moved_back_counts_again_over_all_segments(life: Life) -> None:
-    """Over what complete segments hold, and over what was read of the active one; a new group is like it."""
+    """Complete segments and the read part of the active one count again; a new group has the same effect."""
     for _ in range(2):
         life.append(110)
         life.cut()
@@ -166,7 +166,7 @@ def test_a_segment_that_was_begun_after_the_last_listing_is_there(life: Life) ->
 
 
 def test_many_small_turns_are_counted_once(life: Life) -> None:
-    """What is joined, so that memory stays small, may reach over the end of a segment."""
+    """Merged ranges, which bound the memory, may span the end of a segment."""
     for _ in range(2):
         for _ in range(101):
             life.append(1)

@@ -1,4 +1,4 @@
-"""Quotas with block and reject: nothing is taken of a route whose unread bytes are over its quota; others go on."""
+"""Quotas with block and reject: a route over its quota accepts nothing, and other routes work."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_producer_that_waits_for_a_quota_is_told_so_and_not_to_look_at_the_dis
 
 
 def test_sighup_changes_a_quota(start: Start, settings: Path) -> None:
-    """Raised, it lets go on what waits; made reject, it refuses that; a quota that is new counts what is there."""
+    """A higher quota releases waiting requests, reject refuses them, and a new quota counts existing records."""
     settings.write_text("[routes.r]\nfifo = true\n[routes.other]\n")
     daemon = start("--config", settings)
     with Client(daemon.socket_path) as client:
@@ -216,7 +216,7 @@ def test_segments_that_are_gone_count_no_more(start: Start, settings: Path) -> N
 
 
 def test_killed_while_a_route_is_over_its_quota_it_loses_nothing(start: Start, settings: Path) -> None:
-    """What the FIFO holds stays there, and the next life counts what the segments hold before it takes anything."""
+    """The FIFO keeps its bytes, and the next run counts the segments before it accepts anything."""
     daemon = start("--config", settings)
     fill(daemon)
     with open(daemon.root / "routes/r/in", "wb") as fifo, Client(daemon.socket_path) as client:
@@ -234,7 +234,7 @@ def test_killed_while_a_route_is_over_its_quota_it_loses_nothing(start: Start, s
 
 
 def test_stopped_while_a_route_is_over_its_quota_it_takes_what_its_fifo_holds(start: Start, settings: Path) -> None:
-    """No other process may hold the pipe, and what it holds would be lost."""
+    """If no other process holds the pipe, its bytes would be lost."""
     daemon = start("--config", settings)
     fill(daemon)
     with Client(daemon.socket_path) as client:
@@ -247,7 +247,7 @@ def test_stopped_while_a_route_is_over_its_quota_it_takes_what_its_fifo_holds(st
 
 
 def test_a_default_quota_is_that_of_every_route(start: Start, settings: Path) -> None:
-    """Of one that is made later too; what one route holds is not counted for another."""
+    """Including later routes; each route is counted separately."""
     settings.write_text(f"[retention]\npinned_max_bytes = {QUOTA}\n[routes.free]\npinned_max_bytes = 0\n")
     daemon = start("--config", settings)
     daemon.ask("ROUTE ADD r")
@@ -271,7 +271,7 @@ def test_status_and_explain_name_the_route_over_its_quota(start: Start, settings
 
 
 def test_a_cursor_that_is_moved_back_counts_again(start: Start, settings: Path) -> None:
-    """The daemon looks at cursors while it has work, also of a route of which it waits for none."""
+    """The daemon checks cursors while it has work, even of routes without waiting requests."""
     daemon = start("--config", settings)
     fill(daemon)
     set_cursor(daemon, 11)

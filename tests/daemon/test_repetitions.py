@@ -23,7 +23,7 @@ def numbered(route: str, producer: int, number: int, payload: bytes = b"") -> by
 
 
 def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) -> None:
-    """A producer may begin anywhere and then counts; what was refused can be sent once the gap is filled."""
+    """A producer may start at any number; a refused batch can be sent again once the gap is filled."""
     assert client.ask(numbered(route, 0xA1, 5)).startswith("OK ")
     assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 7 of this producer arrived before batch 6"
     assert client.ask(numbered(route, 0xA1, 7, bytes(SPOOLED) + b"\n")).startswith("ERR gap ")
@@ -48,7 +48,7 @@ def test_a_repetition_in_the_same_turn_is_acknowledged_alike(shared: Daemon, cli
 
 
 def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, route: str) -> None:
-    """As after a reconnect whose old connection is not gone yet: order and repetitions count over both."""
+    """After a reconnect, the old connection may still exist: order and deduplication cover both."""
     with Client(shared.socket_path) as other:
         first = sequence(client.ask(numbered(route, 0xA3, 1)))
         assert sequence(other.ask(numbered(route, 0xA3, 1))) == first
@@ -76,7 +76,7 @@ def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
 
 
 def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, root: Path) -> None:
-    """Also after a kill and a cut; what it has sent may be anywhere up to the last batch of who is forgotten next."""
+    """Even after a kill and a cut: any record up to the last batch of the next evicted producer may be its own."""
 
     def seeing(number: int, seen: int) -> bytes:
         return numbered("r", 7, number).replace(b"\n", b" seen=%d\n" % seen, 1)
@@ -105,7 +105,7 @@ def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, roo
 
 
 def test_repetitions_are_recognised_after_kills_and_cuts(start: Start, root: Path) -> None:
-    """From the segment that was being written, and from the state that a cut hands to the next."""
+    """The daemon finds them in the active segment and in the state that a cut passes on."""
     daemon = start()
     daemon.ask("ROUTE ADD r")
     with Client(daemon.socket_path) as client:
@@ -154,7 +154,7 @@ def test_the_end_of_a_route_and_the_beginning_of_a_payload_are_distinguished(sha
 
 
 def test_a_conflict_is_seen_after_kills_and_cuts(start: Start, root: Path) -> None:
-    """From the batches that recovery scans, and from the state that a cut hands on."""
+    """The daemon finds it in batches that recovery scans and in the state that a cut passes on."""
     daemon = start()
     daemon.ask("ROUTE ADD r")
     large = b"l" * SPOOLED + b"\n"

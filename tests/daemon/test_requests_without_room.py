@@ -55,7 +55,7 @@ def test_without_room_a_producer_is_told_if_it_shall_be(small: Path, start: Star
 
 
 def test_without_room_a_producer_waits_until_there_is(small: Path, start: Start) -> None:
-    """on_full = "block": nothing is lost and nothing refused; others are answered meanwhile."""
+    """on_full = "block": nothing is lost or refused, and other requests are answered."""
     daemon = on(small, start)
     fill(small / "filler")
     with Client(daemon.socket_path) as client, Client(daemon.socket_path) as other:
@@ -76,18 +76,17 @@ def test_without_room_a_producer_waits_until_there_is(small: Path, start: Start)
 
 
 def spooled_bytes(daemon: Daemon) -> int:
-    """What lies in the unnamed files of payloads."""
+    """Return the size of the unnamed files with payloads."""
     descriptors = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
     total = 0
     for each in descriptors:
-        with suppress(FileNotFoundError):  # a connection that was closed meanwhile
+        with suppress(FileNotFoundError):  # a connection that was closed in between
             if os.readlink(each).endswith("(deleted)"):
                 total += each.stat().st_size
     return total
 
 
 def test_without_room_a_payload_under_way_is_not_gathered_on(small: Path, start: Start) -> None:
-    """It waits where it is, and goes on once there is room."""
     daemon = on(small, start)
     with Client(daemon.socket_path) as client:
         client.send(b"PUB r %d\n" % (2 * SPOOLED) + bytes(SPOOLED))
@@ -106,7 +105,7 @@ def test_without_room_a_payload_under_way_is_not_gathered_on(small: Path, start:
 
 
 def all_is_read(clients: Sequence[Client]) -> bool:
-    """Whether the daemon has read all that these have sent."""
+    """Return True if the daemon has read all bytes that these clients sent."""
     unread = struct.pack("i", 0)
     return all(fcntl.ioctl(each.socket, termios.TIOCOUTQ, unread) == unread for each in clients)
 
@@ -138,7 +137,7 @@ def test_a_small_request_does_not_wait_for_room_that_half_sent_ones_were_promise
 
 
 def test_a_payload_for_which_there_will_never_be_room_is_refused(small: Path, start: Start) -> None:
-    """Else it would wait for ever; the connection lives on."""
+    """Otherwise it would wait for ever; the connection stays open."""
     daemon = on(small, start)
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB r %d\n" % (8 << 20) + bytes(8 << 20)).startswith("ERR too-large ")
@@ -146,7 +145,7 @@ def test_a_payload_for_which_there_will_never_be_room_is_refused(small: Path, st
 
 
 def test_a_payload_that_would_take_the_last_room_is_not_begun(start: Start, tmp_path: Path) -> None:
-    """It counts twice, gathered and copied, and with it what is still to come of others; small ones are taken."""
+    """It counts twice, spooled and copied, plus the promises to others; small requests are accepted."""
     status = os.statvfs(tmp_path)
     path, payload_bytes = tmp_path / "wald.toml", 500 << 20
     minimum = status.f_bavail * status.f_frsize - 3 * payload_bytes  # others use this disk, too
@@ -161,7 +160,7 @@ def test_a_payload_that_would_take_the_last_room_is_not_begun(start: Start, tmp_
 
 
 def test_who_leaves_while_he_waits_makes_room(start: Start, small: Path) -> None:
-    """A parked connection is not read, and still its end is seen; half an end is none."""
+    """The daemon does not read a waiting connection but notices that it was closed; a half-close is not enough."""
     daemon = on(small, start, connections_max=2)
     fill(small / "filler")
     with Client(daemon.socket_path) as half_closed:

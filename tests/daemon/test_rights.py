@@ -1,4 +1,4 @@
-"""What one user may ask of the daemon and another may not: FIFOs, their modes, and routes that have writers."""
+"""Permissions of users towards the daemon: FIFOs, their modes, and routes with writers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pytestmark = needs_root
 
 
 def ask(daemon: Daemon, user: User, line: bytes) -> str:
-    """What the daemon answers to ``user``."""
+    """Return the daemon's answer to ``user``."""
     with connection(daemon, user) as client:
         return client.ask(line)
 
 
 def connection(daemon: Daemon, user: User) -> Client:
-    """Of ``user``; the kernel records the user at the time of the connect."""
+    """Connect as ``user``; the kernel records the user at connect(2)."""
     before = os.getgroups()
     os.setgroups([])
     os.setegid(user.group_id)
@@ -52,7 +52,7 @@ def test_a_members_request_opens_no_fifo_to_others() -> None:
 
 
 def test_a_member_changes_no_mode() -> None:
-    """Not even back to what a new FIFO has."""
+    """Not even back to the mode of a new FIFO."""
     with daemon_of(OWNER) as daemon:
         assert ask(daemon, OWNER, b"ROUTE ADD a fifo mode=0600\n") == "OK added a"
         assert ask(daemon, MEMBER, b"ROUTE ADD a fifo\n") == "OK added a"
@@ -82,7 +82,7 @@ def test_a_retired_route_with_writers_is_taken_back_by_them_only() -> None:
 
 
 def test_retiring_is_for_the_owner_and_who_is_named() -> None:
-    """What is unread in a retired route may be deleted; so it is taken back by the same users, and by no others."""
+    """Unread records of a retired route may be deleted, so only the same users may add it again."""
     with daemon_of(OWNER, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
         retired = daemon.root / "routes/all/retired"
         permitted = "only the log's owner and the route's writers may do so"
@@ -100,7 +100,7 @@ def test_retiring_is_for_the_owner_and_who_is_named() -> None:
 
 
 def test_others_than_the_owner_cut_no_more_than_once_a_second() -> None:
-    """A flood of them would be a flood of segments; there is nothing to wait for where nothing was written."""
+    """A flood of cuts would create a flood of segments; a log without new records needs no wait."""
     with (
         daemon_of(OWNER, "[routes.a]\n") as daemon,
         connection(daemon, MEMBER) as member,

@@ -1,4 +1,4 @@
-"""What systemd hears of the daemon, keeps for it and hands over to it."""
+"""Notifications to systemd, and descriptors that it stores and passes back."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def links(pid: int, path: Path) -> list[int]:
     """The descriptors that a process has of a file."""
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed in between
             if os.readlink(entry) == str(path):
                 found.append(int(entry.name))
     return found
 
 
 def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
-    """A FIFO that is handed over for reading only comes to an end as well; the daemon has taken what was in it."""
+    """A FIFO passed for reading only ends too, after the daemon has read its bytes."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     assert daemon.stop() == 0
@@ -137,7 +137,7 @@ def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
 
 
 def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:
-    """The descriptor itself, with what is in the pipe; nothing else has it open."""
+    """The descriptor itself, with the pipe's contents; no other process has it open."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     assert daemon.stop() == 0

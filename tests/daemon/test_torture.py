@@ -1,4 +1,4 @@
-"""Whatever happens, nothing acknowledged is lost and nothing is doubled. ``scripts/torture`` goes on for longer."""
+"""Torture: no acknowledged record is lost or stored twice. ``scripts/torture`` runs for longer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def unlocked(root: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def listens(root: Path) -> bool:
-    """Whether a daemon listens on the socket of the root."""
+    """Return True if a daemon listens on the root's socket."""
     with socket.socket(socket.AF_UNIX) as caller:
         return caller.connect_ex(str(root / "wald.sock")) == 0
 

@@ -1,4 +1,4 @@
-"""Verifying a log that a daemon writes on: good, whatever is cut and sealed meanwhile."""
+"""Verification of a log that a daemon writes to, cuts and seals."""
 
 from __future__ import annotations
 

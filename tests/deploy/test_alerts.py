@@ -1,4 +1,4 @@
-"""The alerts fire when they must, each has its runbook, and every query asks for what a real program exports."""
+"""Alerts fire correctly, each has a runbook, and every query uses exported metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAME = re.compile(r"\bwald_\w+")
 
 
 def promtool(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """What it prints on either stream, and its exit code."""
+    """Return promtool's output and exit code."""
     line = [programs.program("promtool"), *map(str, arguments)]
     return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
@@ -74,7 +74,7 @@ def test_an_alert_says_how_bad_it_is_where_and_what_to_do() -> None:
 
 
 def test_texts_of_alerts_can_be_filled_in(tmp_path: Path) -> None:
-    """promtool prints each alert that fires where none is expected."""
+    """promtool prints each alert that fires unexpectedly."""
     cases = yaml.safe_load(CASES.read_text())
     cases["rule_files"] = [str(RULES)]
     for case in cases["tests"]:
@@ -90,7 +90,7 @@ def test_texts_of_alerts_can_be_filled_in(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a daemon and the programs beside it export of a log with everything in it, by program."""
+    """Return the metrics of a daemon and its sidecars on a log with everything in it, by program."""
     root = tmp_path_factory.mktemp("exported") / "log"
     built = Built(root, now_ns=time.time_ns() - 86_400 * 10**9)  # old enough for its growth to be known
     for route in ("a", "b", "unread"):
@@ -144,7 +144,7 @@ def scraped(origin: str, certificate: Path) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_promtool_finds_no_fault_with_what_a_program_exports(exported: dict[str, str], program: str) -> None:
-    """Names, types, units, help: what it prints is a complaint."""
+    """promtool prints complaints about names, types, units and help."""
     done = promtool("check", "metrics", stdin=exported[program])
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -184,7 +184,7 @@ def test_panels_have_places_of_their_own() -> None:
 
 
 def test_prometheus_parses_every_query_of_the_dashboard(tmp_path: Path) -> None:
-    """As recording rules, with values for the variables."""
+    """Recording rules with values for the variables."""
     queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
     rules = [
         {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "5m")}

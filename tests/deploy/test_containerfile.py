@@ -1,4 +1,4 @@
-"""The Containerfile: its steps lead to an image that runs, and it says what an operator relies on."""
+"""The Containerfile: its steps build an image that runs, with the documented properties."""
 
 from __future__ import annotations
 

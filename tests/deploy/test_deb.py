@@ -26,7 +26,7 @@ while not select.select([0], [], [], 0.001)[0]:
     lines += 100
 print(lines)
 """
-# What a shell offers for a line that was typed up to where TAB is pressed.
+# Completions that a shell offers for a line up to TAB.
 SHELLS = {
     "bash": """
         source /usr/share/bash-completion/completions/wald
@@ -45,7 +45,7 @@ SHELLS = {
     """,
     "fish": "complete --do-complete 'LINE'",
 }
-# Of the whole system: what is not the log's, and not a record, a cache or a message of dpkg, apt and others.
+# Files of the system except logs, records, caches and messages of dpkg, apt and others.
 FILES = r"""
     find /etc /lib/ /opt /usr /var -xdev \( -path '/var/lib/wald*' -o -path /var/lib/dpkg -o -path /var/lib/apt \
         -o -path /var/lib/PackageKit -o -path /var/lib/systemd/linger -o -path /var/cache -o -path /var/log \) -prune \
@@ -73,7 +73,7 @@ class System:
         self.type(f"apt install ./{package.name}")
 
     def type(self, script: str) -> str:
-        """What root's shell prints in a directory that has packages."""
+        """Run a command in root's shell, in a directory with packages; return its output."""
         environment = ["env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive"]
         return self.machine.run(*environment, "bash", "-euc", f"cd /srv\n{script}").stdout
 
@@ -85,7 +85,7 @@ class System:
 
     @contextmanager
     def loaded(self, route: str) -> Iterator[None]:
-        """Numbers are written to the FIFO of a route meanwhile. At the end every one is in the log once, in order."""
+        """Write numbers to the FIFO of a route; at the end, check that each was stored once, in order."""
         before = self.received(route)
         fifo = Path(f"/var/lib/wald/routes/{route}/in")
         eventually(self.machine.path(fifo).is_fifo)
@@ -243,7 +243,7 @@ def test_removed_it_leaves_data_and_settings_and_purged_only_data(system: System
 
 
 def test_it_is_installed_and_purged_where_no_systemd_runs(system: System, package: Path) -> None:
-    """As in the build of a container."""
+    """A container build has no systemd."""
     system.type(f"""unshare --mount bash -euc '
         mount -t tmpfs tmpfs /run/systemd
         apt-get install --yes ./{package.name}

@@ -1,4 +1,4 @@
-"""The doctor on a machine: what it says of the units is what systemd makes of them."""
+"""The doctor on a machine reports the units as systemd sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests in k8s/: what a cluster would refuse, or accept and run otherwise than meant, is found here."""
+"""The manifests in k8s/: mistakes that a cluster would refuse, or accept and run differently."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def calls(container: Object) -> Iterator[list[str]]:
 
 
 def parse(program: str, arguments: list[str]) -> None:
-    """Let click parse a command line to its end, and not carry it out."""
+    """Let click parse a complete command line without running it."""
     module = importlib.import_module(PROGRAMS[program].partition(":")[0])
     command: click.Command = module.cli if program == "wald" else module.command
     context = command.make_context(program, list(arguments))
@@ -148,7 +148,7 @@ def test_images_are_pinned_and_ours_is_of_this_version(overlay: str) -> None:
 
 @every_overlay
 def test_there_is_one_writer(overlay: str) -> None:
-    """A StatefulSet never runs two pods of one name, and no job runs beside another of its kind."""
+    """A StatefulSet never runs two pods of one name, and two jobs of a kind never run at once."""
     (daemon,) = of_kind(overlay, "StatefulSet")
     writers = [
         name

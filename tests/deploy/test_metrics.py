@@ -1,4 +1,4 @@
-"""Under its unit, with all of the sandbox, the daemon exports what it does elsewhere, and so do the sidecars."""
+"""Metrics of the daemon and the sidecars under their units, inside the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runbooks of docs/operations.md are typed as they stand there, on machines that are in the trouble they name."""
+"""Runbooks of docs/operations.md, typed unchanged on machines with the failures that they describe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGED = ("Install", "Upgrade", "Roll back")  # where wald is a package; elsew
 
 
 def trouble(heading: str) -> Callable[[Scenario], Scenario]:
-    """Marks what makes a runbook's trouble, yields while it is typed, and then asserts that it is mended."""
+    """Mark a function that causes a runbook's failure, yields while it is typed, and then checks the fix."""
 
     def mark(scenario: Scenario) -> Scenario:
         SCENARIOS[heading] = scenario
@@ -37,7 +37,7 @@ def trouble(heading: str) -> Callable[[Scenario], Scenario]:
 
 @pytest.fixture
 def site(heading: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A machine for one trouble, which may spoil all of it."""
+    """A machine for one failure, which may spoil all of it."""
     if reason := machines.lack():
         programs.lack(reason)
     machine = machines.Machine(tmp_path_factory.mktemp("machine"))
@@ -85,7 +85,7 @@ def installed(site: Site) -> None:
 
 @trouble("The disk is full")
 def full(site: Site) -> Iterator[None]:
-    """The log fills it, as what the only group has read stays for a minute; a writer waits."""
+    """The log fills the disk, because the only group's records stay for a minute; a writer waits."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
     site.start("wald-reclaim")
     site.feed("cat > /dev/null")
@@ -279,7 +279,7 @@ def cursor(site: Site) -> Iterator[None]:
 
 @trouble("The power was cut")
 def power_cut(site: Site) -> Iterator[None]:
-    """The daemon is dead, and behind the last commit stands the beginning of another one."""
+    """The daemon is dead, and the last commit is followed by the start of another one."""
     site.start()
     site.append(range(10))
     site.sh("systemctl kill --kill-who=main --signal=KILL wald; systemctl stop wald.socket wald")
@@ -382,7 +382,7 @@ def added(site: Site) -> Iterator[None]:
 
 @trouble("A route is to be retired")
 def retired(site: Site) -> Iterator[None]:
-    """Another route's table follows without an empty line; it is as it was."""
+    """Another route's table follows without an empty line and stays unchanged."""
     site.write(SETTINGS, site.text(SETTINGS) + '[routes.secret]\nwriters = ["wald"]\n')
     site.start()
     site.feed("cat > /dev/null")

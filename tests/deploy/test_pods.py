@@ -1,4 +1,4 @@
-"""The manifests in k8s/ do what they say: each container runs as written, in the order in which a node would run it."""
+"""Pods of the manifests in k8s/: each container runs as written, in the order of a node."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def volumes(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
-    """Makes the pods of an overlay, by the name of what owns them."""
+    """Make the pods of an overlay, by the name of their owner."""
     if reason := kubelet.lack():
         programs.lack(reason)
     made: list[Pod] = []
@@ -72,7 +72,7 @@ def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
 
 
 def secrets(directory: Path) -> dict[str, dict[str, str]]:
-    """What docs/kubernetes.md has an operator make for a gate: a certificate, and a token that is "secret"."""
+    """Secrets that docs/kubernetes.md asks for: a certificate, and a token that is "secret"."""
     key, certificate = directory / "tls.key", directory / "tls.crt"
     openssl = programs.program("openssl")
     line = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -98,13 +98,13 @@ def assert_whole(lines: list[str]) -> None:
 
 
 def is_pending(process: int, number: signal.Signals) -> bool:
-    """Whether a signal has come that a process has not handled yet."""
+    """Return True if a process has a pending signal."""
     pending = re.search(r"^ShdPnd:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
 
 
 def test_a_buffer_beside_an_application_hands_over_all_of_it(pod: Start) -> None:
-    """Also what is written while the daemon is down, and what the application writes last."""
+    """Including lines written while the daemon is down, and the application's last line."""
     buffer = pod("pod")
     buffer.start()
     eventually(lambda: "line 1\n" in buffer.stdout("drain"))
@@ -137,7 +137,7 @@ def test_a_buffer_hands_over_what_its_drain_was_too_slow_for(pod: Start) -> None
 
 
 def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, Path]) -> None:
-    """What its pods wrote was drained once and in order; each record is in the archive, in the log, or in both."""
+    """Its records were drained once and in order; each is in the archive, in the log, or in both."""
     lives = [pod("single"), pod("single")]
     for life, bundles in zip(lives, ("1 bundle", "2 bundles"), strict=True):
         life.start()
@@ -153,7 +153,7 @@ def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, P
 
 
 def test_a_gate_takes_records_over_tls_with_a_token(pod: Start) -> None:
-    """It outlives the restart of the daemon, is not ready meanwhile, and ends in order."""
+    """It survives a restart of the daemon, is not ready during it, and stops in order."""
     served = pod("gate")
     served.start()
     assert '"count":1' in served.run("gate", "python", "-c", STORE, "secret", "over https").stdout
@@ -176,7 +176,7 @@ def test_a_gate_takes_records_over_tls_with_a_token(pod: Start) -> None:
 
 
 def test_a_second_daemon_on_the_volume_is_refused(pod: Start) -> None:
-    """As after a deletion by force, where the first one goes on."""
+    """This happens after a forced deletion, with the first daemon still running."""
     first, second = pod("single"), pod("single")
     first.start()
 
@@ -215,7 +215,7 @@ def test_an_application_can_write_to_the_log_and_change_nothing_of_it(pod: Start
 
 
 def test_a_full_disk_is_no_reason_to_restart(pod: Start, volumes: dict[str, Path], tmp_path: Path) -> None:
-    """Input is not taken, and the pod stays as it is: a restart would not make room."""
+    """Input waits, and the pod keeps running: a restart would not free space."""
     with small_file_system(tmp_path / "small", 64 << 20) as small:
         volumes["wald"] = give(small, GROUP)
         full = pod("node")

@@ -1,4 +1,4 @@
-"""What systemd does to a running wald costs no producer anything: restarts, kills, hangs, reloads, stops."""
+"""systemd's restarts, kills, hangs, reloads and stops of wald cost producers nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(machine: Machine) -> Machine:
 
 @pytest.fixture
 def root(host: Machine) -> Path:
-    """The log, as it is reached from outside; what is in it stays from test to test."""
+    """The log as seen from outside; its records stay between tests."""
     machine_root = host.path(ROOT)
     eventually(lambda: host.run("systemctl", "is-active", "wald.service", check=False).returncode == 0)
     return machine_root
@@ -71,7 +71,7 @@ def new_values(root: Path, route: str, known: int) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("disturb", [restart, kill, hang])
 def test_under_load_nothing_is_lost_or_doubled(host: Machine, root: Path, disturb: Callable[[Machine], None]) -> None:
-    """Nor does a producer see a refused connection or a broken pipe. A line that is half written goes on afterwards."""
+    """No producer sees a refused connection or a broken pipe. A half-written line continues after the restart."""
     known = len(values(root))
     with under_load(root) as load:
         for _ in range(3):
@@ -129,7 +129,7 @@ def test_a_stop_ends_the_service_and_a_connection_starts_it(host: Machine, root:
 
 
 def test_a_store_that_is_full_keeps_nothing_from_working(host: Machine, root: Path) -> None:
-    """What systemd does not keep is reported in its journal, and a restart loses no line of what was read."""
+    """systemd's journal names the descriptors that it drops, and a restart loses no line that was read."""
     units.drop_in(host, "wald.service", "[Service]\nWatchdogSec=2s\nFileDescriptorStoreMax=1\n")
     restart(host)
     known = len(values(root, "half"))

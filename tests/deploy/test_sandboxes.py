@@ -39,7 +39,7 @@ def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Pa
     eventually(lambda: len(list(root.glob("segments/*.zst"))) == 4)
     scraped = _scraped(host, 9464)
     assert f"wald_records_total {LINES}" in scraped.replace(f"{LINES}.0", str(LINES))
-    assert 'route="access"' in scraped  # from a process of its own
+    assert 'route="access"' in scraped  # from a separate process
     nice = host.sh("ps -L -o ni= -p $(systemctl show --property=MainPID --value wald)").split()
     assert "19" in nice  # the thread that seals
     journal = host.journal("wald.service")
@@ -48,7 +48,7 @@ def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Pa
 
 
 def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
-    """Root and the log's user on its socket; by TCP those with a token; and none is refused during a restart."""
+    """Root and the log's user on its socket, token holders on TCP; a restart refuses no one."""
     token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"]}
     host.path("/etc/wald/tokens").write_text(json.dumps(token) + "\n")
     with host.path("/etc/wald/gate.toml").open("a") as settings:
@@ -92,7 +92,7 @@ def test_a_gate_speaks_tls_with_a_key_of_its_group(host: Machine) -> None:
 
 
 def test_a_program_is_fed(host: Machine) -> None:
-    """Where it writes to is allowed by a drop-in."""
+    """A drop-in allows its output directory."""
     host.sh("mkdir -p /etc/wald/drain /srv/fed; chown wald: /srv/fed")
     program = host.path("/etc/wald/drain/access")
     program.write_text("#!/bin/sh\ncat >> /srv/fed/lines\n")
@@ -121,7 +121,7 @@ def test_a_log_is_verified_and_the_daemon_exports_it(host: Machine, root: Path) 
 
 @pytest.mark.slow
 def test_a_verification_that_finds_damage_fails(host: Machine, root: Path) -> None:
-    """As a failed unit, and in the metrics."""
+    """A failed unit and a metric show it."""
     segment = f"{ROOT}/segments/{1:020}.wal.zst"
     host.sh(f"mv {segment} /srv/whole; echo damaged > {segment}")
     done = host.run("systemctl", "start", "wald-verify.service", check=False)
@@ -181,20 +181,20 @@ def test_a_gate_keeps_keys_and_work_groups_in_the_log(host: Machine) -> None:
 
 
 def test_nothing_is_writable_but_the_log(host: Machine) -> None:
-    """What a program of the log's user could do to the rest of the machine, inside the sandbox of the daemon."""
+    """Inside the daemon's sandbox, the log's user cannot write to the rest of the machine."""
     for place in ("/etc/wald/x", "/usr/x", "/var/x", "/run/x"):
         assert "Read-only" in _inside(host, f"touch {place}") or "denied" in _inside(host, f"touch {place}")
     assert _inside(host, f"touch {ROOT}/ledger/x && rm {ROOT}/ledger/x") == ""
 
 
 def _scraped(host: Machine, port: int) -> str:
-    """What a scraper on the same machine gets; "" if nothing listens."""
+    """Return the metrics that a local scraper gets; "" if nothing listens."""
     program = f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
     return host.run("python3", "-c", program, check=False).stdout
 
 
 def _inside(host: Machine, script: str) -> str:
-    """What a shell reports where the daemon is, as its user."""
+    """Return the output of a shell in the daemon's sandbox, as its user."""
     pid = host.run("systemctl", "show", "--property=MainPID", "--value", "wald").stdout.strip()
     entering = ["nsenter", f"--target={pid}", "--mount", "setpriv", "--reuid=wald", "--regid=wald", "--clear-groups"]
     return host.run(*entering, "sh", "-c", script, check=False).stderr

@@ -1,4 +1,4 @@
-"""docs/systemd.md is typed as it stands there, on a machine on which the units are installed."""
+"""Commands of docs/systemd.md, typed unchanged on a machine with the units installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit files are free of mistakes, shut out what wald does not need, and give the reason for what they let in."""
+"""Unit files: valid, closed except for wald's needs, with a reason for each exception."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_relaxation_has_its_reason(name: str) -> None:
 
 
 def _words(directive: str) -> list[str]:
-    """What a comment may call a directive by: ``SystemCallFilter=~@resources`` is about @resources."""
+    """Return the names by which a comment may refer to a directive, such as @resources for SystemCallFilter."""
     name, _, value = directive.partition("=~")
     return re.findall(r"@?\w+", value.replace("(", "")) if value else [name.split("=")[0]]
 
@@ -58,7 +58,7 @@ def test_systemd_finds_nothing_wrong(machine: Machine) -> None:
 
 
 def test_the_drop_in_for_newer_versions_has_only_what_this_one_lacks(machine: Machine) -> None:
-    """It is for systemd 254; an older one names the two lines that it does not know, and goes on without them."""
+    """It is for systemd 254; an older version reports two unknown lines and ignores them."""
     units.install(machine)
     units.drop_in(machine, "wald.service", (units.UNITS / "254.conf").read_text())
     judged = machine.run("systemd-analyze", "verify", "--man=no", "wald.service", check=False)

@@ -1,4 +1,4 @@
-"""The commands of docs/users.md are typed as they stand there, on a machine whose daemon is the user wald."""
+"""Commands of docs/users.md, typed unchanged on a machine whose daemon is the user wald."""
 
 from __future__ import annotations
 

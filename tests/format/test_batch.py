@@ -1,4 +1,4 @@
-"""Batches: what was encoded comes back, and whatever else the bytes are is torn or damaged, never another record."""
+"""Batches: encoding is reversible, and other bytes are rejected."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_every_flipped_bit_is_refused_or_well_formed() -> None:
-    """Columns have no checksum of their own (the batch has): what is accepted must at least be safe to wrap."""
+    """Columns have no checksum, as the batch has one; accepted columns must at least be safe to read."""
     for data in every_flip(SMALL):
         try:
             decoded = decode_columns(data)

@@ -1,4 +1,4 @@
-"""Cursors: what was written comes back; anything else is BadCursor, and never a larger number than was written."""
+"""Cursor files: encoding is reversible, and anything else raises BadCursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden files: what was written by the first release of a format version is read and written in the same way today."""
+"""Golden files: the bytes of the first release still decode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_value_encodes_to_its_golden_file() -> None:
 
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.exact], ids=_id)
 def test_a_compressed_value_comes_back(sample: Sample) -> None:
-    """Its bytes depend on the version of zstd; what they decode to does not."""
+    """The bytes depend on the version of zstd; their contents do not."""
     assert sample.decode(sample.encode()) == sample.value
 
 

@@ -1,4 +1,4 @@
-"""Sparse indexes: hints that never lead past what is looked for, whatever is left of the file."""
+"""Sparse indexes: hints that never lead past the wanted batch, even if damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of a ledger's part comes back; with a valid checksum and wrong content it is damage like any other."""
+"""Index of a ledger part."""
 
 from __future__ import annotations
 

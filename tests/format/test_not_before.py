@@ -1,4 +1,4 @@
-"""What the header ``wald.not-before`` may hold, and that nothing in its place can stop a work group."""
+"""The header ``wald.not-before``: no value of it may stop a work group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches in a buffer: what is iterated fast is what parsing one after the other finds, whatever the bytes are."""
+"""Fast iteration over batches, compared with parsing one batch at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOME = [control_batch(LogState(3, 5, {"web": 2})), batch(b"a\nb\n", base=3), bat
 
 
 def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, ParseResult]:
-    """The batches, where they end, and what stands there, by :func:`parse_batch` alone."""
+    """Return the batches, their end and the reason there, by :func:`parse_batch` alone."""
     found: list[StoredBatch] = []
     while True:
         parsed = parse_batch(data, at, seed(SALT, position + at))

@@ -52,7 +52,7 @@ def test_a_request_is_what_its_line_says() -> None:
 
 
 def test_a_bad_request_says_how_to_go_on() -> None:
-    """payload_bytes: what to pass over before the next request; None: nobody can know, the connection ends."""
+    """``payload_bytes`` is the length to skip; with None, the connection ends."""
     for line, code, payload_bytes in [
         (b"", Code.UNKNOWN_VERB, 0),
         (b" \r", Code.UNKNOWN_VERB, 0),

@@ -263,7 +263,7 @@ def test_a_seek_table_comes_back(frames: list[tuple[int, int]], index_bytes: int
 
 
 def test_every_truncation_and_every_flip_of_a_seek_table_is_seen() -> None:
-    """Where a flip changes what a frame decompresses to, the index says otherwise: see the sealed file."""
+    """If a flip changes the decompressed bytes, the index disagrees: see the tests of sealed files."""
     table = encode_seek_table([(400, 1000), (300, 500), (250, 0)])
     for data in every_truncation(table):
         with pytest.raises(BadSealed):
@@ -284,7 +284,7 @@ def test_any_bytes_are_a_seek_table_or_bad_sealed(data: bytes, file_bytes: int) 
 
 
 def test_a_lying_frame_count_is_only_a_number() -> None:
-    """The length it asks for is reported, not taken: whoever reads compares it with the file first."""
+    """The length is reported, not allocated; the reader compares it with the file first."""
     footer = SEEK_FOOTER.pack(0xFFFFFFFF, 0, 0x8F92EAB1)
 
     assert seek_table_bytes(footer) == 8 + 0xFFFFFFFF * 8 + 9
@@ -293,7 +293,6 @@ def test_a_lying_frame_count_is_only_a_number() -> None:
 
 
 def test_segments_with_the_same_routes_share_their_names() -> None:
-    """What was made of the names of the segment before is used again."""
     one, other = decode_sealed_index(ENCODED), decode_sealed_index(ENCODED)
 
     assert one.routes.names is other.routes.names

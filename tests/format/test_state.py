@@ -1,4 +1,4 @@
-"""Control state: what one segment hands to the next comes back, and nothing else is taken for it."""
+"""Log state that each segment passes to the next."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_state_comes_back(state: LogState) -> None:
 
     assert decoded == state
     assert decode_previous(encode_state(state)) == state.previous
-    assert list(decoded.producers.table) == list(state.producers.table)  # the order says who is forgotten first
+    assert list(decoded.producers.table) == list(state.producers.table)  # the order determines the next eviction
 
 
 def test_the_end_of_the_segment_before_takes_the_same_room_whatever_its_salt() -> None:
@@ -145,7 +145,7 @@ def test_the_largest_state_stays_small() -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_the_batches_of_a_log_come_to_what_its_records_do(data: st.DataObject) -> None:
-    """Compared with what is known of each record: its route, and whether it has ended."""
+    """Compared with each record's route and completeness."""
     state = LogState(next_sequence=data.draw(st.integers(1, 100)))
     sequence, routes, begun = state.next_sequence, dict[str, int](), dict[str, int]()
     for time_ns in data.draw(st.lists(st.integers(0, 9), max_size=20)):

@@ -1,4 +1,4 @@
-"""Times that people type, also where the clock changes, and times in data, which have a zone."""
+"""Times that people type, including those around clock changes, and times in data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def meant(text: str, now: str) -> str:
-    """In UTC, where it is ``now`` in the zone of the machine."""
+    """Return a time in UTC, for ``now`` in the machine's zone."""
     return utc(nanoseconds(parse_time(text, datetime.fromisoformat(now).astimezone())), 6).replace(".000000", "")
 
 
@@ -94,7 +94,7 @@ def test_what_is_no_time_is_refused(berlin: None) -> None:
 
 
 def test_hours_ago_do_not_depend_on_the_zone_of_now() -> None:
-    """Where ``now`` knows the rules of its zone, too, in which Python counts hours by the calendar."""
+    """If ``now`` knows its zone's rules, Python subtracts hours by the calendar."""
     from zoneinfo import ZoneInfo
 
     now = datetime(2026, 3, 29, 12, tzinfo=ZoneInfo("Europe/Berlin"))

@@ -1,4 +1,4 @@
-"""The journal of a work group: what was written comes back; any other line is BadWork."""
+"""Journal lines of work groups: encoding is reversible, and any other line raises BadWork."""
 
 from __future__ import annotations
 

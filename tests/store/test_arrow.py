@@ -1,4 +1,4 @@
-"""Arrow batches hold what the records hold."""
+"""Conversion of records to Arrow batches."""
 
 from __future__ import annotations
 

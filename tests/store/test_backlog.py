@@ -1,4 +1,4 @@
-"""What the log holds, who needs it and how fast it grows, against numbers counted by hand."""
+"""Backlog of a log: its size, the groups that need it and its growth, compared with numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def test_every_segment_is_reported_with_its_state_and_who_holds_it_back(built: B
 
 
 def test_who_holds_back_what_is_not_sealed_yet_is_reported_as_well(built: Built) -> None:
-    """For it may be reclaimed as it is; of what is being written only its end tells who needs it."""
     built.log.set_cursor("a", 10)
     built.log.set_cursor("b", 7)
     backlog, reported = look(built)
@@ -81,7 +80,7 @@ def test_who_holds_back_what_is_not_sealed_yet_is_reported_as_well(built: Built)
 def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
     built: Built, cursor: int, lag: int, oldest: int
 ) -> None:
-    """Wherever the cursor stands; ``oldest``: the append that brought the first record behind it."""
+    """``oldest`` is the append of the first record after the cursor."""
     built.log.set_cursor("a", cursor)
     found = group(built, "a")
 
@@ -145,7 +144,7 @@ def test_growth_is_not_told_from_a_few_minutes(built: Built) -> None:
 
 @pytest.mark.parametrize("apart_seconds", [1, 7, 100, 3600])
 def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_seconds: int) -> None:
-    """Of ten minutes at least, of no more than there are, and never of all of a long log."""
+    """Over at least ten minutes, over at most the existing segments, and never over all of a long log."""
     gauge, count = GrowthMeter(), 5000
     for number in range(count):
         gauge.add(START_NS + number * apart_seconds * SECOND_NS, 100, ("a", "b"), (3, 1))
@@ -158,7 +157,7 @@ def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_sec
 
 
 def test_a_segment_costs_as_many_steps_with_a_hundred_routes_as_with_ten(tmp_path: Path) -> None:
-    """What is added up for the segments before it is passed on at the end, once for each route."""
+    """Totals per segment are added to each route once, at the end."""
     costs = {}
     for routes, segments in itertools.product((10, 100), (4, 8)):
         log = Built(tmp_path / f"{routes}-{segments}")

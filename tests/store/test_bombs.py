@@ -14,11 +14,11 @@ from wald.format.names import Kind
 from wald.format.sealed_index import Frame, FrameTable, encode_sealed_index, encode_seek_table
 from wald.segments.sealed_file import SealedFile
 
-LARGEST = (1 << 32) - 1  # what the index can say of a frame
+LARGEST = (1 << 32) - 1  # maximum number in the index entry of a frame
 
 
 def plant(path: Path, raw_bytes: int) -> None:
-    """Give a sealed segment another frame, of so many zeros, and an index that tells of it."""
+    """Give a sealed segment another frame of ``length`` zeros, and an index that lists it."""
     with SealedFile(path) as file:
         index, batches = file.index, file.index.batch_table()
     last = index.frames[-1]
@@ -41,7 +41,7 @@ def plant(path: Path, raw_bytes: int) -> None:
 
 @pytest.mark.parametrize("raw_bytes", [LARGEST, GIB])
 def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) -> None:
-    """One longer than a batch may be, and one that is no batch: only a batch has a frame of more than about a MiB."""
+    """Only a batch may have a frame of more than about 1 MiB, and a batch has a maximum size."""
     root = tmp_path / "log"
     built = Built(root)
     built.lines("a", [b"one", b"two"])

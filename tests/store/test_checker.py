@@ -1,4 +1,4 @@
-"""Segments that are checked by themselves come to the same as those that are checked one after the other."""
+"""Segments that are checked independently give the same findings as those checked in order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_anything(built: Built, chance: random.Random, batches: int) -> None:
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_whatever_came_before_the_findings_are_the_same(examples: int) -> None:
-    """Segments of two logs that were one once, mixed: nothing fits what is in front of it but the checksums hold."""
+    """Mix the segments of two logs with a common past: checksums hold, but no segment fits the previous one."""
     settings(max_examples=examples, deadline=None)(given(st.integers(0, 1 << 32))(assert_same_findings))()
 
 
@@ -90,7 +90,7 @@ def assert_same_findings(seed: int) -> None:
 
 
 def test_a_good_log_is_read_once(tmp_path: Path) -> None:
-    """Records that go on from segment to segment, and routes that come and go, are no reason to read one again."""
+    """Records that span segments, and routes that appear and disappear, do not cause a second check."""
     built = Built(tmp_path / "root")
     built.piece("long", b"begun", begins=True, ends=False)
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> No
 
 
 def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:
-    """The next segment rightly goes on with another record."""
+    """The next segment correctly continues with another record."""
     built = Built(tmp_path / "root")
     built.piece("a", b"begun", begins=True, ends=False)
     built.cut()

@@ -28,7 +28,7 @@ STEPS = {
 
 
 def steps(path: Path, name: str, *, publish: bool = True) -> Built:
-    """A cut between two steps of the clock, and then a turn a second: records 3 to 6, each in a turn of its own."""
+    """Return a log with a cut between two clock steps and then one commit round a second for records 3 to 6."""
     ahead, back = STEPS[name]
     built = Built(path)
     built.lines("web", [b"1"])
@@ -47,7 +47,7 @@ def batches(path: Path) -> list[ScannedBatch]:
 
 
 def spoil(built: Built, sequence: int) -> int:
-    """Flip a bit in the record's batch; returns where that begins."""
+    """Flip a bit in the record's batch; return the batch's position."""
     path = built.path(built.writer.base_sequence, Kind.RAW)
     offset = next(found.offset for found in batches(path)[1:] if found.header.base_sequence == sequence)
     path.write_bytes(flipped(path.read_bytes(), 8 * (offset + 73)))
@@ -79,7 +79,7 @@ class TestClocks:
     def test_a_start_keeps_every_whole_record_behind_a_flipped_bit(
         self, tmp_path: Path, name: str, publish: bool
     ) -> None:
-        """An old head is what a power cut leaves: that the others are whole shows that they were synced."""
+        """A power cut leaves an old head; intact batches after the damage show that they were synced."""
         built = steps(tmp_path, name, publish=publish)
         offset = spoil(built, 4)
         built.crash()

@@ -56,7 +56,7 @@ def raw_segment(*batches: bytes, base: int = 1) -> bytes:
 
 
 def decompressed(path: Path) -> bytes:
-    """What the zstd program makes of the file."""
+    """Decompress a file with the zstd program."""
     return subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
 
 
@@ -180,7 +180,7 @@ def test_control_batches_are_in_no_table(tmp_path: Path) -> None:
 
 
 def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) -> None:
-    """Record 4 began in an older segment and ends here; record 7 begins here and goes on in the next."""
+    """Record 4 began in an older segment and ends here; record 7 begins here and ends in the next segment."""
     pieces = [
         batch(b"x" * 500, base=5, count=0, flags=Flag.CONTINUES | Flag.CONTINUED, producer_sequence=4),
         batch(b"other\n", base=5, route=b"db"),
@@ -211,7 +211,7 @@ def test_preallocated_zeros_are_no_part_of_the_segment(tmp_path: Path) -> None:
 
 
 def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
-    """What follows stays readable, and no frame mixes good batches with bad bytes."""
+    """Later batches stay readable, and no frame mixes intact and damaged bytes."""
     raw, offsets = segment([LINE * 5, LINE * 6, LINE * 7])
     bad = bytearray(raw)
     bad[offsets[2] + 100] ^= 1
@@ -230,7 +230,7 @@ def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zeros", [0, 4096])
 def test_a_damaged_last_batch_is_kept(tmp_path: Path, zeros: int) -> None:
-    """In a segment that was cut there is no torn tail: bytes at the end that are no batch were one."""
+    """A segment that was cut has no torn end, so bytes at the end that are not a batch are damage."""
     raw, offsets = segment([LINE * 5, LINE * 6])
     bad = bytearray(raw + bytes(zeros))
     bad[offsets[2] + 100] ^= 1
@@ -256,7 +256,7 @@ def test_much_damage_takes_several_frames(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(224, 2000), min_size=1, max_size=4), st.integers(64, 1500))
 def test_sealing_believes_what_the_scan_believes(bad_bytes: Sequence[int], frame_bytes: int) -> None:
-    """The quick walk through the batches changes nothing about what is a batch and what is damage."""
+    """The fast path distinguishes batches and damage as the scan does."""
     raw, offsets = segment([b"x" * (7 * n % 90) + b"\n" for n in range(16)])
     bad = bytearray(raw)
     for position in bad_bytes:
@@ -265,7 +265,7 @@ def test_sealing_believes_what_the_scan_believes(bad_bytes: Sequence[int], frame
 
 
 def test_sealing_believes_an_odd_batch_if_the_scan_does() -> None:
-    """Every checksum holds; what the fields say makes no sense here."""
+    """Every checksum holds, but the fields are implausible."""
     for odd in [
         batch(base=2, encoding=3),
         batch(base=2, encoding=Encoding.CONTROL),
@@ -457,7 +457,6 @@ def test_a_file_that_does_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [2_000, 60_000, 200_000])
 def test_a_batch_longer_than_a_frame_reads_back_as_a_stream(tmp_path: Path, lines: int) -> None:
-    """Of its own frame only: another one follows it."""
     raw = raw_segment(batch(LINE * lines), batch(b"after\n", base=1 + lines))
     path, compressed = compress(tmp_path, raw)
     with SealedFile(path) as sealed:

@@ -1,7 +1,7 @@
-"""Damaged logs against an oracle: the same log as it was written.
+"""Damaged logs compared with the intact log as an oracle.
 
-Whatever a disk does to a few places of any segment, what is read was written, once, in order, and in its place; and
-whatever is missing was reported by the reader, by verify and by the start.
+After damage at a few places of any segment, records are read once, in order and unchanged, and missing records are
+reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORGED = b"forged"
 
 
 def forge(built: Built, route: str) -> bytes:
-    """A payload that holds a batch of another route, made for just where it will stand."""
+    """Return a payload that contains a batch of another route, encoded for its future position."""
     writer = built.writer
     at = writer.position + HEADER.size + padded(len(route))
     forged = batch(FORGED + b"\n", base=writer.state.next_sequence, route=b"other", append_time_ns=built.now_ns)
@@ -72,7 +72,7 @@ SPOILED = st.lists(st.tuples(st.integers(0, 2), DAMAGE), min_size=1, max_size=3)
 
 
 def check_reading(root: Path, written: dict[int, Record], start: int = 1) -> set[int]:
-    """Nothing made up, nothing twice, and nothing missing without a word; returns what is there."""
+    """Check that no record is forged, repeated or silently missing; return the records read."""
     reported: list[Damaged] = []
     found = list(wald.open(root).records(start=start, on_damage=reported.append))
     for record in found:

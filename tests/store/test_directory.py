@@ -68,7 +68,7 @@ def test_a_file_is_no_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.RAW, Kind.SEALED])
 def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kind) -> None:
-    """They belong to a log: under a new id nobody would read them, and their sequences would be given out again."""
+    """They belong to a log: with a new id, no reader would find them, and their sequences would be reused."""
     root.segment(1, kind).touch()
     root.identity.unlink()
     before = tree(root.path)
@@ -120,7 +120,7 @@ def test_a_newer_root_is_refused(root: Root) -> None:
 
 
 def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
-    """A raw file beside its sealed twin has been replaced: it waits to be unlinked."""
+    """A raw file with a sealed twin has been replaced and only waits to be unlinked."""
     for name in (
         "00000000000000000300.wal",
         "00000000000000000300.wal.idx",

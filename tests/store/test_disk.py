@@ -188,7 +188,7 @@ def test_a_replace_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: 
 def test_a_replace_that_cannot_even_begin_names_the_file_that_was_to_be_replaced(
     disk: Disk, tmp_path: Path, name: str
 ) -> None:
-    """What keeps the temporary file from being made may keep it from being removed, too; nobody knows its name."""
+    """The cause may also prevent the removal of the temporary file, whose name the user does not know."""
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(OSError, match=r"Not a directory|File name too long") as caught:
         disk.replace(tmp_path / name, b"new")

@@ -1,4 +1,4 @@
-"""Dumping tells what lies in a file, and what does not fit in its place."""
+"""Dumps of files, whose contents and damage are shown at their offsets."""
 
 from __future__ import annotations
 

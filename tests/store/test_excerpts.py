@@ -1,4 +1,4 @@
-"""Excerpts of what happened: page by page, the newest first, they say what a reading of all the ledgers says."""
+"""Excerpts of the history, newest first, which together equal a full read of the ledgers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def key(event: Event) -> tuple[object, ...]:
 
 LINES = st.one_of(
     st.builds(reclaimed, st.sampled_from(SEGMENTS), st.sampled_from([0, 10, 30]), st.sampled_from([9, 9, 9, 19])),
-    st.builds(lambda base: {"event": "kept", "base": base, "why": "it came back"}, st.sampled_from(SEGMENTS)),
+    st.builds(lambda base: {"event": "kept", "base": base, "why": "withdrawn"}, st.sampled_from(SEGMENTS)),
     st.just({"event": "seen", "through": 1}),
 )
 
@@ -111,7 +111,7 @@ def test_pages_of_excerpts_are_the_whole_story_backwards(
 
 
 def test_a_deletion_that_was_taken_back_makes_no_later_one_a_repetition(root: Root) -> None:
-    lines = [reclaimed(1, 0, 19), {"event": "kept", "base": 1, "why": "it came back"}, reclaimed(1, 0, 9)]
+    lines = [reclaimed(1, 0, 19), {"event": "kept", "base": 1, "why": "withdrawn"}, reclaimed(1, 0, 9)]
     write(root, "reclaim.jsonl", [line | {"at": at} for at, line in enumerate([*lines, reclaimed(11, 0, 9)])])
     whole = list(DeletionAudit(root).events())
 

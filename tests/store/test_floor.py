@@ -1,4 +1,4 @@
-"""No sequence is given out that a cursor or a ledger takes for processed, whatever backup was restored beside it."""
+"""The sequence floor: no sequence is issued again, even if an older backup was restored."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read_by_workers(built: Built, *lines: JournalLine, group: str = "g") -> None
 
 
 def test_the_floor_is_above_what_workers_have_read(built: Built) -> None:
-    """Of which some may be done: a new record with such a number would never be delivered."""
+    """Some of them may be done: a new record with such a sequence would never be delivered."""
     begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin)
     assert again(built).lines("a", [b"new"]) == 21
@@ -132,7 +132,7 @@ def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -
 
 
 def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
-    """Anyone who may write to the route can put one there that names records thousands of times."""
+    """A producer with access to the route can write a line that names thousands of records."""
     begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin, Commit(read=[(21, 45)]))
     journal = built.root.cursor("a", "g").with_suffix(".work")
@@ -244,7 +244,7 @@ def test_without_anything_above_the_end_nothing_is_passed_over(built: Built) -> 
 
 
 def test_after_a_restored_backup_every_new_record_is_delivered(tmp_path: Path) -> None:
-    """The segments are older than the cursor: new records get numbers above it; nobody calls the rest damage."""
+    """The segments are older than the cursor: new records get higher sequences, and no command reports damage."""
     root = tmp_path / "root"
     built = Built(root)
     built.lines("a", [b"old"] * LAST)

@@ -1,8 +1,6 @@
-"""Forged batches: a producer writes whole batches of another route into its payload, and a disk damages their cover.
+"""Forged batches in payloads: a producer that knows the salt and the position encodes valid batches.
 
-The producer of these tests is the strongest there can be: it knows the segment's salt and the place, sequence and time
-at which its payload will stand. Nothing it made up may be read, recovered or sealed as a record, whatever becomes of
-the batch around it; and of what is real, no more is lost than what was hit.
+Readers never return them, whatever is damaged around them, and lose only the damaged batches.
 """
 
 from __future__ import annotations
@@ -28,12 +26,7 @@ FORGED = b"forged"
 
 
 def forge(built: Built, *, depth: int = 4, length: int = 0, route: bytes = b"secure") -> bytes:
-    """The payload of route "web": batches of a route that its producer may not write, made for where they will stand.
-
-    Args:
-        depth: how many follow each other.
-        length: of the payload; what is left behind the batches is noise.
-    """
+    """Return a payload of route "web" with batches of a route that its producer may not write."""
     writer = built.writer
     at = writer.position + HEADER.size + padded(len(b"web"))
     base = writer.state.next_sequence
@@ -89,7 +82,7 @@ class Story:
         self.segment.write_bytes(data[: self.offset] + damage(data[self.offset : end]) + data[end:])
 
     def check(self) -> None:
-        """The forger's own lines may be lost; nothing else is, and nobody sees them on another route."""
+        """Check that only the forger's own lines are lost, and that none appears on another route."""
         reported: list[Damaged] = []
         log = wald.open(self.path)
         assert [r.value for r in log.records("secure", on_damage=reported.append)] == [b"real"]

@@ -1,4 +1,4 @@
-"""What the ledgers say of segments and bundles that are elsewhere by now, however they have been written."""
+"""History of deleted and archived records, as the ledgers record it."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_of_two_copies_the_last_one_made_is_reported(root: Root) -> None:
 def test_bundles_that_follow_one_another_leave_no_gap(
     root: Root, route: str, first: int, last: int, archived_wholly: bool
 ) -> None:
-    """The second begins at 7, behind 4: what lies between are other routes' records. 10 to 17 are in none."""
+    """The second bundle begins at 7, after 4; the sequences in between are other routes'. None has 10 to 17."""
     tell(
         root,
         "archive.jsonl",

@@ -42,7 +42,7 @@ def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: FileIdenti
     assert not name.is_current()
     path.unlink()
     path.symlink_to("elsewhere")
-    assert not name.is_current()  # whoever reads follows no links
+    assert not name.is_current()  # readers do not follow links
     path.unlink()
     path.with_name("elsewhere").rename(path)
     assert name.is_current()
@@ -59,7 +59,7 @@ def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
 
 
 def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
-    """As in containers of some years ago."""
+    """Some container runtimes of 2019 forbid it."""
     script = """
 import pathlib, sys
 from wald.files import safe_open

@@ -13,7 +13,7 @@ from logs import Built
 
 from wald.format.names import Kind
 
-NAMING = ("create", "allocate", "rename", "unlink")  # what the threads can see of each other
+NAMING = ("create", "allocate", "rename", "unlink")  # steps that the other thread can see
 
 
 def scheduled(path: Path, schedule: Schedule) -> Built:
@@ -31,7 +31,7 @@ def assert_the_active_file_is_the_named_one(built: Built) -> None:
 
 
 def cutting(built: Built, rounds: int) -> Callable[[], None]:
-    """What a turn does."""
+    """Return the steps of a commit round."""
 
     def work() -> None:
         for number in range(1, rounds + 1):
@@ -43,7 +43,7 @@ def cutting(built: Built, rounds: int) -> Callable[[], None]:
 
 
 def preparing(built: Built, rounds: int) -> Callable[[], None]:
-    """What the background does."""
+    """Return the steps of the background thread."""
 
     def work() -> None:
         for _ in range(rounds):

@@ -60,7 +60,6 @@ def asked(built: Built, route: str) -> set[int]:
 
 @pytest.mark.parametrize("route", ["a", "b", "c"])
 def test_lag_is_what_a_reader_would_get(built: Built, route: str) -> None:
-    """Wherever the cursor stands, on a record of its route or of another's."""
     for cursor in range(0, built.last + 1, 3):
         built.log.set_cursor(route, cursor)
         assert asked(built, route) == {counted(built, route, cursor)}
@@ -78,7 +77,7 @@ def test_what_was_reclaimed_is_not_counted(built: Built) -> None:
 
 
 def test_a_cursor_moved_back_into_what_is_released_counts_it(built: Built) -> None:
-    """It is there for the grace period, and whoever reads gets it."""
+    """Readers still get it during the grace period."""
     before = counted(built, "a", 0)
     for route in "abc":
         built.log.set_cursor(route, built.last)
@@ -95,7 +94,7 @@ def test_a_cursor_that_cannot_be_trusted_has_everything_before_it(built: Built) 
 
 
 def test_with_a_damaged_index_every_command_still_tells_the_same_lag(built: Built) -> None:
-    """What a reader gets, of what is salvaged too."""
+    """The lag counts the salvaged records."""
     path = next(path for path in sorted(built.root.segments.iterdir()) if path.name.endswith(".zst"))
     path.write_bytes(path.read_bytes()[:-1])
 

@@ -1,4 +1,4 @@
-"""Where the last records of a route begin: compared with all records, in every form that a segment has."""
+"""Start positions of a route's last records, compared with a read of all records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nothing_is_found_in_a_log_that_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_only_segments_that_hold_a_rare_route_are_unpacked(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others the index is enough."""
+    """The index of the other segments is enough."""
     unpacked: list[int] = []
     table = SealedIndex.batch_table
 

@@ -153,7 +153,7 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_wherever_it_is_t
 def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors_are_missing(
     path: Path, lengths: Sequence[int]
 ) -> None:
-    """Those behind the first line that is not whole may be, and nobody was told of any of them."""
+    """Lines after the first incomplete one may be intact, but none was acknowledged."""
     ledger = Ledger(path, Unsynced())
     ledger.append({"n": 1}, {"n": 2, "x": "x" * 200})
     first = path.stat().st_size
@@ -179,7 +179,7 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors
 
 
 def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
-    """What is followed by another append was synced before."""
+    """Bytes before a later append were synced."""
     ledger = Ledger(path, Unsynced())
     ledger.append({"n": 1}, {"n": 2, "x": "x" * 2000}, {"n": 3})
     ledger.append({"n": 4}, {"n": 5})
@@ -245,7 +245,7 @@ def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(
 @pytest.mark.parametrize("then", ["", "open", "truncate", "sync_directory"])
 @pytest.mark.parametrize("step", ["write", "sync"])
 def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step: str, then: str) -> None:
-    """After a failed sync the line may look whole: it was never acknowledged, and is appended again by who wants it."""
+    """After a failed sync the line may look intact: it was never acknowledged, and the caller appends it again."""
     disk = FailingDisk()
     ledger = Ledger(path, disk)
     ledger.append({"n": 1})

@@ -170,7 +170,7 @@ def test_a_ledger_from_before_is_cut_into_parts_at_once(path: Path) -> None:
 def test_a_cut_that_ends_at_any_step_loses_nothing(
     tmp_path: Path, make: Callable[..., SteppingDisk], part: float
 ) -> None:
-    """The owner dies or its disk fails; the next one goes on, and readers see every line once in between."""
+    """The owner dies or its disk fails; the next owner continues, and readers see every line once in between."""
     for number, disk in enumerate(until_it_survives(lambda step: make(step, part=part))):
         assert isinstance(disk, SteppingDisk)
         path = tmp_path / str(number) / "reclaim.jsonl"

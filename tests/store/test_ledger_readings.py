@@ -1,4 +1,4 @@
-"""A ledger that is cut while it is read: each line is given once, and look-ups in between find what they would."""
+"""Reads of a ledger that is cut at the same time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def append(path: Path, bases: list[int], part_bytes: int) -> None:
 
 
 def cut(path: Path) -> None:
-    """Seal what is in the active file, in parts of a few lines."""
+    """Seal the active file in parts of a few lines."""
     before = len(parts_of(path))
     append(path, [], 1000)
     assert len(parts_of(path)) > before + 1
@@ -82,7 +82,7 @@ def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_m
             cut(path)
         if line.is_range("reclaimed"):
             found.append(line.entry["base"])
-            # The blocks of the new parts begin where that of the old active file began, and end elsewhere.
+            # The blocks of the new parts start where those of the old active file did, and end elsewhere.
             about = [each.number for base in (line.low, 401, 591) for each in lines.about(base, base)]
             assert about == [line.number, *about[1:]]
             assert len(set(about[1:])) == len(about[1:]) == 2

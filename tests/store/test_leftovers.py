@@ -81,7 +81,7 @@ class Scanned(Disk):
 
 
 def leave(path: Path, *, written_ns: int = OLD_NS) -> Path:
-    """Leave what a process leaves that is killed while it replaces a file; return its path."""
+    """Leave the temporary file of a process that was killed while it replaced a file; return its path."""
     before = set(path.parent.iterdir())
     with pytest.raises(Died):
         Killed().replace(path, b"unfinished")
@@ -189,6 +189,6 @@ def test_a_repair_removes_the_copies_of_repairs_that_were_killed(
     left = tmp_path / "wald-repair-killed"
     left.mkdir()
     (left / "log.json").write_bytes(b"{}")
-    built.root.identity.unlink()  # so that the repair makes a copy of its own
+    built.root.identity.unlink()  # so that the repair makes a copy
     repair(built.root.path, accept_loss=False)
     assert list(tmp_path.glob("wald-repair-*")) == []

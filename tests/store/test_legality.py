@@ -1,4 +1,4 @@
-"""Which deletions were legal: every state that a route can have been in, by every rule, and lines that do not agree."""
+"""Audit of deletions: every state of a route, under every rule, with every claim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD = {"route": "a", "count": 10, "first": 1, "last": 10}
 LISTS_ALL = "of route a, the line lists records 1 to 10 (10 in total)"
 RULES = ("read", *EXPIRING, "found released, reason unknown")
 
-# What a line may say of route a, which has ten records in the segment, and whether by that everybody had read them.
+# Claims that a line may make about route a, with ten records in the segment; True if every group had read them.
 CLAIMS: dict[str, tuple[Line, bool]] = {
     "retired": ({"retired": True}, True),
     "no cursor": ({"cursors": {}}, False),
@@ -41,7 +41,7 @@ def sealed(*routes: tuple[str, int, int, int], **more: object) -> Line:
 
 
 def test_every_claim_by_every_rule() -> None:
-    """Legal is what was read, and what expired with all the loss that there was, and no more; the loss is counted."""
+    """Only read records, and expired ones with their full loss, may be deleted; losses are counted."""
     for name, rule, lost in product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11)):
         claim, read = CLAIMS[name]
         content = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))

@@ -1,4 +1,4 @@
-"""How often the directory of the segments is listed, counted by an audit hook: it may hold many thousands of names."""
+"""Number of listings of ``segments/``, which may have many thousands of entries; an audit hook counts them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.addaudithook(_hook)
 
 @contextmanager
 def listings_of(directory: Path) -> Iterator[list[str]]:
-    """The listings of a directory by this process, as they are made."""
+    """Record the listings of a directory by this process."""
     entry: tuple[str, list[str]] = (str(directory), [])
     _counted.append(entry)
     try:
@@ -57,7 +57,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def settle(built: Built) -> None:
-    """As if the directory had not changed for a while."""
+    """Set the directory's modification time to the past."""
     before = time.time() - 10
     os.utime(built.root.segments, (before, before))
 

@@ -1,4 +1,4 @@
-"""One writer: a second one is turned away and told by whom, and each life has a larger number than any before."""
+"""The daemon's lock: it refuses a second daemon, names the first one's pid, and gives each run a higher epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number from 1 on has exactly one answer."""
+"""Look-ups of every sequence, each of which has exactly one state."""
 
 from __future__ import annotations
 

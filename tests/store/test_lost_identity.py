@@ -170,15 +170,15 @@ def test_where_files_disagree_nothing_is_made_and_all_are_named(built: Built, ot
     assert snapshot(root.path) == as_found
 
 
-@pytest.mark.parametrize("lost", ["the head", "the segment in which the head stands", "the records up to the head"])
+@pytest.mark.parametrize("lost", ["the head", "the segment of the head", "the records up to the head"])
 def test_segments_of_another_log_are_not_believed_against_an_identity(built: Built, other: Built, lost: str) -> None:
-    """Not unless the head stands among them: they may have been copied here."""
+    """Unless one of them contains the head, they may have been copied here."""
     root, active = built.root, built.path(6, Kind.RAW)
     shutil.copy(other.root.identity, root.identity)
     match lost:
         case "the head":
             root.head.unlink()
-        case "the segment in which the head stands":
+        case "the segment of the head":
             active.unlink()
         case _:
             shutil.copy(active, root.path / "copy")

@@ -21,7 +21,7 @@ Fate = Callable[[Path], None]
 
 
 def whole(path: Path) -> None:
-    """Leave the segment as it is."""
+    """Leave the segment intact."""
 
 
 def gone(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A segment that is gone without a line in the ledger of deletions is lost; what has a line is reported."""
+"""Segments that are missing without a ledger line are damage; recorded deletions are reported as such."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_ledger_without_times_does_not_say_that_nothing_is_missing(built: Buil
 
 
 class TestOnMissing:
-    """What ``on_missing`` decides."""
+    """Policies of ``on_missing``."""
 
     def test_skip_gives_what_there_is(self, built: Built) -> None:
         built.reclaim(1)

@@ -1,4 +1,4 @@
-"""What a pattern finds, against one look at every record."""
+"""Pattern search, compared with a look at every record."""
 
 from __future__ import annotations
 

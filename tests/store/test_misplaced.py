@@ -1,4 +1,4 @@
-"""``wald repair`` of segments under wrong names: no file is ever replaced, whatever is in the way of what."""
+"""Segments under wrong names get their names back, in any order and after any crash."""
 
 from __future__ import annotations
 

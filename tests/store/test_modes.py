@@ -1,4 +1,4 @@
-"""Who may open what: the modes of a root and all in it are what they are meant to be, whatever the umask says."""
+"""Access rights: the modes of a root and its files, whatever the umask."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
 
 
 def test_nobody_else_may_write_where_a_new_root_is(tmp_path: Path) -> None:
-    """The directories above it are made as well, and who may write there may put another root in its place."""
+    """Directories above the root are created too; a user who can write there could replace the root."""
     before = os.umask(0)
     try:
         create_root(tmp_path / "deep" / "down" / "log", Disk(), now=NOW)
@@ -101,7 +101,7 @@ def test_a_file_that_is_made_anew_may_be_read_by_the_group(tmp_path: Path) -> No
 
 
 def test_a_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Who may open a file may hold its lock, and keep the daemon from starting."""
+    """A user who can open a lock file could hold the lock and block the daemon."""
     (tmp_path / "lock").touch(mode=0o644)
     disk = Disk()
     disk.close(disk.open_lock(tmp_path / "lock"))
@@ -111,13 +111,13 @@ def test_a_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def under(umask: str) -> list[str]:
-    """What runs a command as the owner, under a umask."""
+    """Return a prefix that runs a command as the owner, under a umask."""
     return ["sh", "-c", f'umask {umask}; exec "$@"', "sh", *OWNER.prefix]
 
 
 @needs_root
 def test_the_group_of_a_root_goes_on_though_its_owner_is_no_member(tmp_path: Path) -> None:
-    """Else what is made later could not be read by the group."""
+    """Otherwise the group could not read later files."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "log"
         root.mkdir()

@@ -1,4 +1,4 @@
-"""A log that is made of batches with given sequences: where its segments end, what it says of holes, when it is one."""
+"""Construction of a log from given records: segment ends, holes, and the moment it becomes a log."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_new_file_system_is_empty(tmp_path: Path) -> None:
 
 
 def test_append_times_that_go_back_are_a_clock_step(tmp_path: Path) -> None:
-    """As in the log from which the records come."""
+    """The log of the records had such a step."""
     path = tmp_path / "log"
     times_ns = [START_NS, START_NS + 9, START_NS + 3, START_NS + 3, START_NS + 1]
     with begun(path) as log:

@@ -1,4 +1,4 @@
-"""Who sent a batch is in the segment that holds it, whatever form the segment is in and whatever happens to it."""
+"""Senders of batches, which every form of a segment identifies, even damaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sent(*peers: Sender, payload: bytes = b"x\n") -> list[Draft]:
 
 
 def senders(built: Built) -> list[str]:
-    """Who sent each batch of the log."""
+    """Return the sender of each batch."""
     return [str(built.log.sender(batch)) for batch in built.log.batches()]
 
 
@@ -97,7 +97,7 @@ def test_more_peers_than_are_remembered_are_introduced_again(tmp_path: Path, mon
 
 
 def test_the_barrier_is_in_front_of_what_introduces_peers(tmp_path: Path) -> None:
-    """Recovery takes what is behind a gap in a turn for unfinished, unless a barrier follows the gap."""
+    """Recovery treats batches after a hole in a commit round as unfinished unless a barrier follows the hole."""
     built = Built(tmp_path / "log")
     commit(built, sent(CURL))
     items = [item for item in dump(built.path(1, Kind.RAW)) if item["kind"] in ("peer", "batch")]

@@ -1,4 +1,4 @@
-"""Who holds back a segment: exactly the cursors that have not reached the last record of their route in it."""
+"""Pins: a segment is pinned by exactly the cursors that have not reached its last record of their route."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_group_of_every_route_in_it_has_a_say(built: Built) -> None:
 
 
 def test_an_idle_route_that_has_read_all_it_got_holds_back_nothing(built: Built) -> None:
-    """Route a stands at 3 and the log goes on to 6: the segment that ends with 5 is free all the same."""
+    """Route a is at 3 and the log ends with 6; the segment that ends with 5 is still free."""
     built.log.set_cursor("a", 3)
     built.log.set_cursor("b", 5)
 
@@ -187,7 +187,7 @@ def unlocked() -> Iterator[Path]:
 
 @pytest.mark.parametrize("hidden", ["cursors/processed.cursor", "cursors", "."])
 def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
-    """Mode 000, of the file, its directory or the route's, seen by somebody who is not root."""
+    """Mode 000 of the file, its directory or the route's, for a user other than root."""
     built = Built(unlocked / "root")
     built.lines("a", [b"x"] * 3)
     built.cut()
@@ -249,7 +249,7 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: B
 
 
 def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built) -> None:
-    """What they had not read is waived; what is wrong with their cursors concerns nobody."""
+    """Unread records of a retired route are waived, and problems with its cursors do not matter."""
     index = sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), built.log_id)
     routes = RouteTable.from_entries(index.routes)
     built.log.set_cursor("a", 3)

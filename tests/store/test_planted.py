@@ -84,7 +84,7 @@ def plant(path: Path, what: str) -> None:
 
 
 def in_time(call: Callable[[], object], seconds: float = 20) -> object:
-    """What ``call`` gives, or the error it raises; an error of ours if it waits."""
+    """Return the result or the error of ``call``; fail if it blocks."""
     got: list[object] = []
 
     def run() -> None:

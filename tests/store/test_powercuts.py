@@ -1,4 +1,4 @@
-"""A power cut at any moment: what was acknowledged is there, nothing has a hole, and nothing of it is called damage."""
+"""A power cut at any moment loses no acknowledged record, and recovery reports no damage."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sealing(base: Path, disk: RecordingDisk) -> None:
 
 
 def failures(base: Path, disk: RecordingDisk) -> None:
-    """Of the first commit in a segment, and of a later one."""
+    """Fail the first commit in a segment, and a later one."""
     built = Recorded(base, disk)
     for batches in (0, 2):
         if batches:
@@ -90,7 +90,7 @@ def failures(base: Path, disk: RecordingDisk) -> None:
 
 
 def kills(base: Path, disk: RecordingDisk) -> None:
-    """What a life has written and not synced is there for the next one, which tells of it."""
+    """Kill two runs before their sync; the next run still finds their batches."""
     Recorded(base, disk).is_killed_before_the_sync(2)
     built = Recorded(base, disk, epoch=2)
     assert disk.acknowledged == 2
@@ -103,7 +103,7 @@ STORIES = [first_turns, cuts, sealing, failures, kills]
 
 
 def check(path: Path, acknowledged: int, last: int) -> None:
-    """Start again, and go on."""
+    """Start again, and append."""
     built = Built(path, epoch=100)
     assert built.report.errors == []
     found = values(path)

@@ -46,7 +46,7 @@ def garbage(data: bytes, position: int) -> bytes:
 
 
 def lost_page(data: bytes, position: int) -> bytes:
-    """What was in the page did not reach the disk: it reads as zeros, from a batch to far behind it."""
+    """Zero a page that starts at a batch, as if it had not reached the disk."""
     return data[:position] + bytes(len(data[position : position + 300])) + data[position + 300 :]
 
 
@@ -125,7 +125,7 @@ def test_damage_anywhere_costs_the_batches_it_touches_and_no_other(damage: Damag
 @pytest.mark.usefixtures("window")
 @pytest.mark.parametrize("spare", [b"", SPARE], ids=["cut", "preallocated"])
 def test_a_truncation_anywhere_leaves_the_batches_before_it(spare: bytes) -> None:
-    """Preallocated, the missing bytes read as zeros: then nobody can tell torn from damaged, and nobody needs to."""
+    """In a preallocated file the missing bytes read as zeros, so torn and damaged batches look the same."""
     for length in range(FIRST_BATCH, len(SMALL)):
         whole = [at for at, end in zip(OFFSETS, ENDS, strict=True) if end <= length]
         reached = max((end for end in ENDS if end <= length), default=FIRST_BATCH)
@@ -217,7 +217,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
-    """Somebody spools segments: their batches stay content, also where the batch around them is damaged or torn."""
+    """A producer may send segments as records: they stay content, even if the batch around them is damaged."""
     forged = batch(b"forged\n", base=2)
     outer = batch(b"x" * 7 + b"\n" + forged + b"\n", count=1)
     inner = outer.index(forged)
@@ -299,7 +299,7 @@ def test_headers_that_lie_about_their_length_cost_no_memory_and_little_time() ->
 
 
 def test_a_batch_whose_sequences_were_given_out_before_is_damage() -> None:
-    """A disk wrote a block twice, or in the wrong place: nobody may read a record two times."""
+    """A disk wrote a block twice or to the wrong place; no record may be read twice."""
     first, second, third = batch(b"a\nb\n"), batch(b"c\n", base=3), batch(b"d\n", base=4)
     with opened(framed(first, second, first, third)) as raw:
         batches, gaps, _ = scan(raw)

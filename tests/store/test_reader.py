@@ -18,7 +18,7 @@ from wald.format.names import Kind
 
 
 class TestPlaces:
-    """Where a read begins and ends."""
+    """Start and end of a read."""
 
     def test_all_forms_are_read_through(self, built: Built) -> None:
         three_forms(built)
@@ -72,7 +72,7 @@ class TestPlaces:
             assert next(built.log.records(start=moment(second))).sequence == second
 
     def test_a_record_before_the_time_that_is_followed_from_is_not_given(self, built: Built) -> None:
-        """The time lies ahead, so what comes until then is not wanted."""
+        """Records before the future start time are not wanted."""
         built.lines("a", [b"1"])
         following = built.log.records(start=moment(2.5), follow=True)
         built.lines("a", [b"2"])
@@ -126,7 +126,7 @@ class TestPlaces:
 
 
 class TestContent:
-    """What was written comes back exactly."""
+    """Records are returned unchanged."""
 
     @pytest.mark.parametrize("sealed", [False, True])
     def test_awkward_bytes(self, built: Built, sealed: bool) -> None:
@@ -236,7 +236,7 @@ class TestPieces:
 
 
 class TestDurability:
-    """What is not durable does not exist."""
+    """Records that are not durable are invisible."""
 
     def test_nothing_behind_the_head_is_read(self, built: Built) -> None:
         built.lines("a", [b"durable"])
@@ -282,7 +282,6 @@ class TestDurability:
         assert values(built, stop=4) == [b"a1", b"b2", b"a3", b"b4"]
 
     def test_sealed_segments_alone_are_a_log(self, built: Built) -> None:
-        """As they are when they were copied elsewhere."""
         three_forms(built)
         built.cut()
         built.seal()
@@ -320,7 +319,7 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps, st.data())
 def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]], data: st.DataObject) -> None:
-    """Whatever was written, cut and sealed in whatever order: any route from any sequence gives what a list gives."""
+    """Any route from any sequence reads like a list, whatever was written, cut and sealed in any order."""
     with tempfile.TemporaryDirectory() as folder:
         built = Built(Path(folder) / "root", segment_max_bytes=4096)
         model: list[tuple[int, str, bytes]] = []

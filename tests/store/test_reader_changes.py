@@ -1,4 +1,4 @@
-"""A reader goes on while segments are cut, sealed and reclaimed, and begins where its group has got to."""
+"""Readers continue while segments are cut, sealed, reclaimed and replaced."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestUnderItsFeet:
         assert [r.value for r in reading] == [b"3"]
 
     def test_a_file_that_replaced_the_active_one_is_gone_on_with(self, built: Built) -> None:
-        """After a failed write the writer goes on in a new file of the same name if the segment has no sequence yet."""
+        """After a failed write the writer continues in a new file of the same name if no sequence was used."""
         built.piece("a", b"be", begins=True, ends=False)
         built.cut()
         following = built.log.batches(follow=True, cancel=(cancel := threading.Event()))
@@ -211,7 +211,7 @@ class TestCursorStart:
 
 
 def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut_since(tmp_path: Path) -> None:
-    """Who had the file before it open meets its end, and nothing behind it."""
+    """A reader with the old file open stops at its end."""
     with Daemon(tmp_path / "log") as daemon:
         daemon.ask("ROUTE ADD a")
         daemon.ask("PUB a 2\n1\n")

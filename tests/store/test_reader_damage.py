@@ -53,7 +53,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("base", [1, 3])
     def test_a_file_that_is_listed_and_not_there(self, built: Built, base: int) -> None:
-        """As after half a restore: looking again does not help, so nobody looks for ever."""
+        """After half a restore, listing the directory again does not help, so the reader must not retry for ever."""
         three_forms(built)
         path = built.path(base, Kind.SEALED if base == 1 else Kind.RAW)
         path.unlink()
@@ -98,7 +98,7 @@ class TestDamage:
         assert len(damage) == 1
 
     def frames(self, built: Built) -> None:
-        """Three records, each in a sealed frame of its own."""
+        """Write three records, each in a separate sealed frame."""
         for number in range(3):
             built.lines("ab"[number % 2], [b"%d" % number + os.urandom(FRAME_BYTES // 2).hex().encode()])
         built.cut()
@@ -125,7 +125,7 @@ class TestDamage:
         assert [r.sequence for r in built.log.records("a")] == [1, 3]
 
     def test_a_sealed_segment_cut_short_anywhere(self, built: Built) -> None:
-        """What is in front of the cut is read, and only what is not there is missing."""
+        """Only records after the cut are missing."""
         three_forms(built)
         built.cut()
         built.seal()
@@ -198,7 +198,7 @@ class TestDamage:
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 12))
 def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
-    """Whatever bytes are changed: what is still read was written, in its order, and the rest is reported."""
+    """Records that are still read were written, in this order, and the rest is reported."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         built = Built(Path(folder) / "root", segment_max_bytes=8192)
@@ -228,6 +228,8 @@ def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
         found = seen(built.log.records(on_damage=damage.append))
         left = iter(model)
         assert all(record in left for record in found), "in order, and nothing else"
-        head_is_lost = decode_head(built.root.head.read_bytes()) is None  # then nobody knows how far to read
+        head_is_lost = (
+            decode_head(built.root.head.read_bytes()) is None
+        )  # without a head, the end of the log is unknown
         assert found == model or damage or head_is_lost
         built.writer.close()

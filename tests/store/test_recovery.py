@@ -1,7 +1,4 @@
-"""Recovery: write, damage, recover, look at the report, read, write on, read again.
-
-Damage is an argument: a function from the bytes of the newest segment to what a crash or a bad disk made of them.
-"""
+"""Recovery of a log at the start of the daemon, after a crash or damage of the newest segment."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def test_every_combination_of_facts_has_a_fate() -> None:
 
 
 DURABLE_DAMAGE: dict[str, tuple[Callable[[bytes, list[int]], bytes], int, list[bytes]]] = {
-    # damage → (bytes and offsets of control, batches, end → bytes; which batch the report names; what is left)
+    # damage → (bytes and offsets of control, batches, end → bytes; index of the reported batch; remaining records)
     "a bit of the first batch's body": (lambda d, o: flipped(d, 8 * (o[1] + 70)), 1, [*ALL[:2], *ALL[4:]]),
     "a bit of the middle batch's body": (lambda d, o: flipped(d, 8 * (o[2] + 70)), 2, [*ALL[:4], ALL[5]]),
     "a bit of the middle batch's header": (lambda d, o: flipped(d, 8 * (o[2] + 12)), 2, [*ALL[:4], ALL[5]]),
@@ -64,7 +61,7 @@ DURABLE_DAMAGE: dict[str, tuple[Callable[[bytes, list[int]], bytes], int, list[b
 
 @pytest.mark.parametrize("name", DURABLE_DAMAGE)
 def test_damage_to_what_was_durable_is_an_error_with_its_place(tmp_path: Path, name: str) -> None:
-    """What is around it stays readable, and the sequences of what is lost are not given out again."""
+    """Batches around it stay readable, and the lost sequences are not reused."""
     damage, named, kept = DURABLE_DAMAGE[name]
     path = tmp_path / "log"
     story(path)

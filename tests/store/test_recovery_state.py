@@ -1,4 +1,4 @@
-"""What recovery hands on to the next start: open records, producers, routes and the next sequence."""
+"""State that recovery passes to the next start: open records, producers, routes and the next sequence."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestLongRecords:
         built.lines("web", [b"4"])
         built.lines("long", [b"whole"])
         for _ in range(2):
-            # What is missing may have been a piece of the record, so that is not given out as if it were whole.
+            # A missing batch may have been a piece of the record, so the record is not returned as whole.
             assert readable(path, "long") == [b"whole"]
             assert readable(path, "web") == [b"4"]
             built.cut()
@@ -236,7 +236,7 @@ class TestHead:
         assert_sound(path)
 
     def test_one_that_is_ahead_is_believed(self, tmp_path: Path) -> None:
-        """Somebody may hold an acknowledgement of what is no longer there."""
+        """A client may hold an acknowledgement of the missing record."""
         path = tmp_path / "log"
         built = story(path)
         position = offsets(path)[-2]
@@ -316,7 +316,7 @@ class TestSealedLogs:
         goes_on(built, ALL, 7)
 
     def test_a_damaged_frame_costs_no_sequence(self, tmp_path: Path) -> None:
-        """How far a sealed segment goes is in its index."""
+        """The end of a sealed segment is in its index."""
         path = tmp_path / "log"
         built = self.build(path)
         sealed = built.path(BASE, Kind.SEALED)

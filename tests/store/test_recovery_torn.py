@@ -1,4 +1,4 @@
-"""Recovery after a crash within a write: nobody was told of it, so cutting it is no error."""
+"""Torn ends after a crash during a write: the batches were not acknowledged, so truncating them is correct."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from wald.writing.writer import Route
 
 
 class TestUnfinishedWrites:
-    """What a crash can do to the last batch: it was not acknowledged, so cutting it is no error."""
+    """Effects of a crash on the last, unacknowledged batch."""
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Path:
-        """As the crash left it; each damage is done to a copy."""
+        """Return the log after the crash; each damage is done to a copy."""
         path = tmp_path / "left"
         story(path, last_is_durable=False)
         return path
@@ -53,7 +53,7 @@ class TestUnfinishedWrites:
     @pytest.mark.parametrize("padding", [False, True], ids=["the file ends there", "zeros follow"])
     def test_cut_short_at_any_byte(self, log: Path, tmp_path: Path, padding: bool) -> None:
         data, (*_, start, end) = newest(log).read_bytes(), offsets(log)
-        last = len(data[:end].rstrip(b"\0"))  # what is behind it is padding, and zeros all the same
+        last = len(data[:end].rstrip(b"\0"))  # the rest is padding, which is zeros too
         for length in range(start + padding, last, 3):
             whole = data[:length].ljust(SEGMENT_BYTES, b"\0") if padding else data[:length]
             self.check(log, tmp_path / "log", whole)
@@ -89,7 +89,7 @@ class TestUnfinishedWrites:
             assert torn in in_segment or files.get(built.report.kept_in) == torn, state.after
 
     def test_whole_and_not_published(self, log: Path, tmp_path: Path) -> None:
-        """Nobody was told of it, and it may stay."""
+        """It was not acknowledged, and may stay."""
         shutil.copytree(log, tmp_path / "log")
         built = start_again(tmp_path / "log")
         assert (built.report.info, built.report.errors) == ([], [])
@@ -112,7 +112,7 @@ class TestTornTurns:
         return built, offsets(path)
 
     def spoil(self, path: Path, places: list[int], batch: int) -> bytes:
-        """Make a batch zeros; returns everything from it on."""
+        """Zero a batch; return all bytes after its start."""
         data = newest(path).read_bytes()
         data = data[: places[batch]] + bytes(places[batch + 1] - places[batch]) + data[places[batch + 1] :]
         newest(path).write_bytes(data)

@@ -104,7 +104,7 @@ def end_of(path: Path) -> None:
     change(path, lambda data: data[:-40])
 
 
-# What the damage is: how it comes about, whether records are lost, and what is done.
+# Kinds of damage: how to make it, whether it loses records, and the expected action.
 KINDS: dict[str, tuple[Callable[[Path], None], bool, ActionKind]] = {
     "the index of a sealed segment": (lambda root: end_of(middle(root)), False, ActionKind.REBUILD),
     "a frame": (lambda root: change(middle(root), first_frame), True, ActionKind.REBUILD),
@@ -262,7 +262,7 @@ def test_the_lines_of_a_broken_ledger_are_carried_over(log: Path) -> None:
 
 
 def test_a_deletion_that_was_taken_back_by_a_damaged_line_is_not_believed(log: Path) -> None:
-    """Else the loss of the segment would be taken for its deletion later."""
+    """Otherwise the loss of the segment would later be mistaken for its deletion."""
     path = log / "ledger/reclaim.jsonl"
     segment = min((log / "segments").glob("*.zst"))
     base = int(segment.name[:20])
@@ -296,7 +296,7 @@ class KillingDisk(SteppingDisk):
 
 
 def killed_at(step: int, root: Path) -> bool:
-    """Repair in a process of its own, which is killed at a step; False if it has fewer."""
+    """Repair in a separate process that is killed at a step; return False if it has fewer steps."""
     child = os.fork()
     if not child:
         try:

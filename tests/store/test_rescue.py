@@ -1,4 +1,4 @@
-"""What damage costs: readers, ``wald verify`` and ``wald repair`` take the same records for whole, before and after."""
+"""Cost of damage: readers, ``wald verify`` and ``wald repair`` agree on the lost records."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def readable(root: Path) -> tuple[Records, bool]:
-    """What a reader gets, and whether it reports damage."""
+    """Return the records read, and True if damage is reported."""
     reported: list[object] = []
     found = wald.open(root).records(start=1, on_damage=reported.append, on_missing="skip")
     return {record.sequence: record for record in found}, bool(reported)
@@ -166,7 +166,7 @@ def test_damaged_frames_of_one_long_batch_cost_no_frame_behind_them(tmp_path: Pa
 def test_what_is_left_of_a_frame_is_looked_for_without_the_context_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread decompresses the next frame meanwhile, and a context of zstd is for one thread at a time."""
+    """While another thread decompresses the next frame: a zstd context is for one thread."""
     used: list[object] = []
     decompressor = zstandard.ZstdDecompressor
 
@@ -199,7 +199,7 @@ def test_damage_in_the_index_costs_no_record(sealed: Built, tmp_path: Path, byte
 
 
 def places(path: Path) -> dict[str, int]:
-    """Where what stands in a raw segment, by what it is."""
+    """Return the positions in a raw segment by kind."""
     with open(path, "rb") as file:
         batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
     batch = next(met for met in batches[20:] if met.header.count == 2)
@@ -273,7 +273,6 @@ class TestALongRecordAcrossSegments:
     def test_it_is_broken_by_a_lost_middle_behind_a_segment_in_which_shrinking_dropped_others(
         self, tmp_path: Path
     ) -> None:
-        """The ledger names its route too, though none of its records began in what is lost."""
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)
         log.lines("b", [b"read by everybody"] * 3)

@@ -1,4 +1,4 @@
-"""Going on behind damage that no header leads across: from what the sparse index, the head and the trailers tell."""
+"""Resynchronisation after damage: only positions in the sparse index, the head and the end of the data are trusted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_without_a_sparse_index_one_lost_sector_costs_no_more(built: Built) -> N
 
 
 def test_between_two_lost_sectors_nothing_is_believed_of_which_nobody_tells(built: Built) -> None:
-    """It may be a payload that looks like batches. With the index, what is between its entries is reported."""
+    """Bytes between two lost sectors may be a payload that looks like batches; the index entries bound the loss."""
     index = built.path(1, Kind.INDEX)
     kept = index.read_bytes()
     index.unlink()

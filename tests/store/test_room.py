@@ -1,7 +1,4 @@
-"""How much room there is, walked as a table: disk × segment × reserve × how well it compresses × how fast it is sealed.
-
-The model below is the daemon's rules on bytes alone; that the daemon keeps to them, the tests on real disks show.
-"""
+"""Disk space as a table: disk × segment × reserve × compression."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ each_disk = pytest.mark.parametrize("disk", DISKS, ids=format_bytes)
 
 @dataclass
 class Model:
-    """A daemon on a disk, in bytes; what is not segments takes all that is set aside for it."""
+    """A daemon on a disk, in bytes; other files use up the rest."""
 
     disk: int
     sizes: Sizes
     compressed: float
-    active: int = 0  # written of what is allocated for it
+    active: int = 0  # share of its allocation
     spare: bool = False
     raw: list[int] = field(default_factory=list)
     sealed: list[int] = field(default_factory=list)
@@ -49,7 +46,7 @@ class Model:
         return self.disk - self.disk // 32 - segments
 
     def takes(self) -> bool:
-        """Whether input is taken: then a segment is filled, and another one begun."""
+        """Fill a segment and begin another; return True if the disk has room."""
         segment = self.sizes.segment_bytes
         if not self.spare and self.free >= self.sizes.headroom_bytes + segment:
             self.spare = True
@@ -60,7 +57,7 @@ class Model:
         return True
 
     def seals(self) -> bool:
-        """Whether the oldest is sealed: there is room for that, and the reserve is not touched."""
+        """Seal the oldest segment; return True if it fits without the reserve."""
         if not self.raw or self.free < self.sizes.reserve_bytes + sealed_bytes_max(self.raw[0]):
             return False
         self.sealed.append(int(sealed_bytes_max(self.raw.pop(0)) * self.compressed))
@@ -119,7 +116,7 @@ def test_a_file_system_that_does_not_tell_its_size_is_taken_at_the_settings_word
 
 @pytest.mark.parametrize("payload", [1, 100, 5000])
 def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: int) -> None:
-    """Of random bytes, in batches as small as they come and larger."""
+    """Random bytes, in batches of the smallest and of larger sizes."""
     from wald.format.batch import BatchHeader, checksum_body, encode_batch, route_prefix, seed
 
     raw = tmp_path / "raw"
@@ -143,7 +140,7 @@ def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: i
 
 
 def test_what_fills_the_disk_is_reported(tmp_path: Path) -> None:
-    """The log's own segments, or what somebody else has put there."""
+    """The cause is the log's own segments or another program's files."""
     with small_file_system(tmp_path / "disk", 16 * MIB) as disk:
         segments = disk / "segments"
         segments.mkdir()

@@ -41,14 +41,14 @@ def sealed(built: Built) -> Path:
 
 
 def read(built: Built) -> tuple[list[int], list[str]]:
-    """The sequences that are read, each with its content, and what is reported."""
+    """Return the sequences read, after a check of their contents, and the reports."""
     reported: list[str] = []
     records = list(built.log.records(on_damage=lambda error: reported.append(error.message)))
     return [record.sequence for record in records], reported
 
 
 def parts(path: Path) -> tuple[list[tuple[int, int]], int]:
-    """Where each frame begins and ends, and where the index does."""
+    """Return each frame's start and end, and the start of the index."""
     with SealedFile(path) as file:
         spans = [(frame.offset, frame.offset + frame.compressed_bytes) for frame in file.index.frames]
     return spans, spans[-1][1]
@@ -125,7 +125,7 @@ def test_a_frame_that_is_cut_gives_the_batches_in_front_of_the_cut(built: Built)
 @pytest.mark.parametrize("frame", [0, 1, 2, 3])
 @pytest.mark.parametrize("place", [0, 4, 5, 9, 11, 300_000])
 def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Built, frame: int, place: int) -> None:
-    """Where the frame's headers are hit, the seek table tells where the next one begins."""
+    """If a frame's header is hit, the seek table gives the start of the next frame."""
     path = sealed(built)
     data, (spans, index) = bytearray(path.read_bytes()), parts(path)
     data[index + 80] ^= 1

@@ -65,7 +65,7 @@ def seal_with(root: Root, found: Segment, disk: Disk) -> CompressedSegment:
 
 
 def seal_all(root: Root) -> list[CompressedSegment]:
-    """What a start of the daemon does."""
+    """Seal all pending segments, as a start of the daemon does."""
     remove_temporaries(root, Disk())
     return [seal_with(root, found, Disk()) for found in segments_to_seal(root, 1 << 40)]
 
@@ -82,7 +82,7 @@ def names(root: Root) -> list[str]:
 
 
 def raw_bytes(path: Path) -> bytes:
-    """What a sealed file holds, checked as far as it can be."""
+    """Return the raw bytes of a sealed file, after a check."""
     with SealedFile(path) as sealed:
         data = b"".join(sealed.frame(number) for number in range(len(sealed.index.frames)))
         assert hashlib.sha256(data).digest() == sealed.index.sha256
@@ -156,7 +156,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
 
 
 def test_a_failure_at_any_step_is_made_good_by_trying_again(tmp_path: Path) -> None:
-    """As in the running daemon: no restart in between, the same ledger, and no room for leftovers on a full disk."""
+    """Within one run: without a restart, with the same ledger, and without room for leftovers."""
     raw = damaged_segment()
     for number, disk in enumerate(until_it_survives(FailingDisk)):
         root = create_root(tmp_path / str(number), Disk(), now="2024-01-01T00:00:00Z")
@@ -241,7 +241,7 @@ def test_damage_is_told_once_with_its_place_and_reason(root: Root) -> None:
 
 
 def test_a_sealed_file_that_is_not_whole_is_made_again_from_the_raw_one(root: Root) -> None:
-    """As after a crash that lost the content behind a name."""
+    """A crash may lose the contents behind a name."""
     raw = some_segment()
     path = root.segment(1, Kind.SEALED)
     seal_with(root, put(root, raw), Disk())

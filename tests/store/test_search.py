@@ -1,4 +1,4 @@
-"""A search by several processes gives what a look at every record gives, in the same order."""
+"""Parallel search, compared with a look at every record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = b"\x1e"
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
-    """Sealed segments of which records go on in the next one, a cut one, the active one; each frame is a portion."""
+    """Return a log with sealed segments that share records, a cut and an active one; each frame is a portion."""
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)
     log = Built(tmp_path / "log")
     log.lines("a", [b"first error", b"", b"second \xff\x00"])
@@ -69,7 +69,7 @@ def searched(
 
 
 def lines_of(events: list[Event], route: str | None = None) -> list[bytes]:
-    """What was found, in the order of each route."""
+    """Return the records found, in the order of each route."""
     lines = b"".join(event.output for event in events if isinstance(event, Match)).split(END)[:-1]
     assert sum(event.records for event in events if isinstance(event, Match)) == len(lines)
     return [line for line in lines if route is None or line.split()[1] == route.encode()]

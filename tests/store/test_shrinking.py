@@ -1,4 +1,4 @@
-"""A shrunk segment: what is kept stays as it was, where it was; what was dropped is reported as reclaimed."""
+"""Shrunk segments: kept batches keep their bytes and positions, and dropped records are reported as reclaimed."""
 
 from __future__ import annotations
 
@@ -363,6 +363,6 @@ def test_what_is_behind_the_cursors_reads_the_same(
 
 
 def unread(built: Built, route: str, at: int) -> list[tuple[int, bytes]]:
-    """What a group with its cursor at ``at`` has still to read; nothing of it may be missing."""
+    """Return the unread records of a group at ``at``; none may be missing."""
     batches = built.log.batches(route, at + 1, on_missing="error") if at < built.last else iter(())
     return [(record.sequence, record.value) for batch in batches for record in batch.records()]

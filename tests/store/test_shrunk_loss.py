@@ -1,4 +1,4 @@
-"""What a repair gives up of a shrunk segment: what shrinking had left in it, if it is certain that it was shrunk."""
+"""Losses that a repair records for a damaged shrunk segment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 
 
 def left_by_ledger(built: Built) -> dict[str, int]:
-    """How many records of each route shrinking has left, by its line in the ledger: the oracle."""
+    """Return the records of each route that a shrink left, by its ledger line: the oracle."""
     (line,) = (each for each in read_ledger(built.root.ledger / "reclaim.jsonl").entries if each["event"] == "shrunk")
     return {route: count for route, count, *_ in line["routes"]}
 
@@ -134,7 +134,7 @@ def test_what_was_given_up_and_what_is_there_is_what_shrinking_had_left(shrunk: 
 
 
 def taken_back(built: Built, path: Path) -> None:
-    """The old form gets its name back, as when a cursor is moved back meanwhile; the line about the shrink stays."""
+    """Restore the old file's name, as after a cursor moved back during a shrink; its ledger line stays."""
     whole = path.read_bytes()
     shrink(built, 1, stuck=295, web=300)
     path.write_bytes(whole)
@@ -207,7 +207,7 @@ def test_whose_they_were_is_known(shrunk: Built, what: str) -> None:
 
 
 def test_where_shrinking_had_dropped_all_that_is_damaged_nothing_is_given_up(shrunk: Built) -> None:
-    """The first frames hold nothing but what stands in the place of dropped batches."""
+    """The first frames contain only DROPPED batches."""
     path = shrunk.path(1, Kind.SEALED)
     shrink(shrunk, 1, stuck=250, web=300)
     with SealedFile(path) as file:

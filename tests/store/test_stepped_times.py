@@ -202,7 +202,7 @@ def test_a_start_keeps_the_clock_behind_a_step_whose_segment_is_damaged(tmp_path
 
 
 def test_a_step_brings_append_times_back_to_the_clock(tmp_path: Path) -> None:
-    """Over a start as well; and the steps are what makes times that go back sound."""
+    """Even across a start; the recorded steps explain append times that decrease."""
     built = Built(tmp_path / "root", now_ns=START_NS + AHEAD_NS)
     built.lines("a", [b"of the future"])
     built.now_ns = START_NS

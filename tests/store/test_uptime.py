@@ -1,4 +1,4 @@
-"""Time that nobody can set: exact within a boot, and never too much across boots."""
+"""Elapsed time, independent of the clock: exact within a boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying finds every change, changes nothing, and never falls over what it finds."""
+"""Verification finds every damage, changes nothing, and never crashes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_reclaimed_segment_is_not_missing(built: Built) -> None:
 
 
 def test_an_unfinished_write_behind_the_head_is_no_error(built: Built) -> None:
-    """It is what a crash leaves behind, and what a running daemon is just writing."""
+    """A crash leaves such bytes, and so does a daemon that is writing."""
     path = built.path(built.writer.base_sequence, Kind.RAW)
     with path.open("r+b") as file:
         file.seek(built.writer.position)
@@ -187,7 +187,7 @@ def test_a_broken_ledger_chain_is_found(built: Built) -> None:
 
 
 def test_an_append_to_a_ledger_that_was_never_synced_is_no_error(built: Built) -> None:
-    """A power cut has left its end without its middle; nobody was told of any of it."""
+    """A power cut lost the middle of an append that was not acknowledged."""
     path = built.root.ledger / "segments.jsonl"
     begin = path.stat().st_size
     ledger = Ledger(path, built.disk)
@@ -357,7 +357,7 @@ def test_what_has_an_error_is_not_ok_as_well_and_its_place_is_told_once(built: B
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 40))
 def test_no_damage_makes_it_fall_over(seed: int, changes: int) -> None:
-    """Whatever bytes of whatever files are changed, cut off or added: it tells, and raises nothing."""
+    """Whatever bytes of any file change, verification reports findings and raises nothing."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         built = full(Path(folder) / "root")

@@ -1,4 +1,4 @@
-"""A view of a log: segments are followed to the names they get after it was taken, and one that has none is gone."""
+"""Views of a log: segments keep opening under new names, and a deleted segment is gone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_segment_that_is_gone_keeps_no_file_of_its_reader_open(built: Built) -
 
 
 def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> None:
-    """As on a file system whose directories are damaged."""
+    """Some file systems have damaged directories."""
     view = built.view
 
     with pytest.raises(Damaged, match="the directory lists the segment, but the file does not exist"):
@@ -129,7 +129,7 @@ def test_a_view_is_renewed_with_the_head_and_the_segments_of_now(built: Built) -
 
 
 def test_changes_within_one_second_are_listed_where_times_are_whole_seconds(built: Built) -> None:
-    """As on ext4 with inodes of 128 bytes."""
+    """For example, ext4 with inodes of 128 bytes."""
     second = int(time.time()) - 1
     os.utime(built.root.segments, (second, second))
     view = built.view.renewed()
@@ -140,7 +140,7 @@ def test_changes_within_one_second_are_listed_where_times_are_whole_seconds(buil
 
 
 def test_the_segment_of_the_head_is_listed_even_if_the_time_of_the_directory_is_an_old_one(built: Built) -> None:
-    """As a network file system may give it from its cache."""
+    """A network file system may return a cached time."""
     before = time.time() - 10
     os.utime(built.root.segments, (before, before))
     view = built.view.renewed()

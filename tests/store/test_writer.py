@@ -36,7 +36,7 @@ def active(built: Built) -> Path:
 
 
 class TestPlaces:
-    """Where batches go."""
+    """Positions of batches."""
 
     def test_the_next_batch_overshoots_only_a_segment_that_has_a_sequence(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log", segment_max_bytes=4096)

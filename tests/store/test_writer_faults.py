@@ -47,7 +47,7 @@ def fail_at_once_and_replace(built: Built) -> None:
 
 
 def piece_then_fail_and_replace(built: Built) -> None:
-    """The segment has pieces of a record and no sequence of its own."""
+    """The segment has pieces of a record but has used no sequence."""
     built.cut()
     built.piece("long", b"and on ", begins=False, ends=False)
     fail_and_replace(built)
@@ -76,7 +76,7 @@ NAMES = [
 
 
 def check_after_a_crash(path: Path, *, published: int) -> None:
-    """Everything that was published is there, nothing else that was not written, and the log goes on."""
+    """Check that published records exist, that other records were written, and that appends work."""
     built = Built(path, epoch=2)
     assert built.report.errors == []
     state = built.writer.state
@@ -217,7 +217,7 @@ def test_a_replace_that_fails_at_any_step_can_be_tried_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("spare", [False, True], ids=["without a spare", "with a spare"])
 @pytest.mark.parametrize("more", [0, 1, 100], ids=["one failure", "two failures", "a disk that is gone"])
 def test_a_cut_that_fails_at_any_step_leaves_a_log_that_goes_on(tmp_path: Path, more: int, spare: bool) -> None:
-    """In the old segment where that is untouched; else in the next."""
+    """The old segment continues if it is unchanged; otherwise the next one does."""
     for number, disk in enumerate(until_it_survives(lambda _: FailingDisk(NEVER, more=more))):
         assert isinstance(disk, FailingDisk)
         built = with_some_records(tmp_path / str(number), disk)
