@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, *CORE, "wald.client"),
-    "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),
+    "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.ownership"),
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.log", "wald.client", "wald.work"),

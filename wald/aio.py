@@ -11,10 +11,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import wald.client.producer
 import wald.consumer
@@ -26,12 +27,11 @@ from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.retention.missing import OnMissing
-from wald.work.arguments import Order
-from wald.work.asks import Make
+from wald.work.commit_loop import CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.deliveries import Refusal
-from wald.work.sharing import Leased
-from wald.work.tasks import Tasks
-from wald.work.terms import Failure, Pending
+from wald.work.group import Order
+from wald.work.owner import Leased, Pending
+from wald.work.replay import Failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -260,18 +260,18 @@ class Producer:
 
 
 class WorkGroup:
-    """As :class:`wald.WorkGroup`, with ``async with``; it is opened there, not when it is made.
+    """As :class:`wald.WorkGroup`, with ``async with``, which opens it.
 
-    Tasks may share a work group. A task that waits for a record needs no thread, and one sync is for all tasks that ask
-    in one round of the loop. A lease whose task is cancelled is given back at once, which counts as one try for each of
-    its records; any other call is carried out all the same.
+    Tasks may share a work group. A task that waits for a record needs no thread, and all calls of one round of the
+    event loop share one sync. The records of a cancelled lease are returned at once, which counts as one try for each
+    of them. Any other cancelled call is applied all the same.
 
     Example::
 
         async with aio.WorkGroup("/var/spool/wald", "orders", "billing") as work:
-            for record, _ in await work.lease("worker-1", wait=10):
-                await handle(record)
-                await work.ack("worker-1", [record.sequence])
+            for delivery in await work.lease("worker-1", wait=10):
+                await handle(delivery.record)
+                await work.ack("worker-1", [delivery.sequence])
     """
 
     def __init__(
@@ -300,16 +300,16 @@ class WorkGroup:
             report=report,
         )
         self._group: wald.work.group.WorkGroup | None = None
-        self._asking: Tasks | None = None
+        self._task_calls: _TaskCalls | None = None
         self._thread = _Thread()
 
     async def __aenter__(self) -> Self:
         try:
             await self._thread.run(self._open)
         except BaseException:
-            self._thread.end(self._close)  # if it is opened all the same, as the task was cancelled
+            self._thread.end(self._close)  # a cancelled call still opens the group
             raise
-        self._asking = self._work.tasks()
+        self._task_calls = _TaskCalls(self._work.commit_loop)
         return self
 
     async def __aexit__(
@@ -337,7 +337,7 @@ class WorkGroup:
 
     async def lease(
         self,
-        consumer: str,
+        worker: str,
         max_records: int = 100,
         max_bytes: int = 1 << 20,
         lease_for: float = 30.0,
@@ -346,12 +346,12 @@ class WorkGroup:
         done: Collection[int] = (),
     ) -> Leased:
         """As :meth:`wald.WorkGroup.lease`."""
-        return await self.lease_as(Leased, consumer, max_records, max_bytes, lease_for, wait, done=done)
+        return await self.lease_as(Leased, worker, max_records, max_bytes, lease_for, wait, done=done)
 
     async def lease_as(
         self,
-        make: Make[T],
-        consumer: str,
+        make: MakeAnswer[T],
+        worker: str,
         max_records: int = 100,
         max_bytes: int = 1 << 20,
         lease_for: float = 30.0,
@@ -359,48 +359,47 @@ class WorkGroup:
         *,
         done: Collection[int] = (),
     ) -> T:
-        """As :meth:`lease`, but returns what ``make`` makes, such as JSON.
+        """As :meth:`lease`, but return an answer made by ``make``, such as JSON.
 
         Args:
-            make: gets the records in shares, each of one batch, and those of ``done`` for which it did not count. It is
-                called in the event loop, as a rule while the disk takes in what is done. If that fails, or the task is
-                cancelled meanwhile, what it has made is of no use.
+            make: called in the event loop, usually during the sync, with the records in shares of one batch each, and
+                the rejected records of ``done``. Its answer is discarded if the sync fails or the task is cancelled.
         """
-        calls = self._work.calls
-        return await self._tasks.ask(calls.lease(consumer, max_records, max_bytes, lease_for, wait, done, make))
+        request = self._work.requests.lease(worker, max_records, max_bytes, lease_for, wait, done, make)
+        return await self._tasks.call(request)
 
-    async def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
+    async def ack(self, worker: str, sequences: Collection[int]) -> list[Refusal]:
         """As :meth:`wald.WorkGroup.ack`."""
-        return await self._tasks.ask(self._work.calls.ack(consumer, sequences))
+        return await self._tasks.call(self._work.requests.ack(worker, sequences))
 
     async def nack(
         self,
-        consumer: str,
+        worker: str,
         sequences: Collection[int],
         delay: float = 0.0,
         reason: str = "",
         tries: int | None = None,
     ) -> list[Refusal]:
         """As :meth:`wald.WorkGroup.nack`."""
-        return await self._tasks.ask(self._work.calls.nack(consumer, sequences, delay, reason, tries))
+        return await self._tasks.call(self._work.requests.nack(worker, sequences, delay, reason, tries))
 
     async def failed(self, sequence: int) -> Failure | None:
         """As :meth:`wald.WorkGroup.failed`."""
-        return await self._tasks.ask(self._work.calls.failed(sequence))
+        return await self._tasks.call(self._work.requests.failed(sequence))
 
     async def give_up(
-        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
+        self, worker: str, sequences: Collection[int], reason: str, tries: int | None = None
     ) -> list[Refusal]:
         """As :meth:`wald.WorkGroup.give_up`."""
-        return await self._tasks.ask(self._work.calls.give_up(consumer, sequences, reason, tries))
+        return await self._tasks.call(self._work.requests.give_up(worker, sequences, reason, tries))
 
-    async def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
+    async def extend(self, worker: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
         """As :meth:`wald.WorkGroup.extend`."""
-        return await self._tasks.ask(self._work.calls.extend(consumer, sequences, lease_for))
+        return await self._tasks.call(self._work.requests.extend(worker, sequences, lease_for))
 
-    async def release(self, consumer: str) -> int:
+    async def release(self, worker: str) -> int:
         """As :meth:`wald.WorkGroup.release`."""
-        return await self._tasks.ask(self._work.calls.release(consumer))
+        return await self._tasks.call(self._work.requests.release(worker))
 
     async def skip(self, first: int, last: int) -> int:
         """As :meth:`wald.WorkGroup.skip`."""
@@ -408,11 +407,11 @@ class WorkGroup:
 
     async def claim(self, min_idle: float) -> int:
         """As :meth:`wald.WorkGroup.claim`."""
-        return await self._tasks.ask(self._work.calls.claim(min_idle))
+        return await self._tasks.call(self._work.requests.claim(min_idle))
 
     async def pending(self) -> list[Pending]:
         """As :meth:`wald.WorkGroup.pending`, all at once."""
-        return await self._tasks.ask(self._work.calls.pending())
+        return await self._tasks.call(self._work.requests.pending())
 
     def _open(self) -> None:
         self._group = self._make()
@@ -426,8 +425,57 @@ class WorkGroup:
         return _opened(self._group)
 
     @property
-    def _tasks(self) -> Tasks:
-        return _opened(self._asking)
+    def _tasks(self) -> _TaskCalls:
+        return _opened(self._task_calls)
+
+
+class _TaskCalls:
+    """Calls by the tasks of the running event loop: the requests of one round go to the commit loop together."""
+
+    def __init__(self, commit_loop: CommitLoop) -> None:
+        self._commit_loop = commit_loop
+        self._loop = asyncio.get_running_loop()
+        self._requests: list[Request[Any]] = []
+        self._unanswered: dict[Request[Any], asyncio.Future[None]] = {}
+
+    async def call(self, request: Request[T]) -> T:
+        """Submit a request and return its answer; a lease is withdrawn if the task is cancelled."""
+        request.receiver = self
+        self._unanswered[request] = answered = self._loop.create_future()
+        if not self._requests:
+            self._loop.call_soon(self._submit)  # after the other tasks that run in this round
+        self._requests.append(request)
+        try:
+            await answered
+        except asyncio.CancelledError:
+            self._unanswered.pop(request, None)
+            if isinstance(request, LeaseRequest):
+                self._loop.call_soon(self._commit_loop.withdraw, request)  # after its submission
+            raise
+        return request.answer()
+
+    def deliver(self, requests: Sequence[Request[Any]]) -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._wake, requests)
+
+    def prepare_early(self, requests: Sequence[Request[Any]]) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_prepare, requests)
+
+    def _submit(self) -> None:
+        requests, self._requests = self._requests, []
+        self._commit_loop.submit(requests)
+
+    def _wake(self, requests: Sequence[Request[Any]]) -> None:
+        for request in requests:
+            answered = self._unanswered.pop(request, None)
+            if answered is not None and not answered.done():
+                answered.set_result(None)
+
+
+def _prepare(requests: Sequence[Request[Any]]) -> None:
+    for request in requests:
+        request.prepare()
 
 
 def _opened(of_group: T | None) -> T:

@@ -19,7 +19,7 @@ from wald.reading.reader import read_without_waiting
 from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import OnMissing
-from wald.work.succession import succeed_workers
+from wald.work.ownership import succeed_workers
 
 
 class Consumer:

@@ -30,7 +30,7 @@ from wald.files.disk import Disk
 from wald.format.names import check_route
 from wald.hints import command_line
 from wald.loop import stop_on_signals
-from wald.work.arguments import Order
+from wald.work.group import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
 from wald_drain.feed import Feed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wald.files.cursor_directory import GroupFile
 from wald.format.ledger_lines import encode_line
-from wald.work.commands import named
+from wald.work.ownership import describe_commands
 
 LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too
 POLL_SECONDS = 0.2
@@ -42,7 +42,7 @@ class CommandFile(GroupFile):
         reported, look = "", 0.0
         while not self.lock():
             if time.monotonic() >= look:
-                text = named(self.path)
+                text = describe_commands(self.path)
                 if text and text != reported:
                     report(f"waits for the command {which}: {text}")
                     reported, look = text, time.monotonic() + _LOOK_SECONDS

@@ -24,7 +24,7 @@ from wald.format.records import Record
 from wald.hints import command_line
 from wald.retention.cursors import CursorState
 from wald.retention.handovers import ROUTES_MAX, PinWriter
-from wald.work.deadletters import (
+from wald.work.dead_letters import (
     GROUP,
     LOG,
     REASON,

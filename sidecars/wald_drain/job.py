@@ -12,7 +12,7 @@ from wald.errors import DISK_ERRORS, DiskFailure
 from wald.files.layout import Root
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.hints import room_commands
-from wald.work.arguments import Order
+from wald.work.group import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts
 from wald_drain.portions import Portion, StdinFormat

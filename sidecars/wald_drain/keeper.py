@@ -18,7 +18,7 @@ from contextlib import suppress
 from wald.errors import InvalidInput
 from wald.files.locks import set_process_name
 from wald.loop import outlive_signals
-from wald.work.commands import KEEPER
+from wald.work.ownership import KEEPER
 from wald_drain.command_file import padded
 from wald_drain.retries import TIMED_OUT
 

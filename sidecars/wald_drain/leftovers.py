@@ -14,10 +14,9 @@ from typing import NamedTuple, Self
 
 from wald.retention.cursors import CursorState
 from wald.retention.handovers import PinWriter
-from wald.work.commands import workers_of
 from wald.work.journal import discard
-from wald.work.standing import standing
-from wald.work.succession import done_above
+from wald.work.ownership import done_above, workers_of
+from wald.work.replay import recover_progress
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.retries import KILLED_TOO, ending, is_failure
@@ -113,7 +112,7 @@ def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str
         discard(log.root, consumer.disk, route, group)  # of a group of this name that was removed
         leftovers.remove()
         return
-    stands = standing(log, route, group)
+    stands = recover_progress(log, route, group)
     above = {each for _, sequences in leftovers.processed() for each in sequences if each > stands.floor}
     if stands.done or stands.dead or above:
         raise done_above(log, route, group, stands.floor, shlex.join(command))

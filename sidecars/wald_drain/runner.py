@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from wald.errors import WaldError
 from wald.files.locks import set_process_name
 from wald.loop import outlive_signals
-from wald.work.commands import RUNNER
+from wald.work.ownership import RUNNER
 from wald_drain.keeper import keep, sealed
 
 _MESSAGE_BYTES = 1 << 16

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from wald.errors import Interrupted
-from wald.work.commands import command_files, running
+from wald.work.ownership import command_files, running
 from wald_drain.job import Drain
 
 _NAMED = 5  # processes, of many workers

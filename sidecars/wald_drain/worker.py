@@ -23,10 +23,10 @@ from itertools import count
 
 from wald.errors import InvalidInput
 from wald.format.records import Record
-from wald.work.commands import worker_name
-from wald.work.deadletters import dead_letter, fits
+from wald.work.dead_letters import dead_letter, fits
 from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.owner import Delivery
+from wald.work.ownership import worker_name
 from wald_drain.command_file import UNKEPT
 from wald_drain.counts import Result
 from wald_drain.job import Drain, variables

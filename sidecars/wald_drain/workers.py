@@ -19,8 +19,8 @@ from wald.format.records import Record
 from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState, new_group_warning
 from wald.retention.progress import last_sequences
-from wald.work.commands import worker_name
 from wald.work.group import WorkGroup
+from wald.work.ownership import worker_name
 from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
 from wald_drain.handover import HandoverFile, Handovers

@@ -6,9 +6,8 @@ import time
 
 from logs import Built
 
-from wald.work.arguments import Order
-from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.group import Order, WorkGroup
+from wald.work.owner import Delivery
 
 
 def group(built: Built, *, order: Order = "log", window: int = 1_000_000) -> WorkGroup:

@@ -38,7 +38,7 @@ import wald
 from wald.client.producer import Producer
 from wald.files.ledger_read import read_ledger
 from wald.format.records import NOT_BEFORE
-from wald.work.arguments import Order
+from wald.work.group import Order
 
 ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"
 ORDERS: tuple[Order, ...] = ("log", "key")

@@ -9,8 +9,8 @@ from logs import Built
 
 from wald.checking.checker import Finding, Level
 from wald.format.work import JournalStart, encode_work
-from wald.work.checking import check_journals
 from wald.work.group import WorkGroup
+from wald.work.snapshot import check_journals
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def path(built: Built) -> Path:
 
 
 def found(built: Built) -> list[Finding]:
-    return [each.finding for each in check_journals(built.root, built.log_id)]
+    return [finding for _, finding in check_journals(built.root, built.log_id)]
 
 
 def levels(built: Built) -> list[Level]:

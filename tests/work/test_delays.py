@@ -16,7 +16,7 @@ from running import Daemon, output_of
 from wald.format.records import Record, not_before
 from wald.log import Log
 from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.owner import Delivery
 
 BRIEF = "3s"  # longer than an owner takes to read the route; if not, the tests see less
 

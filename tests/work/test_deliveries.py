@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
         ]
         late = data.draw(st.dictionaries(st.integers(first, first + count - 1), st.integers(1, 50), max_size=3))
         due = {sequence: self.wall + seconds * SECOND for sequence, seconds in late.items()}
-        self.deliveries.take_in(Run(first, first + count - 1), keys, due.items())
+        self.deliveries.append(Run(first, first + count - 1), keys, due.items())
         for sequence, key in enumerate(keys, first):
             self.oracle.records[sequence] = Model(sequence, key, due.get(sequence, 0))
 
@@ -96,11 +96,11 @@ class Machine(RuleBasedStateMachine):
     def lease(self, consumer: str, limit: int, seconds: int) -> None:
         got: list[int] = []
         until = self.now + seconds * SECOND
-        while len(got) < limit and (run := self.deliveries.first_free()):
+        while len(got) < limit and (run := self.deliveries.window.first_free()):
             part = Run(run.first, min(run.last, run.first + limit - len(got) - 1))
             self.deliveries.deliver(part, [Part(consumer, until, part.size)], now_ns=self.now)
             got += range(part.first, part.last + 1)
-        self.deliveries.close()
+        self.deliveries.end_offer()
         self.oracle.leased.clear()
         wanted: list[int] = []
         while len(wanted) < limit and (record := self.oracle.next_for(consumer, self.wall)):
@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_out_is_with_whom_it_was_leased_to(self) -> None:
-        out = {s: lease.consumer for run, lease in self.deliveries.out() for s in range(run.first, run.last + 1)}
+        out = {s: lease.worker for run, lease in self.deliveries.out() for s in range(run.first, run.last + 1)}
         assert out == {each.sequence: each.holder for each in self.oracle.open() if each.holder}
 
     @invariant()
@@ -234,9 +234,9 @@ class Machine(RuleBasedStateMachine):
         self.deliveries.expire(self.now)
         self.deliveries.wake(self.wall + 10**6 * SECOND)
         left = {each.sequence for each in self.oracle.open()}
-        while run := self.deliveries.first_free():
+        while run := self.deliveries.window.first_free():
             self.deliveries.deliver(run, [Part("a", self.now + SECOND, run.size)], now_ns=self.now)
-            self.deliveries.close()
+            self.deliveries.end_offer()
             self.deliveries.finish([("a", range(run.first, run.last + 1))])
             left -= set(range(run.first, run.last + 1))
             self.deliveries.wake(self.wall + 10**6 * SECOND)

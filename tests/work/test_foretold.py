@@ -16,7 +16,7 @@ from running import TIMEOUT_SECONDS
 
 from wald import aio
 from wald.work.deliveries import Refusal
-from wald.work.sharing import Leased, Share
+from wald.work.owner import Leased, Share
 
 
 class Disk:

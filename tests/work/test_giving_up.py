@@ -16,9 +16,8 @@ import wald
 from wald.format.names import WORK_SUFFIX
 from wald.work.deliveries import Deliveries, Part, Refusal
 from wald.work.group import WorkGroup
-from wald.work.picture import look, work_file
-from wald.work.standing import Standing, standing
-from wald.work.terms import Failure
+from wald.work.replay import Failure, RecoveredProgress, recover_progress
+from wald.work.snapshot import read_status, work_file
 from wald.work.window import Run
 
 SECOND = 1_000_000_000
@@ -100,7 +99,7 @@ def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: 
     cursor, away = built.root.path / "routes/a/cursors/g.cursor", built.root.path / "away"
 
     def failures() -> int:
-        return sum("tried again every second" in line for line in said)
+        return sum("retrying every second" in line for line in said)
 
     with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
         for count in (1, 2):
@@ -196,7 +195,7 @@ def test_a_cursor_that_is_moved_passes_over_records(built: Built) -> None:
         assert work.ack("x", [1]) == []
         assert [delivery.record.sequence for delivery in work.lease("x", 10)] == [7, 8, 9, 10]
         work.ack("x", [7, 8, 9, 10])
-        assert said == ["a: the cursor was moved to 6; going on behind it"]
+        assert said == ["a: the cursor was moved to 6; continuing after it"]
         built.lines("b", [b"other"])
         built.log.set_cursor("a", 11, "g")
         eventually(lambda: len(said) == 2)
@@ -225,7 +224,7 @@ def test_a_cursor_that_was_moved_beyond_the_journal_passes_over_records(built: B
     with WorkGroup(built.root.path, "a", "g", window=2) as work:
         assert [delivery.record.sequence for delivery in work.lease("x", 10, wait=30)] == [1, 2]
     built.log.set_cursor("a", 7, "g")
-    assert standing(built.log, "a", "g") == Standing(7, 0, 0)
+    assert recover_progress(built.log, "a", "g") == RecoveredProgress(7, 0, 0)
     with WorkGroup(built.root.path, "a", "g") as work:
         assert work.floor == 7
         assert work.lease("x", 10, wait=30)[0].record.sequence == 8
@@ -243,9 +242,9 @@ def test_what_is_given_up_and_why_outlive_a_journal_that_is_written_anew(
         work.nack("x", [1], reason="exit 1", tries=2)
         work.give_up("x", [2], "it has teeth", 3)
         work.ack("x", [3])
-    seen = look(built.log, work_file(built.root, "a", "g"), 0)
-    assert seen.picture.failures == {1: Failure("exit 1", 2)}
-    assert [(dead.sequence, dead.reason, dead.tries) for dead in seen.picture.dead] == [(2, "it has teeth", 3)]
+    seen = read_status(built.log, work_file(built.root, "a", "g"), 0)
+    assert seen.snapshot.failures == {1: Failure("exit 1", 2)}
+    assert [(dead.sequence, dead.reason, dead.tries) for dead in seen.snapshot.dead] == [(2, "it has teeth", 3)]
 
 
 def test_leases_without_an_end_cost_no_memory() -> None:
@@ -254,7 +253,7 @@ def test_leases_without_an_end_cost_no_memory() -> None:
     def work(rounds: int) -> None:
         deliveries = Deliveries(0)
         for number in range(1, rounds + 1):
-            deliveries.take_in(Run(number, number))
+            deliveries.append(Run(number, number))
             deliveries.deliver(Run(number, number), [Part("x", (number + 10**9) * SECOND, 1)], now_ns=number * SECOND)
             deliveries.finish([("x", [number])])
 
@@ -267,19 +266,19 @@ def test_how_far_workers_are_is_read_from_the_journal(built: Built) -> None:
     built.lines("b", [b"other"] * 2)
     built.lines("a", [b"job"] * 3)
     log = built.log
-    assert standing(log, "a", "g") == Standing(0, 0, 0)
+    assert recover_progress(log, "a", "g") == RecoveredProgress(0, 0, 0)
     with WorkGroup(log, "a", "g") as work:
         got: list[int] = []
         while len(got) < 6:
             got += [delivery.record.sequence for delivery in work.lease("x", 6, wait=30)]
         work.ack("x", [1, 2])
-    assert standing(log, "a", "g") == Standing(2, 0, 0)
+    assert recover_progress(log, "a", "g") == RecoveredProgress(2, 0, 0)
     with WorkGroup(log, "a", "g") as work:
         assert len(work.lease("x", 6, wait=30)) >= 1
         work.ack("x", [6, 8])
-    assert standing(log, "a", "g") == Standing(2, 2, 0)
+    assert recover_progress(log, "a", "g") == RecoveredProgress(2, 2, 0)
     log.set_cursor("a", 6, "g")
-    assert standing(log, "a", "g") == Standing(6, 1, 0)
+    assert recover_progress(log, "a", "g") == RecoveredProgress(6, 1, 0)
     log.set_cursor("a", 8, "g")
-    assert standing(log, "a", "g") == Standing(8, 0, 0)
+    assert recover_progress(log, "a", "g") == RecoveredProgress(8, 0, 0)
     assert (built.root.cursor_directory("a") / f"g{WORK_SUFFIX}").exists()

@@ -19,10 +19,9 @@ from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.log_state import PRODUCERS_MAX
 from wald.format.records import NOT_BEFORE
 from wald.format.work import PAGE_RECORDS, JournalLine, JournalPage
-from wald.work.arguments import Order
-from wald.work.group import WorkGroup
+from wald.work.group import Order, WorkGroup
 from wald.work.journal import read_journal
-from wald.work.terms import Delivery
+from wald.work.owner import Delivery
 
 
 def test_each_record_goes_to_one_worker(built: Built) -> None:
@@ -311,8 +310,8 @@ def test_a_lease_of_nothing_is_refused(built: Built) -> None:
             ("x", 1, 0, "lease_for 0: each must be above 0"),
             ("x", 1, -1, "lease_for -1: must be 0 or more, in seconds"),
             ("x", 1, float("nan"), "lease_for nan: must be 0 or more"),
-            ("", 1, 1, "consumer '': must be text of 1 to 200 printable characters"),
-            ("a\nb", 1, 1, "consumer 'a.*b': must be text of .* on one line"),
+            ("", 1, 1, "worker '': must be text of 1 to 200 printable characters"),
+            ("a\nb", 1, 1, "worker 'a.*b': must be text of .* on one line"),
             ("x" * 201, 1, 1, "must be text of 1 to 200 printable characters"),
         ):
             with pytest.raises(InvalidInput, match=allowed):

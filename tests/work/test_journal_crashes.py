@@ -77,7 +77,7 @@ def content(descriptor: int) -> bytes:
 @contextmanager
 def log() -> Iterator[Built]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        patch.setattr("wald.work.journal._ROOM_BYTES", ROOM_BYTES)
+        patch.setattr("wald.work.journal._PREALLOCATED_BYTES", ROOM_BYTES)
         yield Built(Path(directory) / "root")
 
 

@@ -11,7 +11,7 @@ from running import eventually
 
 from wald.errors import NotFound
 from wald.reading.assembler import Batch
-from wald.work.kept import Decoded, Kept
+from wald.work.source import BatchCache, CachedBatch
 
 END = 10  # three batches of three records each
 
@@ -34,8 +34,8 @@ class Reads:
             raise NotFound("reclaimed", hint="")
         return self.log.batches("a", first)
 
-    def decoded(self, first: int, *, is_again: bool = True) -> Decoded:
-        return Decoded.of(next(self.log.batches("a", first)), is_again=is_again)
+    def decoded(self, first: int, *, is_reread: bool = True) -> CachedBatch:
+        return CachedBatch.of(next(self.log.batches("a", first)), is_reread=is_reread)
 
 
 @pytest.fixture
@@ -44,18 +44,18 @@ def reads(built: Built) -> Reads:
 
 
 @pytest.fixture
-def kept(reads: Reads) -> Iterator[Kept]:
-    kept = Kept(1 << 20, reads)
+def kept(reads: Reads) -> Iterator[BatchCache]:
+    kept = BatchCache(1 << 20, reads)
     yield kept
     kept.close()
 
 
-def values(kept: Kept, first: int, last: int, taken_end: int = END) -> list[bytes]:
-    rows = kept.rows(first, taken_end)
+def values(kept: BatchCache, first: int, last: int, read_end: int = END) -> list[bytes]:
+    rows = kept.rows(first, read_end)
     return [] if rows is None else list(rows.values_of(first, last))
 
 
-def test_the_batch_behind_one_that_was_read_again_is_read_by_another_thread(kept: Kept, reads: Reads) -> None:
+def test_the_batch_behind_one_that_was_read_again_is_read_by_another_thread(kept: BatchCache, reads: Reads) -> None:
     kept.add(reads.decoded(1))
     assert values(kept, 1, 2) == [b"a", b"a"]
     for first, value in ((4, b"b"), (7, b"c")):
@@ -64,15 +64,15 @@ def test_the_batch_behind_one_that_was_read_again_is_read_by_another_thread(kept
     assert (reads.starts, reads.threads) == ([4, 7], {"wald-work-again"})
 
 
-def test_nothing_is_read_ahead_for_what_was_read_in_order_or_is_not_taken_in(kept: Kept, reads: Reads) -> None:
-    kept.add(reads.decoded(1, is_again=False))
+def test_nothing_is_read_ahead_for_what_was_read_in_order_or_is_not_taken_in(kept: BatchCache, reads: Reads) -> None:
+    kept.add(reads.decoded(1, is_reread=False))
     kept.add(reads.decoded(4))
-    assert values(kept, 1, 3) + values(kept, 4, 6, taken_end=7) == [b"a"] * 3 + [b"b"] * 3
+    assert values(kept, 1, 3) + values(kept, 4, 6, read_end=7) == [b"a"] * 3 + [b"b"] * 3
     kept.close()
     assert reads.starts == []
 
 
-def test_what_cannot_be_read_ahead_is_left_to_who_wants_it(kept: Kept, reads: Reads) -> None:
+def test_what_cannot_be_read_ahead_is_left_to_who_wants_it(kept: BatchCache, reads: Reads) -> None:
     reads.fails = True
     kept.add(reads.decoded(1))
     values(kept, 1, 1)
@@ -85,9 +85,9 @@ def test_what_cannot_be_read_ahead_is_left_to_who_wants_it(kept: Kept, reads: Re
 
 
 def test_what_was_used_least_lately_is_not_kept_beyond_the_bound(reads: Reads) -> None:
-    kept = Kept(3 * reads.decoded(1).size - 1, reads)
+    kept = BatchCache(3 * reads.decoded(1).size - 1, reads)
     for first in (1, 4, 7):
-        kept.add(reads.decoded(first, is_again=False))
+        kept.add(reads.decoded(first, is_reread=False))
         values(kept, 1, 1)
     assert [bool(values(kept, first, first)) for first in (1, 4, 7)] == [True, False, True]
     kept.close()

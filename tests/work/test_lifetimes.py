@@ -17,7 +17,7 @@ from running import eventually
 
 from wald.errors import Gone, Replaced
 from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.owner import Delivery
 
 
 def test_the_first_lease_has_what_is_there(built: Built) -> None:
@@ -56,7 +56,7 @@ def test_a_closed_group_refuses(built: Built) -> None:
     work.lease("x", wait=5)
     waiting = threading.Thread(target=lambda: got.extend(work.lease("y", wait=3600)))
     waiting.start()
-    eventually(lambda: len(work._turns._waiting) == 1)
+    eventually(lambda: len(work._loop._waiting) == 1)
     work.close()
     waiting.join()
     assert got == []
@@ -70,7 +70,7 @@ def test_ctrl_c_ends_the_wait_of_a_worker_and_of_no_other(built: Built) -> None:
     got: list[Delivery] = []
     with group(built) as work:
         work.lease("x", wait=5)
-        waiting = work._turns._waiting
+        waiting = work._loop._waiting
         other = threading.Thread(target=lambda: got.extend(work.lease("y", wait=3600)))
         other.start()
         eventually(lambda: len(waiting) == 1)
@@ -96,7 +96,7 @@ def test_after_ctrl_c_the_threads_are_answered(built: Built) -> None:
         work.lease("x", wait=5)
 
         def interrupt() -> None:
-            eventually(lambda: len(work._turns._waiting) == 1)
+            eventually(lambda: len(work._loop._waiting) == 1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
         interrupting = threading.Thread(target=interrupt)
@@ -125,9 +125,9 @@ def test_who_has_waited_gets_the_error_if_what_comes_cannot_be_written(built: Bu
         work.lease("x", wait=5)
         waiting = threading.Thread(target=worker, daemon=True)
         waiting.start()
-        eventually(lambda: len(work._turns._waiting) == 1)
+        eventually(lambda: len(work._loop._waiting) == 1)
         full = os.open("/dev/full", os.O_RDWR)
-        os.dup2(full, work._turns._journal._descriptor)
+        os.dup2(full, work._loop._journal._descriptor)
         os.close(full)
         built.lines("a", [b"2"])
         waiting.join(30)
@@ -178,7 +178,7 @@ def test_what_is_acknowledged_with_a_lease_that_waits_is_acknowledged_once(built
         assert sequences(work.lease("y", 1, wait=5)) == [2]
         waiting = threading.Thread(target=lambda: work.lease("x", wait=3600, done=[1, 2]))  # it never had 2
         waiting.start()
-        eventually(lambda: len(work._turns._waiting) == 1)
+        eventually(lambda: len(work._loop._waiting) == 1)
         assert work.nack("y", [2], delay=3600) == []
         work.claim(0)  # another turn
         assert work.floor == 1
@@ -262,7 +262,7 @@ def test_the_cursor_is_moved_at_a_start_to_where_the_journal_is(built: Built) ->
     built.lines("a", [b"1", b"2"])
     work = group(built)
     leased(work, 2)
-    work._upkeep.close()
+    work._maintenance.close()
     work.ack("x", [1, 2])
     killed(work)
     assert cursor(built) == 0

@@ -13,9 +13,8 @@ from running import eventually
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
-from wald.work.arguments import Order
-from wald.work.group import WorkGroup
-from wald.work.standing import Standing, standing
+from wald.work.group import Order, WorkGroup
+from wald.work.replay import RecoveredProgress, recover_progress
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_what_was_not_read_is_passed_over(log: Built, order: Order) -> None:
     assert len(said) == 1
     assert said[0].startswith("a: ")
     assert "records 11 to 20 are lost" in said[0]
-    assert said[0].endswith("; going on behind")
+    assert said[0].endswith("; continuing after them")
     assert cursor(log) == 30
 
 
@@ -84,7 +83,7 @@ def test_what_an_owner_before_had_read_is_passed_over(log: Built, order: Order) 
 def test_what_is_lost_while_an_owner_runs_is_passed_over_when_it_comes_back(
     log: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wald.work.source._KEPT_BYTES", 1)
+    monkeypatch.setattr("wald.work.source._CACHE_BYTES", 1)
     said: list[str] = []
     with WorkGroup(log.root.path, "a", "g", report=said.append) as work:
         leased(work, 30)
@@ -169,7 +168,7 @@ def test_a_group_without_workers_passes_over_what_they_had_read(log: Built) -> N
         leased(work, 30)
         work.ack("x", [*range(1, 11), 22])
     lose(log)
-    assert standing(log.log, "a", "g") == Standing(10, 1, 0)
+    assert recover_progress(log.log, "a", "g") == RecoveredProgress(10, 1, 0)
 
 
 def test_what_was_reclaimed_is_an_error(log: Built, tmp_path: Path) -> None:

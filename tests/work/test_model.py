@@ -39,7 +39,7 @@ from wald.errors import Damaged, Unavailable
 from wald.format.batch import Encoding
 from wald.format.records import NOT_BEFORE, decode_columns
 from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.owner import Delivery
 
 SECOND = 1_000_000_000
 SOON_SECONDS = 30.0
@@ -127,8 +127,8 @@ class Histories(RuleBasedStateMachine):
         self.path = Path(tempfile.mkdtemp())
         self.built = Built(self.path / "root")
         self.daemon, self.synced, self.clocks = DeadLetters(self.built), Synced(), Clocks()
-        self.patch.setattr("wald.work.giving_up.prepare", self.daemon.prepare)
-        self.patch.setattr("wald.work.giving_up.send", self.daemon.send)
+        self.patch.setattr("wald.work.maintenance.prepare", self.daemon.prepare)
+        self.patch.setattr("wald.work.maintenance.send", self.daemon.send)
         self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
         self.patch.setattr("wald.work.journal._GROWN_TIMES", 1)
         self.patch.setattr("os.fdatasync", self.synced)
@@ -454,7 +454,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def what_is_out_is_with_whom_it_was_leased_to(self) -> None:
         if hasattr(self, "work"):
-            out = {s: p.consumer for p in self.work.pending() if p.consumer for s in range(p.first, p.last + 1)}
+            out = {s: p.worker for p in self.work.pending() if p.worker for s in range(p.first, p.last + 1)}
             held = {item.sequence: item.holder for item in self.model.open() if item.holder}
             certain = {item.sequence: item.holder for item in self.model.open() if item.holder and not item.lapsed}
             assert certain.items() <= out.items() <= held.items()

@@ -18,9 +18,8 @@ from running import eventually
 
 from wald.errors import NotFound
 from wald.format.work import Commit, JournalStart, WorkerLease, encode_work
-from wald.work.arguments import Order
-from wald.work.group import WorkGroup
-from wald.work.picture import Picture, Seen, look, work_file, work_files
+from wald.work.group import Order, WorkGroup
+from wald.work.snapshot import GroupSnapshot, GroupStatus, read_status, work_file, work_files
 
 TICK_NS = 100_000_000
 RECORDS = 140  # in two pages
@@ -41,23 +40,23 @@ class Clocks:
         return START_NS + self.ticks * TICK_NS
 
 
-def seen(built: Built, now_ns: int) -> Seen:
-    return look(built.log, work_file(built.root, "a", "g"), now_ns)
+def seen(built: Built, now_ns: int) -> GroupStatus:
+    return read_status(built.log, work_file(built.root, "a", "g"), now_ns)
 
 
 def of_owner(work: WorkGroup) -> dict[int, tuple[str, int]]:
     """Who has each record, and for how many ticks."""
     return {
-        sequence: (each.consumer, round(each.left * 10))
+        sequence: (each.worker, round(each.left * 10))
         for each in work.pending()
         for sequence in range(each.first, each.last + 1)
     }
 
 
-def of_picture(found: Seen, now_ns: int) -> dict[int, tuple[str, int]]:
+def of_picture(found: GroupStatus, now_ns: int) -> dict[int, tuple[str, int]]:
     return {
-        sequence: (each.consumer, round(((each.until_ns or 0) - now_ns) / TICK_NS))
-        for each in found.picture.out()
+        sequence: (each.worker, round(((each.until_ns or 0) - now_ns) / TICK_NS))
+        for each in found.snapshot.out()
         for sequence in range(each.first, each.last + 1)
     }
 
@@ -142,9 +141,9 @@ def assert_pictured(order: Order, grown_bytes: int, plan: list[Step]) -> None:
                 now_ns = clocks.time_ns()
                 owner, found = of_owner(work), seen(built, now_ns)
                 assert of_picture(found, now_ns) == owner
-                assert found.picture.floor == work.floor
+                assert found.snapshot.floor == work.floor
                 firsts = {each.first: each.tries for each in work.pending()}
-                told = {at: each.tries for each in found.picture.out() for at in range(each.first, each.last + 1)}
+                told = {at: each.tries for each in found.snapshot.out() for at in range(each.first, each.last + 1)}
                 assert firsts.items() <= told.items()
 
 
@@ -155,8 +154,8 @@ def test_what_waits_is_named_with_its_time(built: Built) -> None:
         eventually(lambda: work.lease("x", 4))
         work.nack("x", [2], delay=60)
         work.nack("x", [3], delay=60, reason="no route")
-        picture = seen(built, clocks.time_ns()).picture
-        later = seen(built, clocks.time_ns() + 61 * 10**9).picture
+        picture = seen(built, clocks.time_ns()).snapshot
+        later = seen(built, clocks.time_ns() + 61 * 10**9).snapshot
     assert [tuple(each) for each in picture.waiting()] == [
         (2, 2, START_NS + 60 * 10**9, 1, ""),
         (3, 3, START_NS + 60 * 10**9, 1, "no route"),
@@ -171,8 +170,8 @@ def test_what_is_being_given_up_is_named_with_its_reason(built: Built) -> None:
         eventually(lambda: work.lease("x", 1))
         work.nack("x", [1], reason="no such customer")
         work.lease("x", 1)
-        eventually(lambda: seen(built, START_NS).picture.dead)
-        (dead,) = seen(built, START_NS).picture.dead
+        eventually(lambda: seen(built, START_NS).snapshot.dead)
+        (dead,) = seen(built, START_NS).snapshot.dead
     assert (dead.sequence, dead.tries, dead.reason) == (1, 1, "no such customer")
 
 
@@ -180,7 +179,7 @@ def test_records_that_were_read_with_those_that_were_leased_count_as_read(built:
     built.lines("a", [b"%d" % number for number in range(10)])
     with WorkGroup(built.root.path, "a", "g") as work:
         eventually(lambda: work.lease("x", 3))
-        picture = seen(built, START_NS).picture
+        picture = seen(built, START_NS).snapshot
     assert (picture.end, picture.open) == (11, 10)
 
 
@@ -242,7 +241,7 @@ def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: C
         pass
     start = JournalStart(built.log_id, "a", "g", 0, 1)
     work_file(built.root, "a", "g").path.write_bytes(encode_work(start, 0) + encode_work(commit, 0))
-    assert isinstance(seen(built, START_NS).picture, Picture)
+    assert isinstance(seen(built, START_NS).snapshot, GroupSnapshot)
 
 
 def test_the_journal_of_another_group_is_damage(built: Built) -> None:
@@ -251,7 +250,7 @@ def test_the_journal_of_another_group_is_damage(built: Built) -> None:
         pass
     file = work_file(built.root, "a", "g")
     file.path.rename(file.path.with_name("h.work"))
-    found = look(built.log, work_file(built.root, "a", "h"), START_NS)
+    found = read_status(built.log, work_file(built.root, "a", "h"), START_NS)
     assert found.damage.startswith("offset 0: the journal of group g on route a of log ")
 
 

@@ -10,7 +10,7 @@ from logs import Built
 
 from wald.format.work import Commit, JournalStart
 from wald.work.journal import Journal
-from wald.work.processed import Progress
+from wald.work.snapshot import Progress
 from wald.work.window import Run
 
 ALL = [Run(1, 5)]
@@ -30,17 +30,17 @@ def journal(built: Built) -> Journal:
 def test_what_the_owner_has_not_synced_is_synced_before_it_counts(built: Built, journal: Journal) -> None:
     disk = TracingDisk()
     progress = Progress(built.log, "a", "g", disk)
-    progress.look()
-    assert (progress.left(ALL), disk.steps) == (ALL, [])
+    progress.read()
+    assert (progress.unprocessed(ALL), disk.steps) == (ALL, [])
     for done in (1, 2):
         journal.append([Commit(done=[(done, done)])])
-        progress.look()
-        assert progress.left(ALL) == [Run(done + 1, 5)]
+        progress.read()
+        assert progress.unprocessed(ALL) == [Run(done + 1, 5)]
         assert disk.steps.count(("sync", "g.work")) == done
         assert disk.steps.count(("sync_directory", "cursors")) == 1
     journal.rewrite([JournalStart(built.log_id, "a", "g", 3, 4)])
-    progress.look()
-    assert progress.left(ALL) == [Run(4, 5)]
+    progress.read()
+    assert progress.unprocessed(ALL) == [Run(4, 5)]
     assert disk.steps.count(("sync_directory", "cursors")) == 2
     journal.close()
 
@@ -49,9 +49,9 @@ def test_what_cannot_be_synced_does_not_count(built: Built, journal: Journal) ->
     progress = Progress(built.log, "a", "g", FailingDisk(0, more=1, number=errno.EIO))
     journal.append([Commit(done=[(2, 3)])])
     for _ in range(2):
-        progress.look()
+        progress.read()
         with pytest.raises(OSError, match="Input/output error"):
-            progress.left(ALL)
+            progress.unprocessed(ALL)
     journal.close()
 
 
@@ -61,7 +61,7 @@ def test_a_cursor_is_on_disk_before_it_counts(built: Built) -> None:
     built.log.set_cursor("a", 4, "g")
     disk = TracingDisk()
     progress = Progress(built.log, "a", "g", disk)
-    progress.look()
+    progress.read()
 
-    assert progress.left(ALL) == [Run(5, 5)]
+    assert progress.unprocessed(ALL) == [Run(5, 5)]
     assert disk.steps == [("sync", "g.cursor"), ("sync_directory", "cursors")]

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from wald.reading.assembler import Rows
-from wald.work.sharing import Leased, Wanted, hand_out, share
+from wald.work.owner import Leased, LeaseOrder, divide, hand_out
 from wald.work.window import Run
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12)
@@ -17,9 +17,9 @@ def rows(sizes: list[int]) -> Rows:
     return Rows("a", 1, len(sizes), 0, [bytes(size) for size in sizes])
 
 
-def handed_out(sizes: list[int], tries: bytes, wanted: list[Wanted]) -> None:
+def handed_out(sizes: list[int], tries: bytes, wanted: list[LeaseOrder]) -> None:
     some = rows(sizes)
-    if shares := list(share(some.values, wanted)):
+    if shares := list(divide(some.values, wanted)):
         run = Run(1, sum(count for _, count in shares))
         hand_out(some, run, tries[: run.size], shares)
 
@@ -34,30 +34,30 @@ def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
 
 @given(SIZES, LIMITS)
 def test_each_gets_what_it_would_get_alone_of_what_is_left(sizes: list[int], limits: list[tuple[int, int]]) -> None:
-    wanted = [Wanted(f"worker-{place}", *limit, 1) for place, limit in enumerate(limits)]
+    wanted = [LeaseOrder(f"worker-{place}", *limit, 1) for place, limit in enumerate(limits)]
     handed_out(sizes, bytes(range(1, len(sizes) + 1)), wanted)
     at = 0
     for each, limit in zip(wanted, limits, strict=True):
         count = by_itself(sizes[at:], *limit)
         expected = [(sequence, sequence) for sequence in range(at + 1, at + count + 1)]
-        assert [(delivery.record.sequence, delivery.tries) for delivery in Leased(each.got, ())] == expected
+        assert [(delivery.record.sequence, delivery.tries) for delivery in Leased(each.shares, ())] == expected
         assert each.runs == ([(at + 1, at + count)] if count else [])
         at += count
 
 
 @given(st.lists(SIZES, min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 30))
 def test_what_comes_in_parts_counts_together(parts: list[list[int]], records_max: int, bytes_max: int) -> None:
-    wanted = Wanted("worker", records_max, bytes_max, 1)
+    wanted = LeaseOrder("worker", records_max, bytes_max, 1)
     first = 0
     for sizes in parts:
-        if not wanted.is_over:
+        if not wanted.is_full:
             handed_out(sizes, bytes(len(sizes)), [wanted])
         first += len(sizes)
     sizes = [size for part in parts for size in part]
-    values = [len(delivery.record.value) for delivery in Leased(wanted.got, ())]
+    values = [len(delivery.record.value) for delivery in Leased(wanted.shares, ())]
     assert len(values) <= records_max
     assert values == sizes[: len(values)]
     assert sum(values) <= bytes_max or len(values) == 1
     if len(values) < len(sizes):
-        assert wanted.is_over
+        assert wanted.is_full
         assert len(values) == records_max or sum(values) + sizes[len(values)] > bytes_max or sum(values) == bytes_max

@@ -133,7 +133,7 @@ def test_what_was_leased_to_a_task_that_is_cancelled_comes_again_at_once(built: 
             with pytest.raises(asyncio.CancelledError):
                 await leasing
             assert values(await work.lease("y", wait=30)) == [b"1", b"2"]
-            assert [each.consumer for each in await work.pending()] == ["y"]
+            assert [each.worker for each in await work.pending()] == ["y"]
 
     run(main())
 

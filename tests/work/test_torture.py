@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workgroup_torture import ORDERS, torture_workers
 
-from wald.work.arguments import Order
+from wald.work.group import Order
 
 
 @pytest.mark.slow

@@ -10,10 +10,9 @@ import pytest
 from leasing import group, sequences
 from logs import Built
 
-from wald.work.arguments import Order
 from wald.work.deliveries import Refusal
-from wald.work.group import WorkGroup
-from wald.work.terms import Delivery
+from wald.work.group import Order, WorkGroup
+from wald.work.owner import Delivery
 
 WORKERS = 16
 
@@ -56,7 +55,7 @@ def test_those_who_wait_share_what_comes(built: Built, order: Order, records: in
             assert sorted(s for each in done for s in each) == list(range(first, first + count))
         assert work.floor == 1 + (rounds - 1) * WORKERS * records
         assert work.lease("w0", done=done[0]) == []
-        assert [pending.consumer for pending in work.pending()].count("w0") == 0
+        assert [pending.worker for pending in work.pending()].count("w0") == 0
 
 
 def test_records_of_a_key_are_with_one_of_those_who_ask_together(built: Built) -> None:

@@ -10,8 +10,8 @@ from wald.answers.work import count_of
 from wald.log import Log
 from wald.retention.cursors import Cursor, CursorState
 from wald.retention.progress import Lag, measure_lags
-from wald.work.commands import RunningCommand, commands_of
-from wald.work.picture import Seen, look, work_files
+from wald.work.ownership import RunningCommand, commands_of
+from wald.work.snapshot import GroupStatus, read_status, work_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FoundGroup:
         commands: of wald-drain, that run for it.
     """
 
-    seen: Seen
+    seen: GroupStatus
     unfinished: Lag
     behind: Lag
     commands: list[RunningCommand]
@@ -40,17 +40,17 @@ def found_groups(log: Log, routes: Iterable[str], now_ns: int) -> list[FoundGrou
     for route in routes:
         for file in work_files(log.root, route):
             try:
-                seen.append(look(log, file, now_ns))
+                seen.append(read_status(log, file, now_ns))
             except FileNotFoundError:  # removed meanwhile
                 continue
     return with_lags(log, seen)
 
 
-def with_lags(log: Log, seen: list[Seen]) -> list[FoundGroup]:
+def with_lags(log: Log, seen: list[GroupStatus]) -> list[FoundGroup]:
     """What the log has for each, counted in one pass."""
     begins = []
     for number, each in enumerate(seen):
-        at, picture = each.cursor, each.picture
+        at, picture = each.cursor, each.snapshot
         for name, sequence in (("unfinished", picture.floor), ("behind", picture.end - 1)):
             begins.append(Cursor(at.route, f"{number} {name}", at.path, CursorState.VALID, sequence))
     counted = measure_lags(log.view(), begins)
@@ -68,7 +68,7 @@ def with_lags(log: Log, seen: list[Seen]) -> list[FoundGroup]:
 
 def group_fields(found: FoundGroup) -> dict[str, object]:
     """One as ``wald group list --json`` has it."""
-    seen, picture = found.seen, found.seen.picture
+    seen, picture = found.seen, found.seen.snapshot
     return {
         "route": seen.file.route,
         "group": seen.file.group,

@@ -7,7 +7,7 @@ from itertools import islice
 
 from wald.answers.fields import time_fields
 from wald.format.work import DeadRecord
-from wald.work.picture import Out, Waiting
+from wald.work.snapshot import Out, Waiting
 
 
 def pending_fields(
@@ -25,7 +25,7 @@ def pending_fields(
 
 def _out_fields(each: Out) -> Mapping[str, object]:
     """What a worker has, in JSON."""
-    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.consumer}
+    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.worker}
     return fields | time_fields("until", each.until_ns) | {"tries": each.tries}
 
 

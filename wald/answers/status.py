@@ -28,7 +28,7 @@ from wald.retention.history import History
 from wald.segments.durable_end import seconds_ahead
 from wald.segments.view import durable_head, no_segment
 from wald.setting_types import format_bytes, format_seconds
-from wald.work.checking import check_journals
+from wald.work.snapshot import check_journals
 from wald.writing.run_reports import CrashReport, crash_reports
 
 _FULL_SOON_SECONDS = 86400.0
@@ -161,7 +161,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
 
 def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
     """What is wrong with the journals of work groups whose cursors are not ``retired``."""
-    for file, finding in ((each.file, each.finding) for each in check_journals(log.root, log.identity.log_id)):
+    for file, finding in check_journals(log.root, log.identity.log_id):
         if finding.level is Level.ERROR and file.path.with_suffix(CURSOR_SUFFIX) not in retired:
             showing = command_line(log.root.path, f"group show {file.route} {file.group}")
             yield f"{finding.path}: offset {finding.offset}: {finding.message}", showing

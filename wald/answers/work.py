@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.log import Log
-from wald.work.picture import Out, Waiting, WorkFile, look, work_files
+from wald.work.snapshot import Out, Waiting, WorkFile, read_status, work_files
 
 _FIRST = 30  # runs of records in the same state
 
@@ -45,8 +45,8 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
         if (file := files.get((route, group))) is None:
             continue
         with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed in the meantime
-            seen = look(log, file, time.time_ns())
-            picture, goals = seen.picture, tuple(each.route for each in seen.picture.dead)
+            seen = read_status(log, file, time.time_ns())
+            picture, goals = seen.snapshot, tuple(each.route for each in seen.snapshot.dead)
             found[route, group] = WorkCounts(
                 count_of(picture.out()),
                 count_of(picture.waiting()),

@@ -2,7 +2,7 @@
 
 The check covers checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes,
 control batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head read
-first, and a segment sealed in the meantime is read in its new form. :mod:`wald.work.checking` checks the journals of
+first, and a segment sealed in the meantime is read in its new form. :mod:`wald.work.snapshot` checks the journals of
 work groups.
 """
 

@@ -24,7 +24,7 @@ from wald.hints import command_line, user_name
 if TYPE_CHECKING:
     from wald.log import Log
     from wald.work.group import WorkGroup
-    from wald.work.picture import OwnerProcess, Seen, WorkFile
+    from wald.work.snapshot import GroupStatus, OwnerProcess, WorkFile
 
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
 
@@ -52,7 +52,7 @@ def release(
 
     log = wald.open(root)
     seen = _changeable(log, route, group)
-    if not count_of(each for each in seen.picture.out() if each.consumer == consumer):
+    if not count_of(each for each in seen.snapshot.out() if each.worker == consumer):
         raise NotFound(
             f"worker {consumer} has no record of {route}/{group}", hint=group_line(log, "pending", seen.file)
         )
@@ -63,7 +63,7 @@ def release(
         )
     if not while_it_runs:
         _require_no_command(log, seen, consumer)
-    asked = {"do": "release", "consumer": consumer}
+    asked = {"do": "release", "worker": consumer}
     records = _carried_out(log, seen, asked, lambda work: work.release(consumer), timeout)
     if as_json:
         fields = {"route": route, "group": group, "consumer": consumer, "records": records}
@@ -120,8 +120,8 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
     The records that it has not done are no longer kept for it. Records that other groups of the route have not
     processed are kept; if there is no other group, all are.
     """
-    from wald.work.picture import owner_of, work_file
-    from wald.work.removal import remove_group
+    from wald.work.ownership import remove_group
+    from wald.work.snapshot import owner_of, work_file
 
     log = wald.open(root)
     file = work_file(log.root, route, group)
@@ -139,12 +139,12 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
         click.echo("\n".join(map(str, removed)))
 
 
-def _require_no_command(log: Log, seen: Seen, consumer: str) -> None:
+def _require_no_command(log: Log, seen: GroupStatus, consumer: str) -> None:
     """
     Raises:
         Refused: a command of ``wald-drain`` has the records of the worker.
     """
-    from wald.work.commands import commands_of, worker_name
+    from wald.work.ownership import commands_of, worker_name
 
     for each in commands_of([seen]).get(seen.file.path, []):
         if each.worker is not None and worker_name(each.worker) == consumer:
@@ -165,7 +165,7 @@ def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
     return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
 
 
-def _changeable(log: Log, route: str, group: str) -> Seen:
+def _changeable(log: Log, route: str, group: str) -> GroupStatus:
     """The group, if this user may change it.
 
     Raises:
@@ -174,13 +174,13 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
         Damaged: its journal is damaged.
     """
     from wald.retention.cursors import CursorState
-    from wald.work.picture import look, work_file
+    from wald.work.snapshot import read_status, work_file
 
     file = work_file(log.root, route, group)
     if not is_own_file(file.path):
         user = user_name(file.path.lstat().st_uid)
         raise NotPermitted(f"{file.path}: the group of another user", hint=f"run it as user {user}; ls -l {file.path}")
-    seen = look(log, file, time.time_ns())
+    seen = read_status(log, file, time.time_ns())
     if seen.damage:
         raise Damaged(f"{file.path}: {seen.damage}", hint=group_line(log, "show", file))
     if seen.cursor.state is not CursorState.VALID:
@@ -189,16 +189,16 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
 
 
 def _carried_out(
-    log: Log, seen: Seen, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
+    log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
 ) -> int:
     """Have something done by the owner; if there is none, here.
 
     Raises:
         as of :func:`ask`, :class:`WorkGroup` and what ``do`` calls.
     """
+    from wald.work.control import OwnerGone, ask
     from wald.work.group import WorkGroup
     from wald.work.ownership import Ownership
-    from wald.work.requests import OwnerGone, ask
 
     file = seen.file
     while True:
@@ -216,7 +216,7 @@ def _carried_out(
             continue
 
 
-def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
+def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
     """How many records a skip is for.
 
     Raises:
@@ -225,7 +225,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
     """
     from wald.retention.missing import skip_lost
 
-    route, group, picture = seen.file.route, seen.file.group, seen.picture
+    route, group, picture = seen.file.route, seen.file.group, seen.snapshot
     head = log.head()
     durable = 0 if head is None else head.sequence
     if last > durable:

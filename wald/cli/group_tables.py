@@ -11,7 +11,7 @@ from wald.setting_types import format_seconds
 
 if TYPE_CHECKING:
     from wald.format.work import DeadRecord
-    from wald.work.picture import Out, Waiting
+    from wald.work.snapshot import Out, Waiting
 
 SHOWN = 20
 _NS = 10**9
@@ -19,7 +19,7 @@ _NS = 10**9
 
 def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
     """What workers have, as a table; none if that is nothing."""
-    rows = [(*_range(each), each.consumer, *_until(each, now_ns), each.tries) for each in out]
+    rows = [(*_range(each), each.worker, *_until(each, now_ns), each.tries) for each in out]
     yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from wald.answers.groups import FoundGroup
     from wald.log import Log
     from wald.retention.backlog import GroupBacklog
-    from wald.work.commands import RunningCommand
-    from wald.work.picture import Seen, WorkFile
+    from wald.work.ownership import RunningCommand
+    from wald.work.snapshot import GroupStatus, WorkFile
 
 _NS = 10**9
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
@@ -87,7 +87,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
 def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
     from wald.answers.work import count_of
 
-    seen, picture = found.seen, found.seen.picture
+    seen, picture = found.seen, found.seen.snapshot
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"of {other}"] if (other := seen.cursor.other_user) else []
     if found.left:
@@ -113,11 +113,11 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     If its journal is damaged, show where, what is known, and what can be done; the exit code is then 4.
     """
     from wald.answers.groups import group_fields, with_lags
-    from wald.work.picture import look, work_file
+    from wald.work.snapshot import read_status, work_file
 
     log = wald.open(root)
     now_ns = time.time_ns()
-    seen = look(log, work_file(log.root, route, group), now_ns)
+    seen = read_status(log, work_file(log.root, route, group), now_ns)
     (found,) = with_lags(log, [seen])
     held = _backlog_of(log, seen)
     if as_json:
@@ -127,7 +127,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     return Damaged.exit_code if seen.damage else 0
 
 
-def _backlog_of(log: Log, seen: Seen) -> GroupBacklog:
+def _backlog_of(log: Log, seen: GroupStatus) -> GroupBacklog:
     """What the group keeps from being reclaimed."""
     from wald.retention.backlog import Backlog, GroupBacklog
     from wald.retention.progress import Lag
@@ -140,7 +140,7 @@ def _backlog_of(log: Log, seen: Seen) -> GroupBacklog:
 
 
 def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
-    seen, picture = found.seen, found.seen.picture
+    seen, picture = found.seen, found.seen.snapshot
     due = min((each.due_ns for each in picture.waiting()), default=None)
     return {
         "oldest": picture.floor + 1 if picture.open else None,
@@ -157,7 +157,7 @@ def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
 def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
     from wald.retention.cursors import CursorState
 
-    seen, picture = found.seen, found.seen.picture
+    seen, picture = found.seen, found.seen.snapshot
     at = seen.cursor
     yield "route", seen.file.route
     yield "group", f"{seen.file.group}, of {at.other_user}" if at.other_user else seen.file.group
@@ -187,26 +187,26 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
     yield "next", _next(log, found)
 
 
-def _owner(seen: Seen) -> str:
+def _owner(seen: GroupStatus) -> str:
     if seen.owner is None:
-        return "none runs" + "; the next one delivers again all that is open" * bool(seen.picture.open)
+        return "none runs" + "; the next one delivers again all that is open" * bool(seen.snapshot.open)
     if seen.owner.pid is None:
         return "runs, in another container or PID namespace"
     return f"process {seen.owner.pid}{': ' if seen.owner.command else ''}{seen.owner.command}"
 
 
 def _command(command: RunningCommand) -> str:
-    from wald.work.commands import worker_name
+    from wald.work.ownership import worker_name
 
     worker = "" if command.worker is None else f"{worker_name(command.worker)}: "
     left = ", left running by an earlier wald-drain" * command.left
     return f"{worker}process {command.process}, since {utc(command.started_ns)}{left}: {command.words}"
 
 
-def _open(seen: Seen) -> str:
+def _open(seen: GroupStatus) -> str:
     from wald.answers.work import count_of
 
-    picture = seen.picture
+    picture = seen.snapshot
     if not picture.open:
         return "nothing: every record that was read is done"
     out, waiting, dead = count_of(picture.out()), count_of(picture.waiting()), len(picture.dead)
@@ -215,7 +215,7 @@ def _open(seen: Seen) -> str:
 
 
 def _oldest(found: FoundGroup, now_ns: int) -> str:
-    picture = found.seen.picture
+    picture = found.seen.snapshot
     named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
     failure = picture.failures.get(picture.floor + 1)
@@ -223,9 +223,9 @@ def _oldest(found: FoundGroup, now_ns: int) -> str:
     return f"{named}, {since}{_standing(found.seen, now_ns)}{last}"
 
 
-def _standing(seen: Seen, now_ns: int) -> str:
+def _standing(seen: GroupStatus, now_ns: int) -> str:
     """Where the oldest open record is."""
-    picture = seen.picture
+    picture = seen.snapshot
     oldest = picture.floor + 1
     if not picture.open:
         return ""
@@ -234,7 +234,7 @@ def _standing(seen: Seen, now_ns: int) -> str:
     out = next(picture.out(), None)
     if out is not None and out.first == oldest:
         left = "" if out.until_ns is None else f", {format_seconds((out.until_ns - now_ns) / _NS)} left"
-        return f"; {out.consumer} has it, try {out.tries}{left}"
+        return f"; {out.worker} has it, try {out.tries}{left}"
     waiting = next(picture.waiting(), None)
     if waiting is not None and waiting.first == oldest:
         return f"; waits until {utc(waiting.due_ns)}, delivered {_times(waiting.tries)}"
@@ -253,7 +253,7 @@ def _next(log: Log, found: FoundGroup) -> str:
     from wald.retention.cursors import CursorState
     from wald.work.journal import beyond_head
 
-    seen, picture, left = found.seen, found.seen.picture, found.left
+    seen, picture, left = found.seen, found.seen.snapshot, found.left
     path = seen.file.path
     if seen.damage and beyond_head(log.root, seen.reading):
         daemon = command_line(log.root.path, "run")
@@ -286,7 +286,7 @@ def _only_waits(found: FoundGroup) -> str:
     """When the next record is due, if nothing can be delivered before; else ""."""
     from wald.answers.work import count_of
 
-    picture = found.seen.picture
+    picture = found.seen.snapshot
     due = [each.due_ns for each in picture.waiting()]
     if found.left or found.behind.records or not due or count_of(picture.waiting()) < picture.open:
         return ""
@@ -308,15 +308,15 @@ def pending(root: Path, route: str, group: str, consumer: str | None, count: int
     each record, REASON why it was last returned. With --json, one object per line.
     """
     from wald.answers.pending import pending_fields
-    from wald.work.picture import look, work_file
+    from wald.work.snapshot import read_status, work_file
 
     log = wald.open(root)
     now_ns = time.time_ns()
-    seen = look(log, work_file(log.root, route, group), now_ns)
+    seen = read_status(log, work_file(log.root, route, group), now_ns)
     if seen.damage:
         raise Damaged(f"{seen.file.path}: {seen.damage}", hint=group_line(log, "show", seen.file))
-    picture = seen.picture
-    out = [each for each in picture.out() if consumer in (None, each.consumer)]
+    picture = seen.snapshot
+    out = [each for each in picture.out() if consumer in (None, each.worker)]
     waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
     if as_json:
         for fields in pending_fields(out, waiting, dead, count):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wald.client.producer import Durable
 from wald.log import Log
-from wald.work.processed import Progress, Unprocessed, not_processed, pause
+from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
 
 
 class Awaited:
@@ -22,7 +22,7 @@ class Awaited:
         self._log = Log(root)
         self._unprocessed = Unprocessed(route, group)
         self._progress = Progress(self._log, route, group)
-        self._progress.look()
+        self._progress.read()
 
     def extend(self, acknowledged: Iterable[Durable]) -> None:
         """Take in what is durable."""
@@ -41,8 +41,8 @@ class Awaited:
         sent, slept = self._unprocessed.count, 0.0
         while True:
             began = time.monotonic()
-            self._progress.look()
-            self._unprocessed.take_in(self._progress)
+            self._progress.read()
+            self._unprocessed.update(self._progress)
             now = time.monotonic()
             if not self._unprocessed.count:
                 return

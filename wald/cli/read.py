@@ -135,7 +135,7 @@ def _report_absent(log: Log, route: str, group: str) -> None:
 def _succeed_workers(log: Log, route: str, group: str) -> None:
     """Take the place of the workers of a work group, if nothing would be read again that they have processed."""
     if log.cursor(route, group).of_work_group:
-        from wald.work.succession import succeed_workers
+        from wald.work.ownership import succeed_workers
 
         succeed_workers(log, route, group)
 

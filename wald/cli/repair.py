@@ -94,13 +94,13 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
 def _journals(root: Root) -> Iterator[Finding]:
     """Yield the errors in journals of work groups, which cannot be repaired."""
     from wald.checking.checker import Level
-    from wald.work.checking import check_journals
+    from wald.work.snapshot import check_journals
 
     try:
         log_id = read_identity(root).log_id
     except (Damaged, NotFound, UnsupportedFormat):  # the plan reports it
         return
-    yield from (each.finding for each in check_journals(root, log_id) if each.finding.level is Level.ERROR)
+    yield from (finding for _, finding in check_journals(root, log_id) if finding.level is Level.ERROR)
 
 
 @contextmanager

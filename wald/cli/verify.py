@@ -58,12 +58,12 @@ def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[
     """Print every finding; return the number of each level."""
     from wald.checking.checker import Level
     from wald.checking.verifier import Verification
-    from wald.work.checking import check_journals
+    from wald.work.snapshot import check_journals
 
     counts: Counter[Level] = Counter()
     began = time.monotonic()
     verification = Verification(here)
-    journals = (each.finding for each in check_journals(here, log_id))
+    journals = (finding for _, finding in check_journals(here, log_id))
     for finding in chain(verification.findings(), journals):
         counts[finding.level] += 1
         if as_json:

@@ -1,33 +1,38 @@
-"""Who has which record of a work group, how often each was delivered, and which comes next; no file, and no clock.
+"""Delivery state of a work group: leases, tries, due times and the order of each key. It knows no file and no clock.
 
-    taken in ─▶ free ─▶ out ─▶ done
+    appended ─▶ free ─▶ out ─▶ done
                  ▲       │
-                 └───────┴─ its lease is over, it was given back, its consumer is gone; with a delay, first waiting
+                 └───────┴─ the lease ended, or the record was given back or released; it first waits for its delay
 
-With an order by key, a record that follows an open one of its key is *behind* it. One consumer at a time has records of
-a key: those that follow the first one may go out in the same lease, and when an earlier one comes back, they come back
-too.
+With an order by key, a record after an open one of its key is *behind* that one. All records of a key that are out
+belong to one worker: later ones may go out in the same lease, and they return when an earlier one returns.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from wald.work.claims import Claim, Named, joined, stretches
-from wald.work.keys import KeyOrder
-from wald.work.leases import Lease, Leases
 from wald.work.window import Run, State, Window, runs_of
+
+_COMPACTED_FROM = 64
+_TICK_NS = 100_000_000  # leases of one worker that begin and end in the same ticks share a number
+_NUMBERS = (1 << 32) - 1
+_KEPT = 1000  # leases without records, before they are dropped early
+
+Named = tuple[str, Sequence[int]]
+"""A worker, and the sequences that it names, in order."""
 
 
 class Refusal(NamedTuple):
-    """A record that a consumer cannot settle.
+    """A record that a worker cannot settle.
 
     Attributes:
-        holder: the consumer that has it; "" if none has.
+        holder: the worker that has it, or "".
     """
 
     sequence: int
@@ -36,63 +41,64 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Settled:
-    """What became of the records that consumers named.
-
-    Attributes:
-        runs: for which it was carried out.
-        refused: for which it was not, of each who named some.
-    """
+    """Runs that were settled, and for each worker in the call its refused records."""
 
     runs: list[Run]
     refused: list[list[Refusal]]
 
 
 class Part(NamedTuple):
-    """What one consumer gets of a run.
+    """One worker's part of a delivered run; its lease ends at ``until_ns`` of the monotonic clock."""
 
-    Attributes:
-        until_ns: when its lease ends, by the clock that is never set.
-        size: how many records.
-    """
-
-    consumer: str
+    worker: str
     until_ns: int
     size: int
 
 
-class Deliveries:
-    """The records of one route above the ack floor.
+@dataclass(slots=True)
+class Lease:
+    """A worker's lease, by the monotonic clock. Times are rounded up to ticks; ``left`` records are still out by it."""
 
-    Attributes:
-        window: what each of them is.
-    """
+    worker: str
+    since_ns: int
+    until_ns: int
+    left: int = 0
+
+
+class Claim(NamedTuple):
+    """A run of records that the worker with index ``who`` names."""
+
+    run: Run
+    who: int
+
+
+class Deliveries:
+    """Delivery state of the records of one route above the ack floor."""
 
     def __init__(self, floor: int, *, by_key: bool = False) -> None:
         self.window = Window(floor)
-        self._keys = KeyOrder(self.window) if by_key else None
-        self._offered: list[int] = []  # what goes out with a lease, but not alone
+        self._keys = _KeyOrder(self.window) if by_key else None
+        self._offered: list[int] = []  # free for the worker of the current lease only
         self._followers: list[Run] = []
-        self._leases = Leases()
-        self._due: list[tuple[int, int]] = []  # a heap: when each waiting record is due
+        self._leases = _LeaseTable()
+        self._due: list[tuple[int, int]] = []  # a heap of due times and sequences
         self._due_of: dict[int, int] = {}
 
-    def take_in(
-        self, run: Run, keys: Iterable[bytes | None] | None = None, due: Iterable[tuple[int, int]] = ()
-    ) -> None:
-        """Take in records that follow all others.
+    def append(self, run: Run, keys: Iterable[bytes | None] | None = None, due: Iterable[tuple[int, int]] = ()) -> None:
+        """Append records after all others.
 
         Args:
-            keys: of each record, if the order is by key; None: :meth:`sort` gets them later.
-            due: sequence and time of each that is not to be delivered before, in ns since 1970.
+            keys: the key of each record if the order is by key; None: a later call of :meth:`sort` has them.
+            due: pairs of a delayed sequence and its due time in ns since 1970.
         """
-        self.window.take_in(run)
+        self.window.append(run)
         if keys is not None:
             self.sort(run, keys)
         for sequence, due_ns in due:
             self.delay(sequence, due_ns)
 
     def sort(self, run: Run, keys: Iterable[bytes | None]) -> None:
-        """Take in the keys of records that were taken in without, in the order of the log."""
+        """Add the keys of records that were appended without, in the order of the log."""
         if self._keys is None:
             return
         add = self._keys.add
@@ -107,27 +113,19 @@ class Deliveries:
             self.window.set(part, State.BEHIND)
 
     def delay(self, sequence: int, due_ns: int) -> None:
-        """Take in that a record is not to be delivered before ``due_ns``."""
         self._due_of[sequence] = due_ns
         heappush(self._due, (due_ns, sequence))
         if self.window.state(sequence) is State.FREE:
             self._set(sequence, State.WAITING)
 
-    def first_free(self) -> Run | None:
-        """Records that come next; a run may be delivered from its beginning on. None if there are none."""
-        return self.window.first_free()
-
     def deliver(self, run: Run, parts: Sequence[Part], *, now_ns: int) -> bytes:
-        """Take in that free records are leased, part after part.
+        """Lease free records, part after part, and return the tries of each, this delivery included.
 
-        What follows those of the last part by key is free until :meth:`close`, and only for its consumer.
-
-        Returns:
-            for each how often it was delivered, this time included.
+        Records behind those of the last part by key become free for its worker only, until :meth:`end_offer`.
         """
         numbers: array[int] = array("I")
-        for consumer, until_ns, size in parts:
-            number = self._leases.number(consumer, now_ns, until_ns)
+        for worker, until_ns, size in parts:
+            number = self._leases.number(worker, now_ns, until_ns)
             self._leases[number].left += size
             numbers += array("I", [number]) * size
         tries = self.window.deliver(run, numbers)
@@ -137,82 +135,77 @@ class Deliveries:
 
     @property
     def is_offering(self) -> bool:
-        """Whether something is free for one consumer only."""
+        """True if some records are free for one worker only."""
         return bool(self._offered)
 
-    def close(self) -> None:
-        """Take in that a consumer gets no more for now."""
+    def end_offer(self) -> None:
         for sequence in self._offered:
             if self.window.state(sequence) is State.FREE:
                 self._set(sequence, State.BEHIND)
         self._offered.clear()
 
     def finish(self, named: Sequence[Named]) -> Settled:
-        """Take in what consumers have processed.
+        """Mark processed records done.
 
-        What is done stays done. What was delivered and is with no consumer by now is done, too, as to deliver it again
-        would be of no use. What another consumer has, or what was never delivered, is refused.
+        A record that was delivered and that no worker has now is marked done too, since redelivering it would be
+        useless. A record that another worker has, or that was never delivered, is refused.
         """
-        return self._settled(named, self._finish, late=True)
+        return self._settle(named, self._finish, late=True)
 
     def finish_all(self, run: Run) -> None:
-        """Take in that these records are done, also those that a consumer has."""
+        """Mark records done even if a worker has them."""
         first, last = max(run.first, self.window.floor + 1), min(run.last, self.window.end - 1)
         if first <= last:
             run = Run(first, last)
             self._uncount(run)
             self._finish(run)
 
-    def hold(self, run: Run, consumer: str, *, until_ns: int) -> None:
-        """Take in that ``consumer`` has what is open of a run, which was counted before, whichever had it."""
-        number = self._leases.number(consumer, until_ns, until_ns)
+    def hold(self, run: Run, worker: str, *, until_ns: int) -> None:
+        """Lease the open records of a run to ``worker`` without counting a try, whichever worker had them."""
+        number = self._leases.number(worker, until_ns, until_ns)
         self._uncount(run)
         self._leases[number].left += self.window.hold(run, number)
 
     def take_back(self, run: Run) -> None:
-        """Take in that what is out of a run came back, whichever consumer has it."""
+        """Return the leased records of a run, whichever worker has them."""
         for _, part in list(self.window.leases_in(run)):
             self._uncount(part)
             self._give_back(part)
 
-    def followers(self) -> list[Run]:
-        """What came back since this was asked only because an earlier record of its key did."""
+    def pop_followers(self) -> list[Run]:
+        """Return the records that returned since the last call only because an earlier one of their key did."""
         followers, self._followers = self._followers, []
         return followers
 
     def give_back(self, named: Named, *, due_ns: int | None = None) -> Settled:
-        """Take in what a consumer has not processed: it is delivered again, at ``due_ns`` if that is given."""
-        return self._settled([named], lambda run: self._give_back(run, due_ns), last_first=True)
+        """Return records that a worker has not processed; they are redelivered, at ``due_ns`` if that is given."""
+        return self._settle([named], lambda run: self._give_back(run, due_ns), last_first=True)
 
     def extend(self, named: Named, *, now_ns: int, until_ns: int) -> Settled:
-        """Take in that a consumer needs longer."""
-
         def extend(run: Run) -> None:
             number = self._leases.number(named[0], now_ns, until_ns)
             self.window.transfer(run, number)
             self._leases[number].left += run.size
 
-        return self._settled([named], extend)
+        return self._settle([named], extend)
 
-    def release(self, consumer: str) -> list[Run]:
-        """Take back all that ``consumer`` has; returns what that was."""
-        return self._take_back({number for number, lease in self._leases if lease.consumer == consumer})
+    def release(self, worker: str) -> list[Run]:
+        """Return all records of ``worker``."""
+        return self._end_leases({number for number, lease in self._leases if lease.worker == worker})
 
     def claim(self, since_ns: int) -> list[Run]:
-        """Take back all that consumers have had since ``since_ns`` or longer; returns what that was."""
-        over = {number for number, lease in self._leases if lease.since_ns <= since_ns}
-        return self._take_back({number for number in over if self._leases[number].consumer})
+        """Return all records leased at ``since_ns`` or earlier."""
+        return self._end_leases({number for number, each in self._leases if each.since_ns <= since_ns and each.worker})
 
-    def expire(self, now_ns: int) -> list[Run]:
-        """Take back what was leased until now; returns what that was."""
-        over = self._leases.over(now_ns)
-        runs = self._take_back(over)
+    def expire(self, now_ns: int) -> None:
+        """End the leases that are over."""
+        over = self._leases.pop_over(now_ns)
+        self._end_leases(over)
         for number in over:
             self._leases.drop(number)
-        return runs
 
     def wake(self, now_ns: int) -> None:
-        """Make free what is due now."""
+        """Free the delayed records that are due."""
         while self._due and self._due[0][0] <= now_ns:
             due_ns, sequence = heappop(self._due)
             if self._due_of.get(sequence) == due_ns:
@@ -222,57 +215,56 @@ class Deliveries:
 
     @property
     def by_key(self) -> bool:
-        """Whether records of one key come in order."""
         return self._keys is not None
 
     @property
     def next_end_ns(self) -> int | None:
-        """When the next lease ends."""
+        """End of the lease that ends first."""
         return self._leases.next_end_ns
 
     @property
     def next_due_ns(self) -> int | None:
-        """When the next waiting record may be due."""
+        """Earliest time at which a delayed record may be due."""
         return self._due[0][0] if self._due else None
 
     def due_times(self) -> dict[int, int]:
-        """When each open record that has a time is due."""
+        """Return the due time of each open record that has one."""
         return {sequence: due_ns for sequence, due_ns in self._due_of.items() if self.window.is_open(sequence)}
 
     def out(self) -> Iterator[tuple[Run, Lease]]:
-        """The records that are out, in order, and their leases."""
+        """Return the leased records with their leases, in order."""
         for run in self.window.runs(State.OUT):
             for number, part in self.window.leases_in(run):
                 yield part, self._leases[number]
 
     def holdings(self) -> Iterator[tuple[Run, Lease]]:
-        """As :meth:`out`, in fewer runs, which may have records in them that are done."""
+        """Return the same as :meth:`out`, in fewer runs, which may span done records."""
         for number, run in self.window.holdings():
             yield run, self._leases[number]
 
-    def _offer(self, run: Run, keys: KeyOrder) -> None:
-        """Make what follows by key free, for the same consumer."""
+    def _offer(self, run: Run, keys: _KeyOrder) -> None:
+        """Free the next record of each key in ``run`` for the worker that has the run."""
         for sequence in keys.of(run):
             following = next(keys.behind(sequence), None)
             if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
                 self._set(following, State.FREE)
                 self._offered.append(following)
 
-    def _settled(
-        self, named: Sequence[Named], carry_out: Callable[[Run], None], *, late: bool = False, last_first: bool = False
+    def _settle(
+        self, named: Sequence[Named], settle: Callable[[Run], None], *, late: bool = False, last_first: bool = False
     ) -> Settled:
-        """Carry something out for the records that consumers have.
+        """Call ``settle`` with runs of records that their workers have.
 
         Args:
-            late: also for those that they had.
-            last_first: from the last one on, as those behind a record come back with it.
+            late: also settle records that no worker has any more.
+            last_first: begin with the last record, because the records behind one return with it.
         """
         settled = Settled([], [[] for _ in named])
         found = list(stretches(named))
         for stretch in reversed(found) if last_first else found:
             run = Run(stretch[0].run.first, stretch[-1].run.last)
-            if self._count_off(run, stretch, named):
-                carry_out(run)
+            if self._uncount_held(run, stretch, named):
+                settle(run)
                 settled.runs.append(run)
                 continue
             each = [(sequence, who) for (first, last), who in stretch for sequence in range(first, last + 1)]
@@ -280,28 +272,28 @@ class Deliveries:
                 if self._may_settle(named[who][0], sequence, settled.refused[who], late=late):
                     part = Run(sequence, sequence)
                     self._uncount(part)
-                    carry_out(part)
+                    settle(part)
                     settled.runs.append(part)
         return settled
 
-    def _count_off(self, run: Run, claims: Sequence[Claim], named: Sequence[Named]) -> bool:
-        """Take a run off the leases of those who claim it; False if they do not have all of it."""
+    def _uncount_held(self, run: Run, claims: Sequence[Claim], named: Sequence[Named]) -> bool:
+        """Remove a run from the leases of the workers that claim it; return False unless they hold all of it."""
         held = self.window.leases_of(run) if self._keys is None else []
         claimed = ((named[who][0], part.size) for part, who in claims)
-        if joined((self._leases[number].consumer, size) for number, size in held) != joined(claimed):
+        if _joined((self._leases[number].worker, size) for number, size in held) != _joined(claimed):
             return False
         for number, size in held:
             self._leases[number].left -= size
         return True
 
-    def _may_settle(self, consumer: str, sequence: int, refused: list[Refusal], *, late: bool) -> bool:
-        """Whether ``consumer`` may settle a record; if it may not and that matters, it is refused."""
+    def _may_settle(self, worker: str, sequence: int, refused: list[Refusal], *, late: bool) -> bool:
+        """Return True if ``worker`` may settle a record; otherwise refuse the record unless it is done."""
         state = self.window.state(sequence)
         if state is State.DONE:
             return False
-        holder = self._leases[self.window.lease_of(sequence)].consumer if state is State.OUT else ""
+        holder = self._leases[self.window.lease_of(sequence)].worker if state is State.OUT else ""
         had = late and state not in (None, State.OUT) and self.window.tries(sequence) > 0
-        if had or holder == consumer:
+        if had or holder == worker:
             return True
         refused.append(Refusal(sequence, holder))
         return False
@@ -327,8 +319,8 @@ class Deliveries:
             for sequence in range(run.first, run.last + 1):
                 self.delay(sequence, due_ns)
 
-    def _give_back_in_order(self, sequence: int, keys: KeyOrder) -> None:
-        """Give a record back that is counted off its lease, and with it those behind it that are out."""
+    def _give_back_in_order(self, sequence: int, keys: _KeyOrder) -> None:
+        """Return a record that no lease counts any more, and all records behind it that are out."""
         self._set(sequence, State.BEHIND)
         for behind in keys.behind(sequence):
             if self.window.state(behind) is State.OUT:
@@ -338,7 +330,7 @@ class Deliveries:
         if keys.is_first(sequence):
             self._free(sequence)
 
-    def _take_back(self, numbers: Collection[int]) -> list[Run]:
+    def _end_leases(self, numbers: Collection[int]) -> list[Run]:
         numbers = {number for number in numbers if self._leases[number].left}
         if not numbers:
             return []
@@ -355,7 +347,7 @@ class Deliveries:
         return runs
 
     def _still_out(self, run: Run) -> Iterator[Run]:
-        """What of a run is out when its turn comes: what is behind a record comes back with it."""
+        """Return the records of a run that have not returned together with an earlier one of their key."""
         if self._keys is None:
             yield run
             return
@@ -364,13 +356,158 @@ class Deliveries:
                 yield Run(sequence, sequence)
 
     def _uncount(self, run: Run) -> None:
-        """Take records off the leases by which they are out."""
         for number, part in self.window.leases_in(run):
             self._leases[number].left -= part.size
 
     def _free(self, sequence: int) -> None:
-        """Make a record free, or let it wait if it is not due."""
         self._set(sequence, State.WAITING if sequence in self._due_of else State.FREE)
 
     def _set(self, sequence: int, state: State) -> None:
         self.window.set(Run(sequence, sequence), state)
+
+
+class _LeaseTable:
+    """Leases by number."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, Lease] = {}
+        self._shared: dict[tuple[str, int, int], int] = {}  # the lease of a worker, by its ticks
+        self._ends: list[tuple[int, int]] = []  # a heap of ends and numbers
+        self._max = _KEPT
+        self._number = 0
+
+    def __getitem__(self, number: int) -> Lease:
+        return self._leases[number]
+
+    def __iter__(self) -> Iterator[tuple[int, Lease]]:
+        return iter(self._leases.items())
+
+    @property
+    def next_end_ns(self) -> int | None:
+        return self._ends[0][0] if self._ends else None
+
+    def number(self, worker: str, now_ns: int, until_ns: int) -> int:
+        """Return the number of a lease of ``worker`` that ends in the tick of ``until_ns``."""
+        since, until = -(-now_ns // _TICK_NS) * _TICK_NS, -(-until_ns // _TICK_NS) * _TICK_NS
+        number = self._shared.get((worker, since, until))
+        if number is None:
+            if len(self._leases) >= self._max:
+                self._drop_empty()
+            self._number = number = self._number % _NUMBERS + 1
+            self._shared[worker, since, until] = number
+            self._leases[number] = Lease(worker, since, until)
+            heappush(self._ends, (until, number))
+        return number
+
+    def pop_over(self, now_ns: int) -> list[int]:
+        """Return the numbers of the leases that are over; the caller drops them."""
+        over = []
+        while self._ends and self._ends[0][0] <= now_ns:
+            over.append(heappop(self._ends)[1])
+        return over
+
+    def drop(self, number: int) -> None:
+        lease = self._leases.pop(number)
+        del self._shared[lease.worker, lease.since_ns, lease.until_ns]
+
+    def _drop_empty(self) -> None:
+        """Drop the leases without records, which may end much later."""
+        self._leases = {number: lease for number, lease in self._leases.items() if lease.left}
+        self._shared = {(each.worker, each.since_ns, each.until_ns): n for n, each in self._leases.items()}
+        self._ends = sorted((lease.until_ns, number) for number, lease in self._leases.items())
+        self._max = _KEPT + 2 * len(self._leases)
+
+
+class _KeyQueue:
+    """Records of one key, in order; done records may remain behind the first one."""
+
+    __slots__ = ("key", "sequences", "start")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.sequences: array[int] = array("Q")
+        self.start = 0
+
+
+class _KeyOrder:
+    """Open records of a window that have a key.
+
+    A done record stays in its queue until it is at the front, so nothing moves in the middle of a long queue.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._queue_of: dict[int, _KeyQueue] = {}
+        self._queues: dict[bytes, _KeyQueue] = {}
+
+    def add(self, sequence: int, key: bytes) -> bool:
+        """Add a record after all others of its key; return True if it is the first one."""
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _KeyQueue(key)
+        self._queue_of[sequence] = queue
+        queue.sequences.append(sequence)
+        return len(queue.sequences) - queue.start == 1
+
+    def remove(self, sequence: int) -> int | None:
+        """Remove a done record; return the first one of its key that remains, if any."""
+        queue = self._queue_of.pop(sequence, None)
+        if queue is None:
+            return None
+        while queue.start < len(queue.sequences) and self._is_done(queue.sequences[queue.start]):
+            queue.start += 1
+        if queue.start == len(queue.sequences):
+            del self._queues[queue.key]
+            return None
+        if queue.start > max(_COMPACTED_FROM, len(queue.sequences) // 2):
+            del queue.sequences[: queue.start]
+            queue.start = 0
+        return queue.sequences[queue.start]
+
+    def is_first(self, sequence: int) -> bool:
+        """True if no earlier record of the same key is open."""
+        queue = self._queue_of.get(sequence)
+        if queue is None:
+            return True
+        place = bisect_left(queue.sequences, sequence, queue.start)
+        return all(self._is_done(before) for before in queue.sequences[queue.start : place])
+
+    def behind(self, sequence: int) -> Iterator[int]:
+        """Return the later open records of the same key, in order."""
+        queue = self._queue_of.get(sequence)
+        if queue is None:
+            return
+        for place in range(bisect_right(queue.sequences, sequence, queue.start), len(queue.sequences)):
+            if not self._is_done(queue.sequences[place]):
+                yield queue.sequences[place]
+
+    def of(self, run: Run) -> list[int]:
+        """Return the records of a run that have a key, in order."""
+        return run.among(self._queue_of)
+
+    def _is_done(self, sequence: int) -> bool:
+        return self._window.state(sequence) is State.DONE
+
+
+def stretches(named: Sequence[Named]) -> Iterator[list[Claim]]:
+    """Return all claims in order, as lists of adjacent ones. A record that two workers name is in two lists."""
+    claims = [Claim(run, who) for who, (_, sequences) in enumerate(named) for run in runs_of(sequences)]
+    stretch: list[Claim] = []
+    for claim in sorted(claims):
+        if stretch and claim.run.first != stretch[-1].run.last + 1:
+            yield stretch
+            stretch = []
+        stretch.append(claim)
+    if stretch:
+        yield stretch
+
+
+def _joined(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Join neighbouring parts of one worker."""
+    found: list[tuple[str, int]] = []
+    for worker, size in parts:
+        if found and found[-1][0] == worker:
+            found[-1] = (worker, found[-1][1] + size)
+        else:
+            found.append((worker, size))
+    return found

@@ -1,4 +1,4 @@
-"""A work group: many workers share a route, each record is leased to one of them and acknowledged by itself."""
+"""Work group: many workers share a route, and each record is leased to one of them and acknowledged individually."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
-from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.work import JournalStart
+from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.format.work import TRIES_MAX, JournalStart
 from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch
@@ -26,68 +26,132 @@ from wald.reading.selection import select
 from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import Missing, skip_lost
-from wald.work.arguments import Order, rules_of
-from wald.work.calls import Calls
-from wald.work.commands import require_none
-from wald.work.deliveries import Deliveries, Refusal
+from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
+from wald.work.control import Requests
+from wald.work.deliveries import Refusal
 from wald.work.journal import Journal, discard
-from wald.work.owner import Owner
-from wald.work.ownership import Ownership
-from wald.work.replay import Replayed
-from wald.work.requests import Requests
-from wald.work.sharing import Leased
+from wald.work.maintenance import Maintenance
+from wald.work.owner import FOREVER_SECONDS, Clock, Leased, LeaseOrder, Owner, Pending, Rules
+from wald.work.ownership import Ownership, require_no_command
+from wald.work.replay import Failure, Replay
 from wald.work.source import Source
-from wald.work.terms import Clock, Failure, Pending
-from wald.work.turns import Turns
-from wald.work.upkeep import Upkeep
 from wald.work.window import Run
 
-if TYPE_CHECKING:
-    from wald.work.tasks import Tasks
-
+T = TypeVar("T")
+Order = Literal["log", "key"]
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
+WORKER_MAX = 200
 _NS = 1_000_000_000
 _READ_SECONDS = 5.0
-_AGAIN_SECONDS = 0.02
+_RETRY_SECONDS = 0.02
+
+
+class RequestBuilder:
+    """Checks the arguments of each call and makes its request; an error in the commit loop would fail all workers."""
+
+    def __init__(self, log: Log, owner: Owner, clock: Clock) -> None:
+        self._log = log
+        self._owner = owner
+        self._clock = clock
+
+    def lease(
+        self,
+        worker: str,
+        max_records: int,
+        max_bytes: int,
+        lease_for: float,
+        wait: float,
+        done: Collection[int],
+        make: MakeAnswer[T],
+    ) -> LeaseRequest[T]:
+        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), _nanoseconds("lease_for", lease_for)
+        if max_records < 1 or max_bytes < 1 or not lease_ns:
+            raise InvalidInput(
+                f"max_records {max_records}, max_bytes {max_bytes}, lease_for {lease_for!r}: each must be above 0",
+                hint="max_records 100, max_bytes 1048576, lease_for 30",
+            )
+        order = LeaseOrder(worker, max_records, max_bytes, lease_ns)
+        until_ns = self._clock.monotonic_ns() + _nanoseconds("wait", wait)
+        return LeaseRequest(order, (worker, _checked(worker, done)), make, until_ns=until_ns)
+
+    def ack(self, worker: str, sequences: Collection[int]) -> AckRequest:
+        return AckRequest((worker, _checked(worker, sequences)))
+
+    def nack(
+        self, worker: str, sequences: Collection[int], delay: float, reason: str, tries: int | None
+    ) -> Request[list[Refusal]]:
+        named, delay_ns, text = _checked(worker, sequences), _nanoseconds("delay", delay), _storable(reason)
+        count = 0 if tries is None else index(tries)
+        durable = delay_ns > 0 or count > 0
+        return Request(lambda: self._owner.give_back(worker, named, delay_ns, text, count), durable=durable)
+
+    def failed(self, sequence: int) -> Request[Failure | None]:
+        return Request(lambda: self._owner.failure(sequence))
+
+    def give_up(
+        self, worker: str, sequences: Collection[int], reason: str, tries: int | None
+    ) -> Request[list[Refusal]]:
+        named, text, head = _checked(worker, sequences), _storable(reason), self._log.head()
+        count = None if tries is None else index(tries)
+        durable = 0 if head is None else head.sequence
+        return Request(lambda: self._owner.give_up(worker, named, text, count, durable), durable=True)
+
+    def extend(self, worker: str, sequences: Collection[int], lease_for: float) -> Request[list[Refusal]]:
+        named, lease_ns = _checked(worker, sequences), _nanoseconds("lease_for", lease_for)
+        return Request(lambda: self._owner.extend(worker, named, lease_ns))
+
+    def release(self, worker: str) -> Request[int]:
+        _checked(worker, ())
+        return Request(lambda: self._owner.release(worker))
+
+    def claim(self, min_idle: float) -> Request[int]:
+        idle_ns = _nanoseconds("min_idle", min_idle)
+        return Request(lambda: self._owner.claim(idle_ns))
+
+    def pending(self) -> Request[list[Pending]]:
+        return Request(self._owner.pending)
+
+    def skip(self, run: Run) -> Request[list[Run] | None]:
+        return Request(lambda: self._owner.skip(run), durable=True)
 
 
 class WorkGroup:
-    """``group`` on ``route``, owned by this process until it is closed. Its methods may be called by many threads.
+    """``group`` on ``route``, owned by this process until it is closed. Its methods are thread-safe.
 
-    A record is leased to one worker at a time. Acknowledged, it is never delivered again, over any crash: :meth:`ack`
-    returns when that is on disk. Otherwise it is delivered again, when its lease is over, or at once if this process
-    was started again. How often it was delivered never goes down. It is first delivered in the order of the log.
+    A record is leased to one worker at a time. An acknowledged record is never delivered again, even after a crash:
+    :meth:`ack` returns once the acknowledgement is on disk. Any other record is redelivered when its lease ends, or at
+    once if this process is restarted. Its number of tries never decreases. Records are first delivered in log order.
 
     Args:
         at: the root of the log, or the log.
         route: the route to work on.
-        group: the group. Its cursor is the ack floor: everything up to it is done.
-        order: "key": records of one key are with one worker at a time, and come in their order.
-        window: how many sequences may lie between the ack floor and the newest record that was delivered.
-        max_tries: give a record up after so many deliveries, up to 254; None: never.
+        group: the group. Its cursor is the ack floor: all records up to it are done.
+        order: "key": one worker at a time has records of a key, in their order.
+        window: maximum number of sequences between the ack floor and the newest delivered record.
+        max_tries: give a record up after this number of deliveries, at most 254; None: never.
         dead_letter: the route for records that are given up.
-        daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
-        report: gets a line for each record that is given up, for each loss by a repair, and for each failure in the
-            background; called by another thread. None to log them to ``wald.work``, failures as warnings.
-        clock: what time it is.
-        ownership: the right to work for the group, if the caller has it already; it stays the caller's, who also sees
-            to it that no command of an earlier ``wald-drain`` has records of the group.
+        daemon: where these are sent: the daemon's socket, or None for that of the log.
+        report: called by another thread with a line for each record that is given up, each loss by a repair, and each
+            failure in the background. None to log them to ``wald.work``, failures as warnings.
+        clock: the clocks to use.
+        ownership: the right to work for the group, if the caller has it already. The caller keeps it, and ensures that
+            no command of an earlier ``wald-drain`` has records of the group.
 
     Raises:
-        NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
-        InvalidInput: an illegal name, or a number out of range.
+        NotFound: there is no such log or route, or unprocessed records of the group were reclaimed.
+        InvalidInput: an invalid name, or a number out of range.
         Locked: another process works for this group, or this one does already; or a killed ``wald-drain`` has left a
             command running.
         Damaged: the cursor or the journal cannot be trusted.
-        NotPermitted: this user may not.
+        NotPermitted: this user may not work for the group.
 
     Example::
 
         with wald.WorkGroup("/var/spool/wald", "orders", "billing") as work:
             for delivery in work.lease("worker-1", wait=10):
                 handle(delivery.record)
-                work.ack("worker-1", [delivery.record.sequence])
+                work.ack("worker-1", [delivery.sequence])
     """
 
     def __init__(
@@ -105,7 +169,7 @@ class WorkGroup:
         clock: Clock = time,
         ownership: Ownership | None = None,
     ) -> None:
-        rules = rules_of(route, order, index(window), max_tries, dead_letter)
+        rules = _rules(route, order, index(window), max_tries, dead_letter)
         self.log = at if isinstance(at, Log) else Log(at)
         self.log.root.require_route(route)
         self.route = route
@@ -114,40 +178,40 @@ class WorkGroup:
         with ExitStack() as stack:
             if ownership is None:
                 ownership = stack.enter_context(Ownership(self.log.root, route, self.group, disk))
-                require_none(self.log.root, route, self.group)
-            floor = self._enter(disk)
+                require_no_command(self.log.root, route, self.group)
+            floor = self._open_cursor(disk)
             start = JournalStart(self.log.identity.log_id, route, group, floor, floor + 1)
-            replayed = Replayed(by_key=rules.by_key)
-            journal = Journal(self.log.root, disk, start, replayed.carry_out)
+            replay = Replay(by_key=rules.by_key)
+            journal = Journal(self.log.root, disk, start, replay.apply)
             stack.callback(journal.close)
-            replayed.end(floor)
-            self._sort(replayed.deliveries)
-            arrived: SimpleQueue[None] = SimpleQueue()
+            replay.end(floor)
+            self._sort(replay)
+            queue: SimpleQueue[Request[Any] | None] = SimpleQueue()
             to_do = threading.Event()
             lost: SimpleQueue[Missing] = SimpleQueue()
-            source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None), lost.put)
+            source = Source(self.log, route, replay.deliveries.window.end, lambda: queue.put(None), lost.put)
             stack.callback(source.close)
-            self._owner = Owner(start, rules, replayed, source, clock=clock, giving_up=to_do.set)
-            self._calls = Calls(self.log, self._owner, clock)
+            self._owner = Owner(start, rules, replay, source, clock=clock, giving_up=to_do.set)
+            self._requests = RequestBuilder(self.log, self._owner, clock)
             if not journal.is_new:
-                journal.rewrite(self._owner.snapshot())
-            self._turns = Turns(self._owner, journal, arrived, require=self.log.require_continuity, name=route)
-            stack.callback(self._turns.close)
-            self._upkeep = Upkeep(
+                journal.rewrite(self._owner.all_lines())
+            self._loop = CommitLoop(self._owner, journal, queue, require=self.log.require_continuity, name=route)
+            stack.callback(self._loop.close)
+            self._maintenance = Maintenance(
                 self.log,
                 route,
                 group,
                 floor,
                 self._owner,
-                self._turns,
+                self._loop,
                 daemon=daemon or self.log.root.path,
                 report=report,
                 wake=to_do,
                 lost=lost,
             )
-            stack.callback(self._upkeep.close)
-            self._requests = Requests(self.log.root, route, self.group, self._carry_out)
-            stack.callback(self._requests.close)
+            stack.callback(self._maintenance.close)
+            self._control = Requests(self.log.root, route, self.group, self._apply_command)
+            stack.callback(self._control.close)
             self._descriptors = journal, ownership
             self._is_inherited = False
             _GROUPS.add(self)
@@ -164,7 +228,7 @@ class WorkGroup:
 
     def lease(
         self,
-        consumer: str,
+        worker: str,
         max_records: int = 100,
         max_bytes: int = 1 << 20,
         lease_for: float = 30.0,
@@ -172,99 +236,97 @@ class WorkGroup:
         *,
         done: Collection[int] = (),
     ) -> Leased:
-        """Records for ``consumer``, which has them for ``lease_for`` seconds.
+        """Lease records to ``worker`` for ``lease_for`` seconds.
 
         Args:
-            max_records, max_bytes: of values, at most; a single record may have more.
-            lease_for: infinite: until ``consumer`` has settled them, or is released.
-            wait: how many seconds to wait for a record, if there is none; it may be infinite.
-            done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
-                returns.
+            max_records, max_bytes: bounds on the records and their values; a single record may exceed the bytes.
+            lease_for: infinite: until ``worker`` has settled the records, or is released.
+            wait: seconds to wait for a record if there is none; may be infinite.
+            done: records to acknowledge first, as with :meth:`ack`, in the same round; on disk when this returns.
 
         Returns:
-            the records with how often each was delivered; its attribute ``refused`` has those of ``done`` for which it
-            did not count, as of :meth:`ack`.
+            the deliveries; the attribute ``refused`` has the records in ``done`` whose acknowledgement was rejected.
 
         Raises:
             Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
             OSError: the journal cannot be written, or the log cannot be read.
         """
-        return self._turns.ask(self.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done, Leased))
+        return self._loop.call(self.requests.lease(worker, max_records, max_bytes, lease_for, wait, done, Leased))
 
-    def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
-        """Take in that ``consumer`` has processed these records; on disk when this returns.
+    def ack(self, worker: str, sequences: Collection[int]) -> list[Refusal]:
+        """Acknowledge records that ``worker`` has processed; on disk when this returns.
 
         Returns:
-            those for which it did not count: another consumer has them by now, they are being given up, or they were
-            never delivered.
+            the rejected records: another worker has them, they are being given up, or they were never delivered.
         """
-        return self._turns.ask(self.calls.ack(consumer, sequences))
+        return self._loop.call(self.requests.ack(worker, sequences))
 
     def nack(
         self,
-        consumer: str,
+        worker: str,
         sequences: Collection[int],
         delay: float = 0.0,
         reason: str = "",
         tries: int | None = None,
     ) -> list[Refusal]:
-        """Give records back, which are delivered again, after ``delay`` seconds.
+        """Return records to the group, which redelivers them after ``delay`` seconds.
 
         A delay and ``tries`` are on disk when this returns.
 
         Args:
-            reason: why, for the dead letter, should it come to that.
-            tries: how often each has failed, for a worker that counts by itself; :meth:`failed` says it again. It is
-                taken in also for a record that no worker has by now.
+            reason: the reason, for a dead letter.
+            tries: failures of each record, for a worker that counts them itself; :meth:`failed` returns them. They are
+                recorded even if no worker has the record any more.
+
+        Returns:
+            the records that ``worker`` does not have.
         """
-        return self._turns.ask(self.calls.nack(consumer, sequences, delay, reason, tries))
+        return self._loop.call(self.requests.nack(worker, sequences, delay, reason, tries))
 
     def failed(self, sequence: int) -> Failure | None:
-        """Why a record came back the last time, and how often it has failed; None: that was not said."""
-        return self._turns.ask(self.calls.failed(sequence))
+        """Return why a record was last returned and how often it has failed, or None if no worker said so."""
+        return self._loop.call(self.requests.failed(sequence))
 
-    def give_up(
-        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
-    ) -> list[Refusal]:
-        """Give up records that ``consumer`` has, however often they were delivered; on disk when this returns.
+    def give_up(self, worker: str, sequences: Collection[int], reason: str, tries: int | None = None) -> list[Refusal]:
+        """Give up records of ``worker``, however often they were delivered; on disk when this returns.
 
-        They become dead letters soon after that; without a daemon, when there is one.
+        They become dead letters soon after that, or when there is a daemon.
 
         Args:
-            reason, tries: for the headers of the dead letter; tries None: how often it was delivered.
+            reason, tries: for the headers of the dead letter; tries None: the number of deliveries.
 
         Returns:
-            those for which it did not count, as the consumer does not have them.
+            the records that ``worker`` does not have.
         """
-        return self._turns.ask(self.calls.give_up(consumer, sequences, reason, tries))
+        return self._loop.call(self.requests.give_up(worker, sequences, reason, tries))
 
-    def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
-        """Lease records for ``lease_for`` seconds from now on that ``consumer`` has.
+    def extend(self, worker: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
+        """Extend the leases of records of ``worker`` to ``lease_for`` seconds from now.
 
         Returns:
-            those for which it did not count, as of :meth:`ack`.
+            the records that ``worker`` does not have.
         """
-        return self._turns.ask(self.calls.extend(consumer, sequences, lease_for))
+        return self._loop.call(self.requests.extend(worker, sequences, lease_for))
 
-    def release(self, consumer: str) -> int:
-        """Take back all that ``consumer`` has; returns how many records that were."""
-        return self._turns.ask(self.calls.release(consumer))
+    def release(self, worker: str) -> int:
+        """Return all records of ``worker`` to the group; return their number."""
+        return self._loop.call(self.requests.release(worker))
 
     def skip(self, first: int, last: int) -> int:
-        """Take in that records are done that no worker has processed; on disk when this returns.
+        """Mark records done without processing them; on disk when this returns.
 
-        A worker that has one of them cannot acknowledge it any more, and no error says so.
+        A worker that has one of them cannot acknowledge it any more, and gets no error.
 
         Args:
-            first, last: both ends included; records of other routes between them do not matter.
+            first, last: both ends included; records of other routes in between do not matter.
 
         Returns:
-            how many records that was for; those that were done before do not count.
+            the number of records that were not done before.
 
         Raises:
-            NotFound: no record of the route is there that the group may not have done.
+            NotFound: no record of the range is pending for the group.
             Damaged: the records cannot be read.
-            Refused: they are further from the ack floor than the window reaches.
+            Refused: the range reaches beyond the window.
         """
         found = [(batch.first_sequence, batch.last_sequence) for batch in self._unfinished(first, last)]
         if not found:
@@ -274,100 +336,134 @@ class WorkGroup:
             )
         run = Run(found[0][0], found[-1][1])
         until = time.monotonic() + _READ_SECONDS
-        while (skipped := self._turns.ask(self.calls.skip(run))) is None:
+        while (skipped := self._loop.call(self.requests.skip(run))) is None:
             if time.monotonic() > until:
                 raise Refused(
                     f"record {run.last} of route {self.route} is beyond the window of the group, which begins at "
                     f"the ack floor {self.floor}",
                     hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
                 )
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         return sum(each.size for each in skipped)
 
     def claim(self, min_idle: float) -> int:
-        """Take back all that was leased at least ``min_idle`` seconds ago; returns how many records that were."""
-        return self._turns.ask(self.calls.claim(min_idle))
+        """Return all records leased at least ``min_idle`` seconds ago to the group; return their number."""
+        return self._loop.call(self.requests.claim(min_idle))
 
     def pending(self) -> Iterator[Pending]:
-        """What was delivered and is not acknowledged, in order."""
-        yield from self._turns.ask(self.calls.pending())
+        """Return the leased records, in order."""
+        yield from self._loop.call(self.requests.pending())
 
     @property
-    def calls(self) -> Calls:
-        """What threads may ask, and the tasks of :meth:`tasks`."""
+    def requests(self) -> RequestBuilder:
+        """Builder of the requests that the commit loop accepts."""
         if self._is_inherited:
             raise ValueError("the work group is that of the parent process; open one after the fork")
-        return self._calls
+        return self._requests
 
-    def tasks(self) -> Tasks:
-        """What the tasks of the event loop that runs ask by."""
-        from wald.work.tasks import Tasks  # asyncio is slow to import
-
-        return Tasks(self._turns)
+    @property
+    def commit_loop(self) -> CommitLoop:
+        return self._loop
 
     @property
     def given_up(self) -> int:
-        """How many records this owner has made dead letters."""
+        """Number of records that this owner has made dead letters."""
         return self._owner.given_up
 
     @property
     def floor(self) -> int:
-        """The ack floor: everything up to it is done."""
+        """The ack floor: all records up to it are done."""
         return self._owner.floor
 
     @property
     def has_failed(self) -> bool:
-        """Whether the journal could not be written: all calls raise that error, until the group is opened again."""
-        return self._turns.has_failed
+        """True if the journal could not be written: all calls raise that error until the group is opened again."""
+        return self._loop.has_failed
 
     def close(self) -> None:
         """Move the cursor to the ack floor, and let another process work for the group."""
         if self._is_inherited:
             return
         try:
-            self._requests.close()
-            self._upkeep.close()
-            self._turns.close()
-            self._upkeep.move_cursor()
+            self._control.close()
+            self._maintenance.close()
+            self._loop.close()
+            self._maintenance.move_cursor()
         finally:
             self._held.close()
 
     def leave_in_child(self) -> None:
-        """Let go of what is the parent's; called in the child of a fork, before anything else there."""
+        """Close the parent's files; called in the child of a fork, before anything else there."""
         self._is_inherited = True
         for each in self._descriptors:
             each.close()
 
-    def _enter(self, disk: Disk) -> int:
-        """Up to where the group has processed the route, by its cursor; a new group gets one."""
+    def _open_cursor(self, disk: Disk) -> int:
+        """Return the position of the group's cursor; a new group gets one."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            discard(self.log.root, disk, self.route, self.group)  # of a group of this name that was removed
+            discard(self.log.root, disk, self.route, self.group)  # of a removed group with this name
             after, _ = start_position(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, after, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1
 
     def _unfinished(self, first: int, last: int) -> Iterator[Batch]:
-        """The records of a range that the group may not have done."""
+        """Return the batches of a range that may have pending records."""
         first = max(first, self.floor + 1)
         found = self.log.batches(self.route, first, last, on_missing=skip_lost)
         return found if first <= last else iter(())
 
-    def _carry_out(self, asked: Mapping[str, Any]) -> int:
-        """What a command asks; ``Any``: it is JSON."""
-        match asked:
+    def _apply_command(self, command: Mapping[str, Any]) -> int:
+        """Apply a command of another process, which is JSON, and return the number of records."""
+        match command:
             case {"do": "skip", "first": int(first), "last": int(last)}:
                 return self.skip(first, last)
-            case {"do": "release", "consumer": str(consumer)}:
-                return self.release(consumer)
+            case {"do": "release", "worker": str(worker)}:
+                return self.release(worker)
         raise InvalidInput("the owner of the group does not know this request", hint="it may run an older wald")
 
-    def _sort(self, deliveries: Deliveries) -> None:
-        """Give an order by key to the records that the journal knows, which says nothing of keys."""
-        window = deliveries.window
-        if deliveries.by_key and window.open:
+    def _sort(self, replay: Replay) -> None:
+        """Add the keys of the open records for an order by key, since the journal does not have them."""
+        window = replay.deliveries.window
+        if replay.deliveries.by_key and window.open:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=skip_lost):
                 keys = batch.rows().keys or [None] * batch.count
-                deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
+                replay.deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
+
+
+def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
+    if order not in get_args(Order):
+        raise InvalidInput(f"order {order!r}: must be one of {', '.join(get_args(Order))}", hint='order "log"')
+    if window < 1:
+        raise InvalidInput(f"window {window}: must be above 0", hint="window 1000000")
+    if max_tries is not None and not 1 <= max_tries <= TRIES_MAX:
+        raise InvalidInput(f"max_tries {max_tries}: must be None, or 1 to {TRIES_MAX}", hint="max_tries 5")
+    if check_route(dead_letter) == route and max_tries is not None:
+        raise InvalidInput(
+            f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
+        )
+    return Rules(order == "key", window, max_tries, dead_letter)
+
+
+def _checked(worker: object, sequences: Collection[int]) -> list[int]:
+    """Check a worker's name, and sort the sequences that it names."""
+    if not (isinstance(worker, str) and 0 < len(worker) <= WORKER_MAX and worker.isprintable()):
+        raise InvalidInput(
+            f"worker {str(worker)[:40]!r}: must be text of 1 to {WORKER_MAX} printable characters, on one line",
+            hint='worker "worker-1"',
+        )
+    return sorted(map(index, sequences))
+
+
+def _storable(reason: object) -> str:
+    """Escape what UTF-8 cannot encode, such as a file name that is not text."""
+    return str(reason).encode(errors="backslashreplace").decode()
+
+
+def _nanoseconds(name: str, seconds: float) -> int:
+    """Convert a duration; a very long one becomes :data:`FOREVER_SECONDS`."""
+    if not seconds >= 0:
+        raise InvalidInput(f"{name} {seconds!r}: must be 0 or more, in seconds", hint=f"{name} 30, or 0.5")
+    return int(min(seconds, FOREVER_SECONDS) * _NS)
 
 
 def _leave_in_child() -> None:

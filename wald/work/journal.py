@@ -1,11 +1,11 @@
-"""The file of a work group, ``routes/R/cursors/G.work``: read at the start, appended to, and rewritten when large.
+"""Journal of a work group, ``routes/R/cursors/G.work``: read at the start, appended to, compacted when it is large.
 
-Who uses it holds the lock of the group (``G.drain``), so there is one writer. A line counts once it is synced; what a
-crash leaves behind the last one that was is cut off. Anything else that cannot be read is damage: the group does not
-start, and its cursor keeps what it kept.
+Its only writer holds the lock of the group (``G.drain``). A line counts once it is synced; the owner cuts off what a
+crash leaves after the last synced line. Anything else that cannot be read is damage: the group does not start, and its
+cursor pins the same records as before.
 
-Behind the last line is room for more: blank lines, which new lines are written over. So the file does not grow with
-each line, and a sync has no size to write.
+Blank lines are preallocated after the last line, and new lines overwrite them. So the file does not grow with each
+line, and a sync need not write its size.
 """
 
 from __future__ import annotations
@@ -30,52 +30,47 @@ from wald.format.work import BadWork, JournalLine, JournalStart, decode_work, en
 from wald.hints import command_line
 from wald.segments.durable_end import readable_head
 
-_MODE = 0o644  # as a cursor's: the log's owner reads what others have left
+_MODE = 0o644  # as for cursors: the log's owner reads the files of other users
 _GROWN_BYTES = 256 << 10
 _GROWN_TIMES = 2
-_ROOM_BYTES = 64 << 10  # so that few leases wait for a sync of more
-_SECTOR_BYTES = 512  # what a disk writes at once, at least
-_BLANK = b"\n\0"  # room, and what a file system makes of a sector that never reached the disk where the file has grown
-_ROOM = b"\n"
+_PREALLOCATED_BYTES = 64 << 10  # so that few leases wait for a longer sync
+_SECTOR_BYTES = 512  # the smallest unit that a disk writes atomically
+_BLANK = b"\n\0"  # preallocated bytes, and lost sectors of a file that has grown
+_PREALLOCATED = b"\n"
 _FIRST_BLANK = re.compile(rb"[\n\0]|\Z")
-_END = b', "crc": "________"}'  # of a line; no string in one has that, as its quotes are escaped
-_LOST = re.compile(rb"\n*\0*")  # what is in a sector that did not reach the disk: room, or where the file has grown
+_END = b', "crc": "________"}'  # end of a line; not part of a string in it, because quotes are escaped
+_LOST = re.compile(rb"\n*\0*")  # contents of a sector that did not reach the disk
 _READ_AGAIN = 5
 _AGAIN_SECONDS = 0.02
 
 
 class Journal:
-    """The journal of one group, open for its owner.
+    """Journal of one group, open for its owner. ``is_new`` is True if it was empty.
 
-    Attributes:
-        path: the file.
-        is_new: whether it said nothing when it was opened.
+    Args:
+        start: the group that it must belong to, and the floor of a new journal.
+        apply: called with each line; if an error follows, the lines are void.
+
+    Raises:
+        Damaged: a line cannot be read, or it is the journal of another group.
+        NotPermitted: this user may not write it.
+        OSError: it cannot be written.
     """
 
-    def __init__(self, root: Root, disk: Disk, start: JournalStart, take: Callable[[JournalLine], None]) -> None:
-        """
-        Args:
-            start: whose journal it must be, and the floor of a new one.
-            take: gets what it says, line after line; all of it is void if an error follows.
-
-        Raises:
-            Damaged: a line cannot be read, or it is the journal of another group.
-            NotPermitted: this user may not.
-            OSError: it cannot be written.
-        """
+    def __init__(self, root: Root, disk: Disk, start: JournalStart, apply: Callable[[JournalLine], None]) -> None:
         self._disk = disk
         self._root = root
         self.path, self._descriptor = open_group_file(root, disk, start.route, start.group, WORK_SUFFIX)
         try:
             os.fchmod(self._descriptor, _MODE)
-            read = read_whole(self.path, root, take)
+            read = read_whole(self.path, root, apply)
             if read.start is not None and not _same(read.start, start):
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
             self.is_new = read.start is None
             self._opened = os.fstat(self._descriptor)
             self._end = read.end
             self._disk.truncate(self._descriptor, self._end)
-            self._synced = self._anew_bytes = self._room_end = self._end
+            self._synced = self._compacted_bytes = self._preallocated_end = self._end
             if self.is_new:
                 self.rewrite([start])
         except BaseException:
@@ -85,29 +80,22 @@ class Journal:
     def append(self, lines: Iterable[JournalLine]) -> None:
         """Write lines, which the next :meth:`sync` makes durable.
 
-        Raises:
-            OSError: the disk is full, or fails; what was appended since the last sync may be there or not.
+        After an OSError the lines appended since the last sync may be in the file or not.
         """
         data = b"".join(encode_work(line, self._synced) for line in lines)
         if data:
             self._disk.write(self._descriptor, [data], self._end)
             self._end += len(data)
-            if self._end > self._room_end:
-                self._make_room()
+            if self._end > self._preallocated_end:
+                self._preallocate()
 
     def sync(self) -> None:
-        """Return when all that was appended is on disk."""
         if self._synced < self._end:
             self._disk.sync(self._descriptor)
             self._synced = self._end
 
     def require_place(self) -> None:
-        """Check that the path still has the file that is open; a log that was copied back has another one there.
-
-        Raises:
-            Replaced: it has another file, or none. The next owner would not read the lines.
-            OSError: as of stat(2), if that cannot be seen.
-        """
+        """Raise Replaced unless the path still has the open file. The next owner would not read lines elsewhere."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -121,34 +109,34 @@ class Journal:
 
     @property
     def has_grown(self) -> bool:
-        """Whether it is time to write it anew."""
-        return self._end > _GROWN_BYTES + _GROWN_TIMES * self._anew_bytes
+        """True if it should be rewritten."""
+        return self._end > _GROWN_BYTES + _GROWN_TIMES * self._compacted_bytes
 
     def rewrite(self, lines: Iterable[JournalLine]) -> None:
-        """Replace all lines by these; on disk when this returns, and the old ones are there until then."""
+        """Replace all lines atomically and durably."""
         data = b"".join(encode_work(line, 0) for line in lines)
         self._disk.replace(self.path, data, mode=_MODE)
         descriptor = self._disk.open(self.path)
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
         self._opened = os.fstat(descriptor)
-        self._end = self._synced = self._anew_bytes = len(data)
-        self._make_room()
+        self._end = self._synced = self._compacted_bytes = len(data)
+        self._preallocate()
 
     def close(self) -> None:
-        """Close the file; nothing is synced."""
+        """Close the file without a sync."""
         self._disk.close(self._descriptor)
 
-    def _make_room(self) -> None:
-        """Write blank lines behind the end, on disk with the next sync."""
-        self._room_end = self._end
-        room = -self._end % _ROOM_BYTES
-        with suppress(OSError):  # on a full disk it goes on without, for as long as there is room for the lines
-            self._room_end += self._disk.write(self._descriptor, [_ROOM * room], self._end)
+    def _preallocate(self) -> None:
+        """Write blank lines behind the end; the next sync makes them durable."""
+        self._preallocated_end = self._end
+        size = -self._end % _PREALLOCATED_BYTES
+        with suppress(OSError):  # on a full disk there may still be space for the lines themselves
+            self._preallocated_end += self._disk.write(self._descriptor, [_PREALLOCATED * size], self._end)
 
 
 def discard(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Remove the journal of a group, if there is one: what is above the cursor is delivered to it again."""
+    """Remove the journal of a group, if any: all records above the cursor are redelivered."""
     path = root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
     if os.path.lexists(path):
         disk.unlink(path)
@@ -157,41 +145,24 @@ def discard(root: Root, disk: Disk, route: str, group: str) -> None:
 
 @dataclass(slots=True)
 class Reading:
-    """What was read of a journal.
-
-    Attributes:
-        size: of the file, in bytes.
-        start: its first line; None if it says nothing.
-        lines: how many are whole, up to the first one that is not.
-        end: where they end, in bytes.
-        damage: what is wrong there; "" if nothing is, or only what a crash has torn.
-        torn: whether a crash has left something there.
-        behind: how many lines behind that are whole.
-        last: the last sequence that was read from the log.
-    """
+    """Result of reading a journal."""
 
     size: int
-    start: JournalStart | None = None
-    lines: int = 0
-    end: int = 0
-    damage: str = ""
-    torn: bool = False
-    behind: int = 0
-    last: int = 0
+    start: JournalStart | None = None  # the first line; None if the journal is empty
+    lines: int = 0  # valid lines before the first invalid one
+    end: int = 0  # end of those lines, in bytes
+    damage: str = ""  # why the line there is invalid, unless a crash has torn it
+    torn: bool = False  # a crash has left an incomplete line there
+    behind: int = 0  # valid lines after the invalid one
+    last: int = 0  # last sequence that was read from the log
 
 
-def read_journal(path: Path, take: Callable[[JournalLine], None]) -> Reading:
-    """Read a journal. Who does not hold the lock of the group may see a line in the middle of being written, as damage.
+def read_journal(path: Path, apply: Callable[[JournalLine], None]) -> Reading:
+    """Read a journal and call ``apply`` with each line before the first invalid one.
 
-    Lines count up to the first one that is not whole, or blank. A line behind that which was synced shows that this is
-    damage: a crash leaves all that was synced, and of the rest some sectors of the disk, in any order.
-
-    Args:
-        take: gets each whole line before the first one that is not.
-
-    Raises:
-        Damaged: it is no regular file.
-        OSError: as of open(2).
+    Without the lock of the group, a line that is being written looks like damage. A crash keeps everything that was
+    synced, and of the rest some sectors in any order. So a later line that says the invalid one was synced proves
+    damage.
     """
     data = read_regular(path)
     read = Reading(len(data))
@@ -205,7 +176,7 @@ def read_journal(path: Path, take: Callable[[JournalLine], None]) -> Reading:
                 read.behind += 1
             else:
                 _begin(read, line)
-                take(line)
+                apply(line)
                 read.lines += 1
                 read.last = max(read.last, last_read(line))
                 read.end = offset + len(piece)
@@ -219,14 +190,7 @@ def read_journal(path: Path, take: Callable[[JournalLine], None]) -> Reading:
 
 
 def read_beside_owner(path: Path) -> tuple[Reading, list[JournalLine]]:
-    """Read a journal that its owner may write to meanwhile: what is damage stays so when it is read again.
-
-    Returns:
-        what was read, and the lines before the first one that is not whole.
-
-    Raises:
-        Damaged, OSError: as of :func:`read_journal`.
-    """
+    """Read a journal that its owner may be writing, and its valid lines. Real damage is still there on a retry."""
     for number in range(_READ_AGAIN):
         if number:
             time.sleep(_AGAIN_SECONDS)
@@ -237,14 +201,9 @@ def read_beside_owner(path: Path) -> tuple[Reading, list[JournalLine]]:
     return read, lines
 
 
-def read_whole(path: Path, root: Root, take: Callable[[JournalLine], None]) -> Reading:
-    """Read a journal as :func:`read_journal` does; damage is an error.
-
-    Raises:
-        Damaged: a line that was on disk cannot be read, or it names records beyond the head.
-        OSError: as of open(2).
-    """
-    read = read_journal(path, take)
+def read_whole(path: Path, root: Root, apply: Callable[[JournalLine], None]) -> Reading:
+    """Read a journal. Raise Damaged if a synced line is invalid, or if it names records beyond the head."""
+    read = read_journal(path, apply)
     if read.damage:
         raise _damaged(path, root, read.end, read.damage)
     if why := beyond_head(root, read):
@@ -253,10 +212,10 @@ def read_whole(path: Path, root: Root, take: Callable[[JournalLine], None]) -> R
 
 
 def beyond_head(root: Root, read: Reading) -> str:
-    """Says that a journal names records which the log does not have, if it does; else "".
+    """Return a message if a journal names records beyond the head, or "".
 
-    The log is older than the journal then: what gets these numbers next would be taken for done. The head is read after
-    the journal, so one that an owner writes to is never beyond it.
+    Such a log is older than the journal, and the next records with these sequences would count as done. The head is
+    read after the journal, so an active owner's journal is never beyond it.
     """
     head = readable_head(root)
     if head is None or read.last <= head.sequence:
@@ -267,15 +226,15 @@ def beyond_head(root: Root, read: Reading) -> str:
 def _is_torn(data: bytes, offset: int) -> bool:
     """Return True if the bytes at ``offset`` may be the beginning of a line that was not written completely.
 
-    Either the write was short: only blanks follow, to the end of the file. Or a sector never reached the disk: the line
-    ends with the file, or at the start of a sector that is blank. If its first sector is lost, all bytes up to the next
-    sector are blank. A line that has its end is whole, unless only its newline was lost.
+    If the write was short, only blank lines follow, to the end of the file. If a sector never reached the disk, the
+    line ends with the file or at the start of a blank sector; if its first sector is lost, all bytes up to the next
+    sector are blank. A line with an end is complete, unless only its newline was lost.
     """
     blank = _FIRST_BLANK.search(data, offset).start()  # type: ignore[union-attr]  # if nowhere else, at the end
     text = data[offset:blank]
     if _has_end(text) and (data[blank : blank + 1] == b"\n" or decode_line(text) is None):
         return False
-    if not data[blank:].strip(_ROOM):
+    if not data[blank:].strip(_PREALLOCATED):
         return True
     sector_end = min(len(data), blank - blank % _SECTOR_BYTES + _SECTOR_BYTES)
     at_sector = blank == offset or blank % _SECTOR_BYTES == 0
@@ -283,7 +242,7 @@ def _is_torn(data: bytes, offset: int) -> bool:
 
 
 def _has_end(text: bytes) -> bool:
-    """Whether a line has its end, in which one byte may be another, and one in the place of its newline."""
+    """True if a line has its end, with at most one wrong byte, and possibly another byte instead of its newline."""
     for tail in (text[-len(_END) :], text[-len(_END) - 1 : -1]):
         fixed = [found == meant for found, meant in zip(tail, _END, strict=False) if meant != ord("_")]
         if len(tail) == len(_END) and fixed.count(False) <= 1:
@@ -292,7 +251,7 @@ def _has_end(text: bytes) -> bool:
 
 
 def _decoded(piece: bytes) -> tuple[JournalLine, int]:
-    """Decode a line; its last byte before the newline may be a blank that the line should have overwritten."""
+    """Decode a line; a blank line that it should have overwritten may hide its last byte."""
     if not piece.endswith(b"\n"):
         raise BadWork("a line without its end")
     if piece.endswith(b'"\n'):
@@ -301,7 +260,7 @@ def _decoded(piece: bytes) -> tuple[JournalLine, int]:
 
 
 def _begin(read: Reading, line: JournalLine) -> None:
-    """Take in the first line, which is the only one that says whose journal it is."""
+    """Check that the first line, and no other, identifies the group."""
     if read.start is None:
         if not isinstance(line, JournalStart):
             raise BadWork("its first line does not say whose it is")

@@ -1,63 +1,181 @@
-"""What the owner of a work group does in a turn, and the lines of the journal that say so; it waits for nothing.
+"""Owner of a work group: applies leases and acknowledgements to the window and collects the journal lines for them.
 
-One thread at a time may call a method, which :mod:`wald.work.turns` sees to.
+It never blocks. The commit loop (:mod:`wald.work.commit_loop`) is its only caller.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, islice
+from typing import NamedTuple, Protocol
 
 from wald.errors import WaldError
 from wald.format.records import Record, not_before
 from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
 from wald.reading.assembler import Rows
-from wald.work.claims import Named
-from wald.work.deliveries import Part, Refusal, Settled
-from wald.work.replay import Replayed, note, written
-from wald.work.sharing import Wanted, hand_out, share
+from wald.work.deliveries import Named, Part, Refusal, Settled
+from wald.work.replay import Failure, Replay, journal_lines, record_failure
 from wald.work.source import Lost, Source
-from wald.work.terms import Clock, Failure, Pending, Rules
 from wald.work.window import Run, State
 
+FOREVER_SECONDS = 1e9
+"""Length of a lease without an end."""
 _NS = 1_000_000_000
-_FOR_EVER_NS = 1 << 62
-_REASON_MAX = 500  # letters; kept in memory for each record that came back
-_NOTHING = Rows("", 0, 0, 0, ())
-_LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
+_FOREVER_NS = 1 << 62
+_REASON_MAX = 500  # letters, which stay in memory for each returned record
+_NO_ROWS = Rows("", 0, 0, 0, ())
+_POLL_NS = 1 * _NS  # while a record waits for a time of the wall clock, which may be set
+
+
+class Clock(Protocol):
+    """Monotonic clock for leases and wall clock for due times, as in :mod:`time`."""
+
+    def monotonic_ns(self) -> int:
+        """Return the time of a clock that is never set."""
+
+    def time_ns(self) -> int:
+        """Return the nanoseconds since 1970; this clock may be set."""
+
+
+class Delivery(NamedTuple):
+    """A record leased to a worker.
+
+    Attributes:
+        tries: number of deliveries, this one included.
+        sequence, key, value: those of the record.
+    """
+
+    record: Record
+    tries: int
+
+    @property
+    def sequence(self) -> int:
+        return self.record.sequence
+
+    @property
+    def key(self) -> bytes | None:
+        return self.record.key
+
+    @property
+    def value(self) -> bytes:
+        return self.record.value
+
+
+Share = tuple[Iterable[Record], bytes]
+"""Delivered records, as an iterable to read once, and the tries of each."""
+_new_delivery: Callable[[tuple[Record, int]], Delivery] = partial(tuple.__new__, Delivery)  # twice as fast
+
+
+class Leased(list[Delivery]):
+    """The deliveries of a lease.
+
+    Attributes:
+        refused: the records in ``done`` whose acknowledgement was rejected.
+    """
+
+    __slots__ = ("refused",)
+
+    def __init__(self, shares: Iterable[Share], refused: Sequence[Refusal]) -> None:
+        for records, tries in shares:
+            self += map(_new_delivery, zip(records, tries, strict=True))
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Records that a worker has.
+
+    Attributes:
+        first, last: sequences, both ends included.
+        idle: seconds since they were leased.
+        left: seconds until the lease ends.
+        tries: deliveries of the first of them.
+    """
+
+    first: int
+    last: int
+    worker: str
+    idle: float
+    left: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Delivery rules of a group, as in the arguments of :class:`wald.WorkGroup`."""
+
+    by_key: bool
+    window: int
+    max_tries: int | None
+    dead_letter: str
 
 
 class DeadLetter(NamedTuple):
-    """What is to become a dead letter.
-
-    Attributes:
-        may_be_sent: whether its dead letter may be in the log already.
-    """
+    """A record to become a dead letter, which may be in the log already if ``may_be_sent``."""
 
     record: Record
     dead: DeadRecord
     may_be_sent: bool
 
 
+class LeaseOrder:
+    """A worker's order of records: what it may still get, and what it has got.
+
+    Attributes:
+        records_max, bytes_max: what it still accepts; the first record may have more bytes.
+        shares, runs: the delivered records and their runs.
+        error: why it got nothing.
+    """
+
+    __slots__ = ("bytes_max", "error", "lease_ns", "records_max", "runs", "shares", "worker")
+
+    def __init__(self, worker: str, records_max: int, bytes_max: int, lease_ns: int) -> None:
+        self.worker = worker
+        self.records_max = records_max
+        self.bytes_max = bytes_max
+        self.lease_ns = lease_ns
+        self.shares: list[Share] = []
+        self.runs: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return not (self.records_max and self.bytes_max)
+
+    def reserve(self, values: Sequence[bytes], start: int) -> int:
+        """Reserve the next records with these values, beginning at ``start``; return their number."""
+        lengths = list(map(len, values[start : start + self.records_max]))
+        count, size = len(lengths), sum(lengths)
+        if size >= self.bytes_max:
+            count = max(sum(size <= self.bytes_max for size in accumulate(lengths)), 0 if self.shares else 1)
+            size = self.bytes_max
+        self.records_max -= count
+        self.bytes_max -= size
+        return count
+
+    def add(self, run: tuple[int, int], records: Iterable[Record], tries: bytes) -> None:
+        self.shares.append((records, tries))
+        self.runs.append(run)
+
+
 class Owner:
     """Leases and acknowledgements of one group.
 
-    Attributes:
-        given_up: how many records it has made dead letters.
-
     Args:
-        start: whose journal it is.
-        replayed: what the journal says.
-        giving_up: called when a record is to be given up: :meth:`next_dead_letter` gives it out.
+        giving_up: called when :meth:`next_dead_letter` has something to return.
+
+    Attributes:
+        given_up: number of records that became dead letters.
     """
 
     def __init__(
         self,
         start: JournalStart,
         rules: Rules,
-        replayed: Replayed,
+        replay: Replay,
         source: Source,
         *,
         clock: Clock,
@@ -66,13 +184,13 @@ class Owner:
         self.clock = clock
         self._start = start
         self._rules = rules
-        self._deliveries = replayed.deliveries
+        self._deliveries = replay.deliveries
         self._source = source
-        self._failures = replayed.failures
-        self._dead = replayed.dead
+        self._failures = replay.failures
+        self._dead = replay.dead
         self._to_give_up: deque[int] = deque()
         self.given_up = 0
-        self._passed = 0  # up to here an operator has moved the cursor
+        self._passed = 0  # an operator has moved the cursor up to here
         self._giving_up = giving_up
         self._lines: list[Commit] = [Commit()]
         for sequence in self._dead:
@@ -81,176 +199,158 @@ class Owner:
 
     @property
     def floor(self) -> int:
-        """Everything up to it is done."""
+        """Ack floor: all records up to it are done."""
         return self._deliveries.window.floor
 
     @property
     def has_read(self) -> bool:
-        """Whether what was there at the start was read to its end."""
+        """True once the records that existed at the start have been read."""
         return self._source.is_at_end
 
     @property
-    def owes_dead_letter(self) -> bool:
-        """Whether there is a record to be given up."""
+    def has_dead_letters(self) -> bool:
         return bool(self._to_give_up)
 
-    def begin(self) -> None:
-        """Take in what time it is."""
+    def tick(self) -> None:
+        """Expire leases and wake delayed records."""
         self._deliveries.expire(self.clock.monotonic_ns())
         self._deliveries.wake(self.clock.time_ns())
-        self._came_back([])
+        self._record_returned([])
 
-    def taken_lines(self) -> list[Commit]:
-        """What has happened since this was called the last time."""
+    def pop_lines(self) -> list[Commit]:
+        """Return the journal lines for all changes since the last call."""
         lines, self._lines = self._lines, [Commit()]
         return [line for line in lines if line]
 
-    def snapshot(self) -> Iterator[JournalLine]:
-        """All that the journal has to say."""
+    def all_lines(self) -> Iterator[JournalLine]:
+        """Return the lines of a compacted journal."""
         since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
-        return written(self._start, self._deliveries, self._failures, self._dead, since_1970_ns)
+        return journal_lines(self._start, self._deliveries, self._failures, self._dead, since_1970_ns)
 
     def next_change_ns(self) -> float:
-        """When a lease ends or a record may be due, by the clock that is never set."""
+        """Return when a lease ends or a record may be due, by the monotonic clock."""
         end, due = self._deliveries.next_end_ns, self._deliveries.next_due_ns
         changes = float("inf") if end is None else end
         if due is not None:
-            changes = min(changes, self.clock.monotonic_ns() + min(_LOOK_NS, max(0, due - self.clock.time_ns())))
+            changes = min(changes, self.clock.monotonic_ns() + min(_POLL_NS, max(0, due - self.clock.time_ns())))
         return changes
 
-    def lease(self, wanted: Sequence[Wanted]) -> None:
-        """Give those who wait what comes next, in their order; who gets nothing while there is something, gets why."""
+    def lease(self, orders: Sequence[LeaseOrder]) -> None:
+        """Deliver the next records to the orders, first come, first served."""
         now_ns = self.clock.monotonic_ns()
-        waiting = deque(wanted)
+        waiting = deque(orders)
         while waiting:
             try:
                 if not self._deliver_next(waiting, now_ns):
                     break
             except (WaldError, OSError) as error:
                 waiting.popleft().error = error
-                self._deliveries.close()
-        self._deliveries.close()
+                self._deliveries.end_offer()
+        self._deliveries.end_offer()
         wall_ns = self.clock.time_ns()
         self._lines[-1].leased += [
-            WorkerLease(each.consumer, wall_ns + each.lease_ns, each.runs) for each in wanted if each.runs
+            WorkerLease(each.worker, wall_ns + each.lease_ns, each.runs) for each in orders if each.runs
         ]
 
-    def finish(self, named: Sequence[Named]) -> list[list[Refusal]]:
-        """Take in what consumers have processed; of each, the records for which it does not count.
+    def acknowledge(self, named: Sequence[Named]) -> list[list[Refusal]]:
+        """Mark processed records done; return the refused records of each worker.
 
-        What is being given up may be a dead letter already, so it counts for none of them.
+        A record that is being given up is refused, because its dead letter may exist already.
         """
         dead = self._dead
-        counted = [(each, [s for s in sequences if s not in dead]) for each, sequences in named] if dead else named
-        settled = self._deliveries.finish(counted)
+        settled = self._deliveries.finish(
+            [(worker, [s for s in sequences if s not in dead]) for worker, sequences in named] if dead else named
+        )
         for (_, sequences), refused in zip(named, settled.refused, strict=True) if dead else ():
             refused += [Refusal(sequence, "") for sequence in sequences if sequence in dead]
-        self._finished(settled.runs)
+        self._record_done(settled.runs)
         return settled.refused
 
-    def give_back(
-        self, consumer: str, sequences: Sequence[int], delay_ns: int, reason: str, tries: int
-    ) -> list[Refusal]:
-        """Take in that ``consumer`` has not processed records; those for which it does not count.
+    def give_back(self, worker: str, sequences: Sequence[int], delay_ns: int, reason: str, tries: int) -> list[Refusal]:
+        """Return records to the group that ``worker`` has not processed; return the refused ones.
 
-        Args:
-            tries: how often each has failed; 0: not counted. It counts also for what no consumer has by now.
+        ``tries`` is the worker's own count of failures or 0; it is recorded even for records that no worker has.
         """
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
-        settled = self._deliveries.give_back((consumer, sequences), due_ns=due_ns)
-        self._came_back(settled.runs)
+        settled = self._deliveries.give_back((worker, sequences), due_ns=due_ns)
+        self._record_returned(settled.runs)
         if due_ns is not None:
-            self._settling().due += [(sequence, due_ns) for sequence in _each(settled)]
+            self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled)]
         runs: list[tuple[int, int]] = list(settled.runs)
         if tries:
             runs += (Run(s, s) for s, holder in settled.refused[0] if not holder and self._was_delivered(s))
         if runs and (reason or tries):
             why = FailureReason(reason[:_REASON_MAX], tries, runs)
-            note(self._failures, why)
-            self._settling().reasons.append(why)
+            record_failure(self._failures, why)
+            self._settled_line().reasons.append(why)
         return settled.refused[0]
 
     def failure(self, sequence: int) -> Failure | None:
-        """Why an open record came back the last time; None: it did not, or that was not said."""
         return self._failures.get(sequence)
 
     def give_up(
-        self, consumer: str, sequences: Sequence[int], reason: str, tries: int | None, durable: int
+        self, worker: str, sequences: Sequence[int], reason: str, tries: int | None, durable: int
     ) -> list[Refusal]:
-        """Take in that ``consumer`` has given records up; those for which it does not count.
-
-        Args:
-            durable: as of :meth:`next_dead_letter`.
-        """
-        settled = self._deliveries.give_back((consumer, sequences))
+        """Begin to give up records of ``worker``; return the refused ones. The log is durable up to ``durable``."""
+        settled = self._deliveries.give_back((worker, sequences))
         reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
         for sequence in _each(settled):
             tried = self._deliveries.window.tries(sequence) if tries is None else tries
             self._dead[sequence] = dead = DeadRecord(sequence, tried, reason, now_ns, route, durable)
-            self._settling().dead.append(dead)
+            self._settled_line().dead.append(dead)
             self._give_up(sequence)
         return settled.refused[0]
 
-    def extend(self, consumer: str, sequences: Sequence[int], lease_ns: int) -> list[Refusal]:
-        """Lease records for longer that ``consumer`` has; those for which it does not count."""
+    def extend(self, worker: str, sequences: Sequence[int], lease_ns: int) -> list[Refusal]:
+        """Extend the leases of records of ``worker``; return the refused ones."""
         now_ns = self.clock.monotonic_ns()
-        settled = self._deliveries.extend((consumer, sequences), now_ns=now_ns, until_ns=now_ns + lease_ns)
+        settled = self._deliveries.extend((worker, sequences), now_ns=now_ns, until_ns=now_ns + lease_ns)
         if settled.runs:
-            held = WorkerLease(consumer, self.clock.time_ns() + lease_ns, list(settled.runs))
-            self._settling().extended.append(held)
+            held = WorkerLease(worker, self.clock.time_ns() + lease_ns, list(settled.runs))
+            self._settled_line().extended.append(held)
         return settled.refused[0]
 
-    def release(self, consumer: str) -> int:
-        """Take back all that ``consumer`` has; how many records that were."""
-        return self._taken_back(self._deliveries.release(consumer))
+    def release(self, worker: str) -> int:
+        """Return all records of ``worker`` to the group; return their number."""
+        return self._record_returned(self._deliveries.release(worker))
 
     def claim(self, idle_ns: int) -> int:
-        """Take back all that was leased so long ago; how many records that were."""
-        return self._taken_back(self._deliveries.claim(self.clock.monotonic_ns() - idle_ns))
+        """Return all records leased at least ``idle_ns`` ago to the group; return their number."""
+        return self._record_returned(self._deliveries.claim(self.clock.monotonic_ns() - idle_ns))
 
     def skip(self, run: Run) -> list[Run] | None:
-        """Take in that records are done without having been processed; which those were.
-
-        None: not all of them were read yet.
-
-        Raises:
-            Damaged, NotFound: they cannot be read.
-        """
+        """Mark records done without processing, and return them; None if not all of them have been read yet."""
         while self._deliveries.window.end <= run.last:
-            if not self._take_in():
+            if not self._read_next():
                 return None
         skipped = list(self._deliveries.window.open_in(run))
         self._deliveries.finish_all(run)
-        self._finished(skipped)
+        self._record_done(skipped)
         return skipped
 
     def pending(self) -> list[Pending]:
-        """What was delivered and is not acknowledged, in order."""
+        """Return the leased records, in order."""
         now_ns = self.clock.monotonic_ns()
         tries = self._deliveries.window.tries
         return [
             Pending(
                 run.first,
                 run.last,
-                lease.consumer,
+                lease.worker,
                 max(0, now_ns - lease.since_ns) / _NS,
                 (lease.until_ns - now_ns) / _NS,
                 tries(run.first),
             )
             for run, lease in self._deliveries.out()
-            if lease.consumer
+            if lease.worker
         ]
 
     def next_dead_letter(self, durable: int) -> DeadLetter | None:
-        """The next record that is to be given up; None if there is none.
-
-        Args:
-            durable: a sequence up to which the log is durable.
-        """
+        """Return the next record to give up, if any. The log is durable up to ``durable``."""
         for _ in range(len(self._to_give_up)):
-            self._to_give_up.rotate(-1)  # so that one that cannot be read stops no other
+            self._to_give_up.rotate(-1)  # so that an unreadable record blocks no other
             sequence = self._to_give_up[-1]
-            if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
+            if not self._deliveries.window.is_open(sequence):  # skipped in the meantime
                 self._to_give_up.pop()
                 continue
             record = next(self._read(Run(sequence, sequence)).records(sequence, sequence), None)
@@ -263,61 +363,61 @@ class Owner:
                 reason = (known and known.reason) or "its leases ended without an acknowledgement"
                 dead = DeadRecord(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
-                self._settling().dead.append(dead)
+                self._settled_line().dead.append(dead)
             self._to_give_up.pop()
             return DeadLetter(record, self._dead[sequence], may_be_sent)
         return None
 
-    def unsettled(self) -> dict[str, int]:
-        """Return the routes of dead letters that may be in the log, each with a sequence before all of them."""
+    def dead_letter_positions(self) -> dict[str, int]:
+        """Return each route that may have dead letters of open records, with a sequence before all of them."""
         routes: dict[str, int] = {}
         for dead in self._dead.values():
             routes[dead.route] = min(dead.after, routes.get(dead.route, dead.after))
         return routes
 
-    def gave_up(self, sequence: int) -> None:
-        """Take in that the dead letter of a record is durable."""
+    def finish_dead_letter(self, sequence: int) -> None:
+        """Mark a record done whose dead letter is durable."""
         self.given_up += 1
-        self._finished(self._deliveries.finish([("", [sequence])]).runs)
+        self._record_done(self._deliveries.finish([("", [sequence])]).runs)
 
-    def not_given_up(self, sequence: int) -> None:
-        """Take in that it is not known whether a record became a dead letter; it is the last to be tried again."""
+    def retry_dead_letter(self, sequence: int) -> None:
+        """Try a record again, after all others, whose dead letter may or may not have been written."""
         self._to_give_up.append(sequence)
 
-    def pass_over(self, sequence: int) -> None:
-        """Take in that everything up to ``sequence`` is done, whatever consumers have of it."""
+    def finish_through(self, sequence: int) -> None:
+        """Mark all records up to ``sequence`` done, even if workers have them."""
         self._passed = sequence
         run = Run(self.floor + 1, min(sequence, self._deliveries.window.end - 1))
         if run.size > 0:
             self._deliveries.finish_all(run)
-            self._finished([run])
+            self._record_done([run])
 
-    def _deliver_next(self, waiting: deque[Wanted], now_ns: int) -> bool:
-        """Deliver the next run of records, and remove those from ``waiting`` that get no more; False: there is none."""
-        sharing = (
+    def _deliver_next(self, waiting: deque[LeaseOrder], now_ns: int) -> bool:
+        """Deliver the next run and remove the orders that are full; return False if there are no records."""
+        orders = (
             [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, PAGE_RECORDS))
-        )  # a run is in a page
-        run = self._next_run(sum(each.records_max for each in sharing))
+        )  # a run is within a page
+        run = self._next_run(sum(each.records_max for each in orders))
         if run is None:
             return False
         rows = self._read(run)
-        if shares := list(share(rows.values_of(*run), sharing)):
-            parts = [Part(each.consumer, now_ns + each.lease_ns, count) for each, count in shares]
+        if shares := list(divide(rows.values_of(*run), orders)):
+            parts = [Part(each.worker, now_ns + each.lease_ns, count) for each, count in shares]
             run = Run(run.first, run.first + sum([part.size for part in parts]) - 1)
             hand_out(rows, run, self._deliveries.deliver(run, parts, now_ns=now_ns), shares)
-        last, _ = shares[-1] if shares else (sharing[0], 0)
-        if last.is_over:
-            self._deliveries.close()
-        while waiting and waiting[0].is_over:
+        last, _ = shares[-1] if shares else (orders[0], 0)
+        if last.is_full:
+            self._deliveries.end_offer()
+        while waiting and waiting[0].is_full:
             waiting.popleft()
         return True
 
     def _next_run(self, records_max: int) -> Run | None:
-        """The next records to deliver; those that were delivered too often are given up instead."""
+        """Return the next records to deliver; give up those that have had all of their tries."""
         while True:
-            run = self._deliveries.first_free()
+            run = self._deliveries.window.first_free()
             if run is None:
-                if not self._take_in():
+                if not self._read_next():
                     return None
                 continue
             last = min(run.last, run.first + records_max - 1, self.floor + self._rules.window)
@@ -337,33 +437,33 @@ class Owner:
         return tried_out or sequence in self._dead
 
     def _read(self, run: Run) -> Rows:
-        """The batch with the first record of a run; no records if that one is lost, and done with it."""
+        """Return the batch with the first record of a run; if that record is lost, mark it done and return no rows."""
         try:
             return self._source.rows(run.first)
         except Lost as lost:
             self._deliveries.finish_all(lost.run)
-            self._finished([lost.run])
-            return _NOTHING
+            self._record_done([lost.run])
+            return _NO_ROWS
 
     def _was_delivered(self, sequence: int) -> bool:
         window = self._deliveries.window
         return window.is_open(sequence) and window.tries(sequence) > 0
 
     def _give_up(self, sequence: int) -> None:
-        """Hold a record until it is a dead letter, so that no worker gets it."""
-        self._deliveries.hold(Run(sequence, sequence), "", until_ns=self.clock.monotonic_ns() + _FOR_EVER_NS)
+        """Hold a record until its dead letter is durable, so that no worker gets it."""
+        self._deliveries.hold(Run(sequence, sequence), "", until_ns=self.clock.monotonic_ns() + _FOREVER_NS)
         self._to_give_up.append(sequence)
         self._giving_up()
 
-    def _take_in(self) -> bool:
-        """Take the next batch into the window; returns whether there was one, and room."""
+    def _read_next(self) -> bool:
+        """Append the next batch to the window; return False if there is none, or the window is full."""
         run = self._source.next(self.floor)
         window = self._deliveries.window
         if run is None or (window.open and run.last - window.floor > self._rules.window):
             return False
-        rows = self._source.take()
+        rows = self._source.pop()
         if rows is None:
-            window.pass_over(run.last)
+            window.extend_to(run.last)
             return True
         now_ns = self.clock.time_ns()
         waiting = [
@@ -372,35 +472,32 @@ class Owner:
             if headers is not None and (due_ns := not_before(headers)) > now_ns
         ]
         keys = (rows.keys or [None] * rows.count) if self._rules.by_key else None
-        self._deliveries.take_in(run, keys, waiting)
+        self._deliveries.append(run, keys, waiting)
         line = self._lines[-1]
         line.read.append((run.first, run.last))
         line.due += waiting
         if run.first <= self._passed:
             passed = Run(run.first, min(run.last, self._passed))
             self._deliveries.finish_all(passed)
-            self._finished([passed])
+            self._record_done([passed])
         return True
 
-    def _finished(self, runs: Collection[Run]) -> None:
+    def _record_done(self, runs: Collection[Run]) -> None:
         if not runs:
             return
-        self._settling().done += runs
+        self._settled_line().done += runs
         for known in (self._failures, self._dead):
             for sequence in [each for run in runs for each in run.among(known)] if known else ():
                 del known[sequence]
 
-    def _taken_back(self, runs: Collection[Run]) -> int:
-        self._came_back(runs)
+    def _record_returned(self, runs: Collection[Run]) -> int:
+        """Record returned runs and those that returned with them; return the number of records in ``runs``."""
+        if returned := [*runs, *self._deliveries.pop_followers()]:
+            self._settled_line().returned += returned
         return sum(run.size for run in runs)
 
-    def _came_back(self, runs: Collection[Run]) -> None:
-        """Write down what came back, and what did with it."""
-        if back := [*runs, *self._deliveries.followers()]:
-            self._settling().returned += back
-
-    def _settling(self) -> Commit:
-        """The line for what is settled: behind what was leased in this turn, it is another one."""
+    def _settled_line(self) -> Commit:
+        """Return the line for settled records. It is a new one if this round has leased records."""
         line = self._lines[-1]
         if line.read or line.leased:
             self._lines.append(line := Commit())
@@ -410,3 +507,30 @@ class Owner:
 def _each(settled: Settled) -> Iterator[int]:
     for run in settled.runs:
         yield from range(run.first, run.last + 1)
+
+
+def divide(values: Sequence[bytes], orders: Iterable[LeaseOrder]) -> Iterator[tuple[LeaseOrder, int]]:
+    """Divide consecutive records with these values among the orders; yield each order with its count."""
+    at = 0
+    for each in orders:
+        if at == len(values):
+            return
+        if count := each.reserve(values, at):
+            at += count
+            yield each, count
+
+
+def hand_out(rows: Rows, run: Run, tries: bytes, shares: Sequence[tuple[LeaseOrder, int]]) -> None:
+    """Add a run of delivered records to the orders.
+
+    A single worker decodes its records itself, later; for several it is faster to decode all of them at once.
+    """
+    records = rows.records(*run)
+    if len(shares) == 1:
+        shares[0][0].add(run, records, tries)
+        return
+    every, at = list(records), 0
+    for order, count in shares:
+        first = run.first + at
+        order.add((first, first + count - 1), every[at : at + count], tries[at : at + count])
+        at += count

@@ -1,43 +1,136 @@
-"""The records of a route for a work group: in order, by a thread that reads ahead; and again, by their numbers."""
+"""Records of a route for a work group: read ahead in order by one thread, or read again by sequence.
+
+A cache keeps the batches that were used last. A reader that reads one batch again soon wants the next one, so a second
+thread reads that ahead and the commit loop does not wait for it.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from bisect import bisect_right, insort
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
+from typing import Self
 
 from wald.errors import Damaged, WaldError
 from wald.hints import command_line
 from wald.log import Log
-from wald.reading.assembler import Rows
+from wald.reading.assembler import Batch, Rows
 from wald.retention.history import History
 from wald.retention.missing import Missing, skip_lost
-from wald.work.kept import Decoded, Kept
 from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
-_KEPT_BYTES = 8 << 20
+_CACHE_BYTES = 8 << 20
+_RECORD_BYTES = 64  # memory of a record besides its value
 
 
 class Lost(Exception):
-    """Records that were taken before were given up by a repair, or are in no copy of the log.
-
-    Attributes:
-        run: those.
-    """
+    """Records that were read before, and that a repair gave up or no copy of the log has."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.run = run
 
 
-class Source:
-    """Reads ``route`` from ``start`` on. It passes over what a repair has given up.
+class CachedBatch:
+    """Records of a batch, or None if those of the run are lost.
+
+    ``is_reread`` is set after reading it again, until the batch behind it has been requested.
+    """
+
+    __slots__ = ("is_reread", "rows", "run", "size")
+
+    def __init__(self, run: Run, rows: Rows | None, size: int, *, is_reread: bool = False) -> None:
+        self.run = run
+        self.rows = rows
+        self.size = size
+        self.is_reread = is_reread
+
+    @classmethod
+    def of(cls, batch: Batch, *, is_reread: bool = False) -> Self:
+        run = Run(batch.first_sequence, batch.last_sequence)
+        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count, is_reread=is_reread)
+
+
+class BatchCache:
+    """Least recently used cache of batches, with a thread that reads ahead.
 
     Args:
-        lost: called with what it passes over.
-        arrived: called when there is more, or when reading has failed, after :meth:`next` had none.
+        bytes_max: bound of the cache, unless a single batch is larger.
+        batches_from: reads batches starting at a sequence.
+    """
+
+    def __init__(self, bytes_max: int, batches_from: Callable[[int], Iterator[Batch]]) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._batches: OrderedDict[int, CachedBatch] = OrderedDict()
+        self._firsts: list[int] = []
+        self._changing = threading.Lock()
+        self._batches_from = batches_from
+        self._requested: SimpleQueue[int | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, batch: CachedBatch) -> None:
+        first = batch.run.first
+        with self._changing:
+            if first in self._batches:
+                self._evict(first)
+            self._batches[first] = batch
+            insort(self._firsts, first)
+            self._bytes += batch.size
+            while self._bytes > self._bytes_max and len(self._batches) > 1:
+                self._evict(next(iter(self._batches)))
+
+    def rows(self, first: int, read_end: int) -> Rows | None:
+        """Return the cached batch with record ``first``, or None. The group has read everything before ``read_end``."""
+        with self._changing:
+            place = bisect_right(self._firsts, first) - 1
+            if place < 0:
+                return None
+            base = self._firsts[place]
+            self._batches.move_to_end(base)
+            batch = self._batches[base]
+        if first > batch.run.last:
+            return None
+        if batch.is_reread:
+            batch.is_reread = False
+            if batch.run.last + 1 < read_end:
+                self._read_ahead(batch.run.last + 1)
+        return batch.rows
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._requested.put(None)
+            self._thread.join()
+
+    def _read_ahead(self, first: int) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="wald-work-again", daemon=True)
+            self._thread.start()
+        self._requested.put(first)
+
+    def _read(self) -> None:
+        while (first := self._requested.get()) is not None:
+            with suppress(Exception):  # a later read of the same records raises the error
+                for batch in self._batches_from(first):
+                    self.add(CachedBatch.of(batch, is_reread=True))
+                    break
+
+    def _evict(self, first: int) -> None:
+        self._bytes -= self._batches.pop(first).size
+        self._firsts.remove(first)
+
+
+class Source:
+    """Reader of ``route`` from ``start`` that passes over records that a repair gave up.
+
+    Args:
+        arrived: called when there are more records, or when reading has failed, after :meth:`next` returned None.
+        lost: called with the records passed over.
     """
 
     def __init__(
@@ -48,27 +141,21 @@ class Source:
         self._arrived = arrived
         self._lost = lost
         self._changed = threading.Condition()
-        self._ahead: deque[Decoded] = deque()  # by the thread that reads, so that no turn waits for that
+        self._ahead: deque[CachedBatch] = deque()
         self._ahead_bytes = 0
         self._is_awaited = False
-        self._at_end = False
         self._failed: Exception | None = None
-        self._kept = Kept(_KEPT_BYTES, partial(log.batches, route))
-        self._taken_end = start
+        self._cache = BatchCache(_CACHE_BYTES, partial(log.batches, route))
+        self._read_end = start
         self._cancel = threading.Event()
+        self.is_at_end = False  # True once the reader has reached the end of the log
         self._begin(start)
 
-    def next(self, behind: int) -> Run | None:
-        """The records that are next in the order of the log, a batch of them; None if there are none yet.
+    def next(self, floor: int) -> Run | None:
+        """Return the run of the next batch in the log, or None if there is none yet.
 
-        Where a repair has given up records, it is these, and :meth:`take` returns none.
-
-        Args:
-            behind: up to there all is done.
-
-        Raises:
-            WaldError, OSError: reading has failed, after all batches before that place were given out. It is tried
-                again from there.
+        The run may be of lost records; then :meth:`pop` returns None. After an error of the reader, which is raised
+        once all batches before it are used, reading begins again, above ``floor``.
         """
         with self._changed:
             if self._ahead:
@@ -78,16 +165,11 @@ class Source:
                 return None
             error, self._failed = self._failed, None
         self._thread.join()
-        self._begin(max(self._start, behind + 1))
+        self._begin(max(self._start, floor + 1))
         raise error
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether it has read to the end of the log since the start."""
-        return self._at_end
-
-    def take(self) -> Rows | None:
-        """The records of the batch that is next, None if they are lost; then the one behind it is next."""
+    def pop(self) -> Rows | None:
+        """Return the records of the next batch, or None if they are lost."""
         with self._changed:
             batch = self._ahead.popleft()
             was_full = self._ahead_bytes > _AHEAD_BYTES
@@ -95,56 +177,49 @@ class Source:
             if was_full:
                 self._changed.notify_all()
         if batch.rows is not None:
-            self._kept.add(batch)
-            self._taken_end = batch.run.last + 1
+            self._cache.add(batch)
+            self._read_end = batch.run.last + 1
         return batch.rows
 
     def rows(self, first: int) -> Rows:
-        """The batch with the record ``first``, which was taken before.
-
-        Raises:
-            Lost: the record is given up.
-            NotFound, Damaged: it cannot be read any more.
-        """
-        if (rows := self._kept.rows(first, self._taken_end)) is not None:
+        """Return the batch of a record that was read before. Raise Lost if the record is lost."""
+        if (rows := self._cache.rows(first, self._read_end)) is not None:
             return rows
         lost: list[Missing] = []
-        # As a whole: the next ones are often asked for next.
-        batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)
+        batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)  # all of it, for later calls
         for missing in lost:
             skip_lost(missing)
-        if not lost and (batch is None or batch.first_sequence > first):
+        is_missing = batch is None or batch.first_sequence > first
+        if not lost and is_missing:
             lost += self._passed_over(first)
         for missing in lost:
             self._lost(missing)
         if lost:
             raise Lost(Run(first, lost[-1].last))
-        if batch is None or batch.first_sequence > first:  # the log is older than the journal, or shorter
+        if batch is None or is_missing:  # the log is older than the journal, or shorter
             raise Damaged(
                 f"{self._log.root.segments}: record {first} of route {self._route} was read before, but is missing now",
                 hint=f"{command_line(self._log.root.path, 'verify')} checks the log",
             )
-        self._kept.add(Decoded.of(batch, is_again=True))
+        self._cache.add(CachedBatch.of(batch, is_reread=True))
         return self.rows(first)
 
+    def close(self) -> None:
+        self._cache.close()
+        self._cancel.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join()
+
     def _passed_over(self, first: int) -> Iterator[Missing]:
-        """What a start of the daemon has passed over from ``first`` on, as the log is older than the journal."""
+        """Return the sequences from ``first`` that a start of the daemon skipped: the log is older than the journal."""
         entry = History(self._log.root).skip_of(first)
         if entry is not None:
             last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
             count, routes = last + 1 - first, frozenset([self._route])
             yield Missing(self._log.root.path, first, last, count, False, self._route, routes, asked=False, lost=why)
 
-    def close(self) -> None:
-        """End the threads."""
-        self._kept.close()
-        self._cancel.set()
-        with self._changed:
-            self._changed.notify_all()
-        self._thread.join()
-
     def _begin(self, start: int) -> None:
-        """Read from ``start`` on, in a thread."""
         self._start = start
         self._thread = threading.Thread(target=self._read, args=(start,), name=f"wald-work-{self._route}", daemon=True)
         self._thread.start()
@@ -160,34 +235,34 @@ class Source:
                 on_wait=self._reach_end,
             )
             for batch in following:
-                self._add(Decoded.of(batch))
+                self._add(CachedBatch.of(batch))
                 with self._changed:
                     while self._ahead_bytes > _AHEAD_BYTES and not self._cancel.is_set():
                         self._changed.wait()
                 if self._cancel.is_set():
                     return
-        except Exception as error:  # noqa: BLE001 - who leases gets it
+        except Exception as error:  # noqa: BLE001 - the next lease raises it
             self._failed = error if isinstance(error, WaldError | OSError) else OSError(f"{self._route}: {error!r}")
-            self._arrive()
+            self._notify()
 
     def _pass_over(self, missing: Missing) -> None:
         skip_lost(missing)
         self._lost(missing)
-        self._add(Decoded(Run(missing.first, missing.last), None, 0))
+        self._add(CachedBatch(Run(missing.first, missing.last), None, 0))
 
-    def _add(self, decoded: Decoded) -> None:
+    def _add(self, batch: CachedBatch) -> None:
         with self._changed:
-            self._start = decoded.run.last + 1
-            self._ahead.append(decoded)
-            self._ahead_bytes += decoded.size
-        self._arrive()
+            self._start = batch.run.last + 1
+            self._ahead.append(batch)
+            self._ahead_bytes += batch.size
+        self._notify()
 
     def _reach_end(self) -> None:
-        if not self._at_end:
-            self._at_end = True
-            self._arrive()
+        if not self.is_at_end:
+            self.is_at_end = True
+            self._notify()
 
-    def _arrive(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             is_awaited, self._is_awaited = self._is_awaited, False
         if is_awaited:

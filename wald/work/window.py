@@ -1,8 +1,8 @@
-"""The window of a work group: what has become of each record between the ack floor and the newest one taken in.
+"""Window of a work group: the state and tries of each record between the ack floor and the newest record read.
 
-Two bytes a sequence, in pages; a page of which everything is done is not kept. So the memory follows the pages with a
-hole, and never the number of records that were acknowledged. Sequences of other routes, which lie between those of
-this one, are done from the start. No method takes a Python step for each record where a run of them will do.
+Each sequence takes two bytes, in pages; a page is dropped once all of its records are done. Memory depends on the
+number of pages with gaps, not on the number of acknowledged records. Sequences of other routes count as done. Methods
+work on runs of records, not on single ones, because a Python step per record would be too slow.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import NamedTuple
 
 from wald.format.work import PAGE_RECORDS, TRIES_MAX
 
-_DONE_TRIES = 255  # so that the tries of a page say what is done
+_DONE_TRIES = 255  # marks done records in the tries of a page
 
 
 class State(IntEnum):
-    """What a record in the window is."""
+    """State of a record in the window."""
 
     DONE = 0
-    """Acknowledged, or not of this route."""
+    """Acknowledged, or of another route."""
     FREE = 1
-    """To be delivered, in the order of sequences."""
+    """Ready for delivery, in the order of sequences."""
     OUT = 2
     """Leased."""
     WAITING = 3
     """Not due yet."""
     BEHIND = 4
-    """To be delivered after an earlier one of its key."""
+    """Blocked by an earlier record of its key."""
 
 
 class Run(NamedTuple):
@@ -47,7 +47,7 @@ class Run(NamedTuple):
         return self.last - self.first + 1
 
     def among(self, known: Collection[int]) -> list[int]:
-        """Those of its sequences that are in ``known``, in order."""
+        """Return the sequences of the run that are in ``known``, in order."""
         if self.size <= len(known):
             return [sequence for sequence in range(self.first, self.last + 1) if sequence in known]
         return sorted(sequence for sequence in known if self.first <= sequence <= self.last)
@@ -65,9 +65,7 @@ _ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES))
 
 
 class _Page:
-    """Attributes:
-    leases: the number of the lease of what is out: one for all, or one each.
-    """
+    """``PAGE_RECORDS`` consecutive sequences. ``leases`` is one number for all records that are out, or one each."""
 
     __slots__ = ("leases", "open", "queued", "states", "tries")
 
@@ -75,11 +73,10 @@ class _Page:
         self.states = bytearray(_NOTHING)
         self.tries = bytearray(_ALL_DONE)
         self.leases: int | array[int] = 0
-        self.open = 0  # how many are not done
-        self.queued = False  # among the pages that may have something free
+        self.open = 0  # records that are not done
+        self.queued = False  # in the heap of pages that may have free records
 
-    def lease(self, low: int, numbers: array[int]) -> None:
-        """Take in by which leases records are out, from ``low`` on."""
+    def set_leases(self, low: int, numbers: array[int]) -> None:
         high = low + len(numbers)
         others = self.states.count(State.OUT) - self.states.count(State.OUT, low, high)
         if not others and numbers.count(numbers[0]) == len(numbers):
@@ -90,7 +87,7 @@ class _Page:
         self.leases[low:high] = numbers
 
     def held(self, first: int) -> Iterator[tuple[int, Run]]:
-        """The leases by which all that is open is out, in runs over what is done; ``first``: of its sequences."""
+        """Return runs of equal leases if all open records are out; a run may span done records."""
         assert not isinstance(self.leases, int)
         low = 0
         for lease, same in groupby(self.leases):
@@ -101,12 +98,9 @@ class _Page:
 
 
 class Window:
-    """The records of one route above ``floor``.
+    """Records of one route above ``floor``, the ack floor.
 
-    Attributes:
-        floor: everything up to it is done.
-        end: the first sequence that has not been taken in.
-        open: how many records are not done.
+    ``end`` is the first sequence that has not been read; ``open`` counts the records that are not done.
     """
 
     def __init__(self, floor: int) -> None:
@@ -116,8 +110,8 @@ class Window:
         self._pages: OrderedDict[int, _Page] = OrderedDict()  # in ascending order
         self._free: list[int] = []  # a heap of numbers of pages
 
-    def take_in(self, run: Run, state: State = State.FREE) -> None:
-        """Take in records that follow all others; what lies between is not of this route."""
+    def append(self, run: Run, state: State = State.FREE) -> None:
+        """Append records after all others; the sequences in between belong to other routes."""
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None:
@@ -127,34 +121,31 @@ class Window:
             page.open += high - low
             self._queue(number, page, state)
         self.open += run.size
-        self.pass_over(run.last)
+        self.extend_to(run.last)
 
-    def pass_over(self, last: int) -> None:
-        """Take in that no record up to ``last`` is of this route but those that were taken in."""
+    def extend_to(self, last: int) -> None:
+        """Extend the window to ``last``; sequences that were not appended belong to other routes."""
         self.end = max(self.end, last + 1)
         self._advance()
 
     def state(self, sequence: int) -> State | None:
-        """What a record is; None if it was not taken in."""
+        """Return a record's state, or None if it has not been read."""
         if sequence >= self.end:
             return None
         page = self._pages.get(sequence // PAGE_RECORDS) if sequence > self.floor else None
         return State.DONE if page is None else State(page.states[sequence % PAGE_RECORDS])
 
     def is_open(self, sequence: int) -> bool:
-        """Whether a record was taken in and is not done."""
         return self.state(sequence) not in (None, State.DONE)
 
     def tries(self, sequence: int) -> int:
-        """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
+        """Return the number of deliveries of an open record, at most ``TRIES_MAX``."""
         return self._pages[sequence // PAGE_RECORDS].tries[sequence % PAGE_RECORDS]
 
     def tries_of(self, run: Run) -> bytes:
-        """How often each of these open records was delivered."""
         return b"".join(self._pages[number].tries[low:high] for number, low, high in _parts(run))
 
     def states_of(self, run: Run) -> bytes:
-        """The state of each of these records, which were taken in; those up to the floor are done."""
         pages = self._pages
         return b"".join(
             pages[number].states[low:high] if number in pages else _NOTHING[low:high]
@@ -162,12 +153,11 @@ class Window:
         )
 
     def lease_of(self, sequence: int) -> int:
-        """The number of the lease by which a record is out."""
         page = self._pages[sequence // PAGE_RECORDS]
         return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE_RECORDS]
 
     def leases_of(self, run: Run) -> list[tuple[int, int]]:
-        """By which leases a run is out, each with how many records, in order; nothing if any of them is not out."""
+        """Return pairs of a lease and a record count, in order; none unless all records of the run are out."""
         found: list[tuple[int, int]] = []
         if run.first <= self.floor or run.last >= self.end:
             return found
@@ -182,7 +172,7 @@ class Window:
         return found
 
     def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
-        """What of a run is out, and by which leases, in order."""
+        """Return the parts of a run that are out, with their leases, in order."""
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None:
@@ -198,60 +188,58 @@ class Window:
                     first = last + 1
 
     def holdings(self) -> Iterator[tuple[int, Run]]:
-        """What is out, and by which leases, in order; a run may have records in it that are done."""
+        """Return all runs that are out, with their leases, in order; a run may span done records."""
         for number, page in self._pages.items():
             out, first = page.states.count(State.OUT), number * PAGE_RECORDS
             if out < page.open:
                 yield from self.leases_in(Run(first, first + PAGE_RECORDS - 1))
             elif isinstance(page.leases, int):
                 yield page.leases, Run(first + page.states.find(State.OUT), first + page.states.rfind(State.OUT))
-            else:  # what is done has the number of the lease that it had
+            else:  # done records keep the number of their last lease
                 yield from page.held(first)
 
     def deliver(self, run: Run, leases: array[int]) -> bytes:
-        """Take in that open records are out, once more each, by the leases of these numbers; how often by now."""
+        """Mark open records as out by these leases, and return their new numbers of tries."""
         every = []
         for number, low, high in _parts(run):
             page = self._pages[number]
             at = number * PAGE_RECORDS + low - run.first
-            page.lease(low, leases[at : at + high - low])
+            page.set_leases(low, leases[at : at + high - low])
             page.states[low:high] = _ALL_OUT[low:high]
             page.tries[low:high] = tries = page.tries[low:high].translate(_ONCE_MORE)
             every.append(tries)
         return b"".join(every)
 
     def transfer(self, run: Run, lease: int) -> None:
-        """Take in that records are out by another lease."""
         for number, low, high in _parts(run):
-            self._pages[number].lease(low, array("I", [lease]) * (high - low))
+            self._pages[number].set_leases(low, array("I", [lease]) * (high - low))
 
     def open_in(self, run: Run) -> Iterator[Run]:
-        """What is open of a run, in order."""
         for number, low, high in _parts(run):
             if (page := self._pages.get(number)) is not None:
                 for found in _OPEN_RUN.finditer(page.states, low, high):
                     yield Run(number * PAGE_RECORDS + found.start(), number * PAGE_RECORDS + found.end() - 1)
 
     def hold(self, run: Run, lease: int) -> int:
-        """Take in that what is open of a run is out by ``lease``, and was counted before; how many records that is."""
+        """Mark the open records of a run as out by ``lease`` without counting a try; return their number."""
         held = 0
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is not None:
-                page.lease(low, array("I", [lease]) * (high - low))
+                page.set_leases(low, array("I", [lease]) * (high - low))
                 page.states[low:high] = page.states[low:high].translate(_HELD)
                 held += page.states.count(State.OUT, low, high)
         return held
 
     def set(self, run: Run, state: State) -> None:
-        """Give open records a state that is neither DONE nor OUT; they keep their tries."""
+        """Set the state of open records to one other than DONE and OUT; their tries stay."""
         for number, low, high in _parts(run):
             page = self._pages[number]
             page.states[low:high] = bytes([state]) * (high - low)
             self._queue(number, page, state)
 
     def finish(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Take in that records are done; those that are already stay so."""
+        """Mark records done. Idempotent."""
         beginning, end, pages = self.floor + 1, self.end - 1, self._pages
         floor_moves = False
         for first, last in runs:
@@ -275,7 +263,7 @@ class Window:
             self._advance()
 
     def first_free(self) -> Run | None:
-        """The first run of free records in one page; None if there is none."""
+        """Return the first run of free records, within one page, or None."""
         while self._free:
             page = self._pages.get(self._free[0])
             if page is not None:
@@ -287,7 +275,7 @@ class Window:
         return None
 
     def runs(self, *states: State) -> Iterator[Run]:
-        """The runs of records in each of these states, in order; each is in one page."""
+        """Return the runs of records in any of these states, in order, each within one page."""
         pattern = re.compile(b"|".join(_RUNS[state].pattern for state in states))
         for number, page in list(self._pages.items()):
             base = number * PAGE_RECORDS
@@ -295,15 +283,12 @@ class Window:
                 yield Run(base + found.start(), base + found.end() - 1)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """The first sequence of each page that has open records, in order, and the tries of each record.
-
-        The tries of a record that is done are 255.
-        """
+        """Return the first sequence and the tries of each page with open records; the tries of done ones are 255."""
         for number, page in self._pages.items():
             yield number * PAGE_RECORDS, bytes(page.tries)
 
     def put_page(self, first: int, tries: bytes) -> None:
-        """Take in a page as :meth:`pages` gives it, which follows all others; what is open in it is free."""
+        """Append a page returned by :meth:`pages`; its open records are free."""
         page = self._pages[first // PAGE_RECORDS] = _Page()
         page.states[:], page.tries[:] = tries.translate(_STATES_OF), tries
         page.open = PAGE_RECORDS - page.states.count(State.DONE)
@@ -311,7 +296,7 @@ class Window:
         self._queue(first // PAGE_RECORDS, page, State.FREE)
 
     def count_try(self, run: Run) -> None:
-        """Take in that open records were delivered once more, and came back."""
+        """Count one more delivery of open records that have returned since."""
         for number, low, high in _parts(run):
             if (page := self._pages.get(number)) is not None:
                 page.tries[low:high] = page.tries[low:high].translate(_ONCE_MORE)
@@ -322,7 +307,7 @@ class Window:
             heappush(self._free, number)
 
     def _advance(self) -> None:
-        """Move the floor to where the first open record is."""
+        """Move the floor to just before the first open record."""
         number, page = next(iter(self._pages.items()), (0, None))
         if page is None:
             self.floor = self.end - 1
@@ -332,7 +317,7 @@ class Window:
 
 
 def _parts(run: Run) -> list[tuple[int, int, int]]:
-    """The number of each page that a run is in, and from where to where it is there."""
+    """Split a run by pages, into the number of the page and the bounds within it."""
     first, behind = run.first, run.last + 1
     parts = []
     while first < behind:
@@ -344,7 +329,7 @@ def _parts(run: Run) -> list[tuple[int, int, int]]:
 
 
 def runs_of(sequences: Sequence[int]) -> Iterator[Run]:
-    """Sorted sequences as runs; a sequence that comes twice counts once."""
+    """Join sorted sequences into runs; duplicates count once."""
     first = last = -1
     for sequence in sequences:
         if sequence > last + 1:

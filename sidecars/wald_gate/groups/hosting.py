@@ -23,7 +23,7 @@ from wald import aio
 from wald.errors import Locked, WaldError
 from wald.files.locks import process_name
 from wald.log import Log
-from wald.work.picture import OwnerProcess, WorkFile, owner_of
+from wald.work.snapshot import OwnerProcess, WorkFile, owner_of
 from wald_gate.groups.making import require_group
 from wald_gate.groups.waiting import Waiting
 from wald_gate.problems import RETRY_SECONDS, HttpError

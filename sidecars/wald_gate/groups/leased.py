@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from wald.format.records import Record
-from wald.work.sharing import Share
+from wald.work.owner import Share
 from wald_gate.groups.shapes import Leased, LeasedRecord, Refusal
 
 _headers = msgspec.json.Decoder(dict[str, str])

@@ -14,8 +14,8 @@ from wald.errors import Locked, NotFound
 from wald.files.disk import Disk
 from wald.retention.cursors import CursorState, remove_cursor
 from wald.retention.progress import read_progress
-from wald.work.picture import work_file
-from wald.work.removal import remove_group
+from wald.work.ownership import remove_group
+from wald.work.snapshot import work_file
 from wald_gate.call import Call
 from wald_gate.groups.hosting import locked
 from wald_gate.groups.making import require_group

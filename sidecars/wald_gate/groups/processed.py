@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from wald.errors import NotFound, NotProcessed, WaldError
 from wald.log import Log
-from wald.work.processed import Progress, Unprocessed, not_processed, pause
+from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
 from wald_gate.presence import gone
 
 _Key = tuple[str, str]
@@ -56,7 +56,7 @@ class Processed:
         def begin() -> Unprocessed:
             unprocessed = Unprocessed(route, group)
             try:
-                Progress(self._log, route, group).look()
+                Progress(self._log, route, group).read()
             except NotFound as error:
                 raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
             return unprocessed
@@ -123,13 +123,13 @@ class Processed:
             try:
                 if key not in progress:
                     progress[key] = Progress(self._log, *key)
-                progress[key].look()
+                progress[key].read()
             except (WaldError, OSError) as error:
                 failed[key] = error
         for waiter in waiters:
             try:
                 if waiter.key in failed:
                     raise failed[waiter.key]
-                waiter.unprocessed.take_in(progress[waiter.key])
+                waiter.unprocessed.update(progress[waiter.key])
             except (WaldError, OSError) as error:
                 waiter.error = error

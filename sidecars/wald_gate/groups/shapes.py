@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from wald.format.work import TRIES_MAX
 from wald.work import deliveries
-from wald.work.arguments import CONSUMER_MAX
+from wald.work.group import WORKER_MAX
 from wald_gate.facts.shapes import GroupOfRoute
 from wald_gate.shapes import PRINTABLE, Shape, WaitTime
 
@@ -18,7 +18,7 @@ BYTES_MAX = 16 << 20
 LEASE_SECONDS_MAX = 12 * 3600
 WAIT_SECONDS_MAX = 300
 
-Consumer = Annotated[str, Meta(min_length=1, max_length=CONSUMER_MAX, extra_json_schema={"pattern": PRINTABLE})]
+Consumer = Annotated[str, Meta(min_length=1, max_length=WORKER_MAX, extra_json_schema={"pattern": PRINTABLE})]
 Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Sequences = Annotated[list[Sequence], Meta(max_length=100_000)]
 LeaseSeconds = Annotated[float, Meta(ge=0.001, le=LEASE_SECONDS_MAX)]

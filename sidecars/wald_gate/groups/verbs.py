@@ -13,8 +13,8 @@ from wald.answers.pending import pending_fields
 from wald.errors import Damaged
 from wald.hints import command_line
 from wald.work.deliveries import Refusal
-from wald.work.picture import look, work_file
-from wald.work.sharing import Share
+from wald.work.owner import Share
+from wald.work.snapshot import read_status, work_file
 from wald_gate.call import Call, wait_seconds
 from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
@@ -100,11 +100,11 @@ async def pending(call: Call) -> Response:
     def read() -> bytes:
         log = call.state.log
         file = work_file(log.root, call.route, call.group)
-        seen = look(log, file, time.time_ns())
+        seen = read_status(log, file, time.time_ns())
         if seen.damage:
             showing = command_line(log.root.path, f"group show {file.route} {file.group}")
             raise Damaged(f"{file.path}: {seen.damage}", hint=showing)
-        picture = seen.picture
+        picture = seen.snapshot
         found = pending_fields(picture.out(), picture.waiting(), picture.dead, query.limit)
         return listed(found)
 

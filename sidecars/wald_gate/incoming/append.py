@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from wald.client.session import Durable
 from wald.errors import InvalidInput, WaldError
-from wald.work.processed import Unprocessed
+from wald.work.snapshot import Unprocessed
 from wald_gate.call import Call, wait_seconds
 from wald_gate.incoming import keys
 from wald_gate.incoming.bodies import BARE_BODIES, BODIES, Payload, Sizes, expanded

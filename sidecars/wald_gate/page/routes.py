@@ -225,7 +225,7 @@ def holdings(groups: Iterable[tuple[str, WorkCounts]]) -> Iterator[Holding]:
     """The first records of work groups that workers have, and of those that are not due."""
     for group, work in groups:
         for out in work.first_leased:
-            yield Holding(group, out.first, out.last, out.consumer, out.until_ns, out.tries)
+            yield Holding(group, out.first, out.last, out.worker, out.until_ns, out.tries)
         for due in work.first_waiting:
             yield Holding(group, due.first, due.last, None, due.due_ns, due.tries, due.reason)
 

@@ -15,7 +15,7 @@ from wald.files.ledger_read import readable_entries
 from wald.files.listing import list_segments
 from wald.format.spans import Spans
 from wald.retention.audit import Ruling, audit_deletion, audit_shrink
-from wald.work.checking import check_journals
+from wald.work.snapshot import check_journals
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
 
@@ -75,8 +75,8 @@ class LogAudit:
     def _journals(self) -> Iterator[Finding]:
         """Those of work groups; none if it is not known which log this is, which the verification reports."""
         with suppress(Damaged, UnsupportedFormat):
-            for each in check_journals(self.root, read_identity(self.root).log_id):
-                yield each.finding
+            for _, finding in check_journals(self.root, read_identity(self.root).log_id):
+                yield finding
 
     def _rulings(self) -> Iterator[Ruling]:
         """One for each deletion and shrink in the ledger; none if that is damaged, which the verification reports."""

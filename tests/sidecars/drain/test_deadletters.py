@@ -19,7 +19,7 @@ from wald.errors import InvalidInput
 from wald.files.layout import Root
 from wald.format.log_state import PRODUCER_WINDOW
 from wald.format.records import Record, decode_columns
-from wald.work.deadletters import (
+from wald.work.dead_letters import (
     PAYLOAD_MAX_BYTES,
     Origin,
     SentBefore,

@@ -10,7 +10,7 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.files.disk import Disk
-from wald.work.commands import workers_of
+from wald.work.ownership import workers_of
 from wald_drain.command_file import LINE_BYTES
 from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in
 

@@ -29,15 +29,15 @@ from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.cursors import remove_cursor
 from wald.retention.handovers import PIN_MAX_BYTES, ROUTES_MAX, Part, PinWriter, decode_pin, encode_pin, handover_pins
 from wald.work.group import WorkGroup
-from wald.work.succession import succeed_workers
+from wald.work.ownership import succeed_workers
 
 KILLED = """
-import os, signal, sys, time, wald, wald.work.upkeep as upkeep
-give_up = upkeep.give_up
+import os, signal, sys, time, wald, wald.work.maintenance as maintenance
+write = maintenance.write_dead_letter
 def killed(*arguments, **options):
-    give_up(*arguments, **options)
+    write(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
-upkeep.give_up = killed
+maintenance.write_dead_letter = killed
 work = wald.WorkGroup(sys.argv[1], "a", "g")
 work.lease("w", 1, wait=60)
 work.give_up("w", [1], "bad")

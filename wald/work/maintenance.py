@@ -1,0 +1,234 @@
+"""Maintenance thread of a work group: it moves the cursor, writes dead letters, and follows a cursor that was moved.
+
+This waits for disks and for the daemon, so it is not part of the commit loop. A dead letter is written exactly once:
+
+    the journal has it, synced ─▶ the dead letter is durable ─▶ the journal has the record as done
+
+The producer id of a dead letter is derived from its journal line, so the daemon recognizes one that is sent again. The
+daemon forgets its oldest producers, so a dead letter that may be in the log is searched for before it is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import astuple
+from pathlib import Path
+from queue import SimpleQueue
+
+from wald.errors import Gone, Replaced, WaldError
+from wald.files.disk import Disk
+from wald.format.records import Record
+from wald.format.work import DeadRecord
+from wald.log import Log
+from wald.retention.cursors import CursorState
+from wald.retention.handovers import PinWriter
+from wald.retention.missing import Missing
+from wald.work.commit_loop import CommitLoop, Request
+from wald.work.dead_letters import (
+    GROUP,
+    LOG,
+    REASON,
+    ROUTE,
+    SEQUENCE,
+    TRIES,
+    Undeliverable,
+    dead_letter,
+    headers_of,
+    payloads,
+    prepare,
+    send,
+)
+from wald.work.owner import DeadLetter, Owner
+
+_EVERY_SECONDS = 1.0
+_RETRY_SECONDS = 1.0  # short, because the thread tries again and must not delay its end
+_log = logging.getLogger("wald.work")
+
+
+class Maintenance:
+    """Maintenance of ``group`` on ``route``.
+
+    Args:
+        cursor: the position of the cursor.
+        daemon: where dead letters are sent.
+        report: called with a line for each dead letter and each failure; None to log them.
+        wake: set when there is something to do at once.
+        lost: records that a repair gave up and the group has passed over.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        route: str,
+        group: str,
+        cursor: int,
+        owner: Owner,
+        loop: CommitLoop,
+        *,
+        daemon: Path,
+        report: Callable[[str], None] | None,
+        wake: threading.Event,
+        lost: SimpleQueue[Missing],
+    ) -> None:
+        self._log = log
+        self._route = route
+        self._group = group
+        self._cursor = cursor
+        self._owner = owner
+        self._loop = loop
+        self._daemon = daemon
+        self._callback = report
+        self._wake = wake
+        self._lost = lost
+        self._pin_writer = PinWriter(log.root, Disk(), route, group, log.identity.log_id, "work")
+        self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
+        self._is_closed = False
+        # Failures that were reported and still last, by step and by dead letter.
+        self._failing_steps: dict[str, str] = {}
+        self._failing_letters: dict[str, str] = {}
+        self._lost_reported = ""
+        self._thread = threading.Thread(target=self._run, name=f"wald-work-maintenance-{route}", daemon=True)
+        self._wake.set()  # the journal may be ahead of the cursor
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after its current step."""
+        self._is_closed = True
+        self._wake.set()
+        self._thread.join()
+        self._report_lost()
+
+    def move_cursor(self) -> None:
+        """Move the cursor to the ack floor."""
+        floor = self._owner.floor
+        if floor > self._cursor:
+            self._log.set_cursor(self._route, floor, self._group)
+            self._cursor = floor
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(_EVERY_SECONDS)
+            self._wake.clear()
+            if self._is_closed:
+                return None
+            self._report_lost()
+            for step in (self._follow_cursor, self.move_cursor, self._write_dead_letters, self.move_cursor):
+                try:
+                    step()
+                except (WaldError, OSError, ValueError, RuntimeError) as error:
+                    why = f"{self._route}: group {self._group}: {error}"
+                    if isinstance(error, Replaced) and not isinstance(error, Gone):  # a log that is gone may return
+                        return self._report(why, logging.ERROR)
+                    self._report_failure(self._failing_steps, step.__name__, why, error)
+                else:
+                    self._failing_steps.pop(step.__name__, None)
+
+    def _follow_cursor(self) -> None:
+        """Mark everything before a cursor done that an operator has moved."""
+        cursor = self._log.cursor(self._route, self._group)
+        if cursor.state is CursorState.VALID and cursor.sequence > max(self._cursor, self._owner.floor):
+            self._loop.call(Request(lambda: self._owner.finish_through(cursor.sequence), durable=True))
+            self._cursor = cursor.sequence
+            self._report(f"{self._route}: the cursor was moved to {cursor.sequence}; continuing after it")
+
+    def _report(self, line: str, level: int = logging.INFO) -> None:
+        if self._callback is None:
+            _log.log(level, "%s", line)
+            return
+        with suppress(Exception):  # of the callback
+            self._callback(line)
+
+    def _report_lost(self) -> None:
+        while not self._lost.empty():
+            line = f"{self._route}: {self._lost.get().message()}; continuing after them"
+            if line != self._lost_reported:
+                self._report(line, logging.WARNING)
+            self._lost_reported = line
+
+    def _report_failure(self, failing: dict[str, str], step: str, why: str, error: Exception) -> None:
+        """Report a failure once while it lasts, instead of every second."""
+        if failing.get(step) != why and not self._is_closed:
+            hint = getattr(error, "hint", "")
+            self._report(f"{why}; retrying every second" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
+        failing[step] = why
+
+    def _write_dead_letters(self) -> None:
+        while not self._is_closed and (letter := self._next_dead_letter()) and self._write_dead_letter(*letter):
+            pass
+        if self._pinned != {} and not self._loop.call(Request(self._owner.dead_letter_positions)):
+            self._pin_writer.unpin()
+            self._pinned = {}
+
+    def _next_dead_letter(self) -> DeadLetter | None:
+        if not self._owner.has_dead_letters:
+            self._failing_letters.clear()
+            return None
+        head = self._log.head()
+        durable = 0 if head is None else head.sequence
+        return self._loop.call(Request(lambda: self._owner.next_dead_letter(durable), durable=True))
+
+    def _write_dead_letter(self, record: Record, dead: DeadRecord, may_be_sent: bool) -> bool:
+        """Write a dead letter and mark its record done; return False if that failed."""
+        named = f"{self._route} {dead.sequence}"
+        try:
+            self._pin()
+            letter = write_dead_letter(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
+        except (WaldError, Undeliverable, OSError) as error:
+            self._loop.call(Request(lambda: self._owner.retry_dead_letter(dead.sequence)))
+            self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}", error)
+            return False
+        self._failing_letters.pop(named, None)
+        self._loop.call(Request(lambda: self._owner.finish_dead_letter(dead.sequence), durable=True))
+        self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
+        return True
+
+    def _pin(self) -> None:
+        """Pin the routes of dead letters, so that a retry after an interruption finds them in the log."""
+        pinned = self._pinned or {}
+        positions = self._loop.call(Request(self._owner.dead_letter_positions))
+        if any(pinned.get(route, at + 1) > at for route, at in positions.items()):
+            self._pin_writer.pin(positions)
+            self._pinned = positions
+
+
+def write_dead_letter(
+    log: Log, daemon: Path, group: str, record: Record, dead: DeadRecord, *, may_be_sent: bool
+) -> int:
+    """Return the sequence of a record's dead letter, which is durable then.
+
+    Args:
+        may_be_sent: True if it may be in the log already.
+
+    Raises:
+        Undeliverable: the record is too large for a dead letter.
+        WaldError: no daemon runs, or it refuses the dead letter.
+    """
+    identity = log.identity.log_id.hex()
+    headers = {
+        LOG: identity,
+        ROUTE: record.route,
+        GROUP: group,
+        REASON: dead.reason,
+        TRIES: str(dead.tries),
+    }
+    if may_be_sent and (found := _find_dead_letter(log, dead, headers)):
+        return found
+    prepare(daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
+    seed = hashlib.sha256(repr((identity, record.route, group, *astuple(dead))).encode()).digest()
+    letter = dead_letter(record, headers, dead.route)
+    (durable,) = send(daemon, payloads([letter]), seed=seed, retry_for=_RETRY_SECONDS)
+    return durable.first
+
+
+def _find_dead_letter(log: Log, dead: DeadRecord, headers: Mapping[str, str]) -> int | None:
+    if dead.route not in log.routes():
+        return None
+    wanted = {**headers, SEQUENCE: str(dead.sequence)}
+    for letter in log.records(dead.route, dead.after + 1, on_missing="skip"):
+        if wanted.items() <= headers_of(letter).items():
+            return letter.sequence
+    return None
