@@ -21,7 +21,7 @@ done
 
 routes=("$@")
 if [[ $# == 0 ]]; then
-    listed=$(wald routes --json)
+    listed=$(wald route list --json)
     mapfile -t routes < <(jq -r '.routes[] | select(.retired | not) | .route | select(. != "dead_letter")' <<< "$listed")
 fi
 drain() {

@@ -19,10 +19,7 @@ from wald.hints import PROGRAMS, TEMPLATES, hint_for
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
-COMMANDS = (
-    "run|init|append|read|grep|status|head|where|show|routes|route|cursor|explain|top|latency|hold|cut|history|repair"
-    "|verify"
-)
+COMMANDS = "run|init|append|read|grep|status|head|where|show|route|cursor|explain|top|hold|cut|history|repair|verify"
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
 OWN_HINTS = [ROOT / "wald" / part for part in ("answers", "cli", "work")]
 CORE = [path for path in FILES if ROOT / "wald" in path.parents and not any(map(path.is_relative_to, OWN_HINTS))]
@@ -136,10 +133,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        (line_of("append", "c"), ["routes", "route add c"]),
+        (line_of("append", "c"), ["route list", "route add c"]),
         (line_of("append", "b"), ["route add b"]),
-        (line_of("read", "c"), ["routes", "route add c"]),
-        (line_of("read", "--commit"), ["routes"]),
+        (line_of("read", "c"), ["route list", "route add c"]),
+        (line_of("read", "--commit"), ["route list"]),
         (line_of("read", "a", "--from", 9), ["read a --from end --follow"]),
         (line_of("read", "--from", 9), ["read --from end --follow"]),
         (line_of("cursor", "get", "a", "--group", "g"), ["cursor set a SEQUENCE --group g"]),

@@ -14,7 +14,7 @@ from pages import VAGUE
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
-LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
+LIBRARIES = [path for path in SOURCES if "cli" not in path.relative_to(ROOT).parts and path.stem != "command"]
 MAPPED = [
     ROOT / "wald" / layer
     for layer in (

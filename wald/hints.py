@@ -189,7 +189,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "too-many-cursor-files": "to see who owns the files: ls -l {directory}",
     "ledger-locked": "to find the process: fuser -v {path}; to stop a service: systemctl stop {owner}",
     # routes and cursor owners
-    "no-such-route": "to list all routes: {wald} routes; to create this one: {wald} route add {route}",
+    "no-such-route": "to list all routes: {wald} route list; to create this one: {wald} route add {route}",
     "fifo-is-link": "chmod {mode:04o} {target}",
     "cursor-left-by-other-user": "run this command as {user} who created the file; ls -l {path}",
     "file-of-other-user": "ls -l {path}; to remove the other user's file: rm {path}",
@@ -294,7 +294,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "producer-of-the-parent": "create a new Producer in the child, with a different id",
     "producer-has-ended": "create a new Producer; see acknowledged() and unanswered for the state of the records",
     # requests to a daemon
-    "route-missing-at-daemon": "to create the route: {wald} route add {route}; to list all routes: {wald} routes",
+    "route-missing-at-daemon": "to create the route: {wald} route add {route}; to list all routes: {wald} route list",
     "route-retired-at-daemon": _route_retired_at_daemon,
     "request-denied": _request_denied,
     "request-too-large": "raise request_max_bytes, or write the record to the route's FIFO",

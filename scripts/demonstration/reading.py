@@ -28,7 +28,7 @@ from demonstration.text import ROUTES, Text
 def show_state(root: Path) -> None:
     title("Where it stands", "the head is how far the log is durable; a route's lag is what no group has processed yet")
     show(root, "head")
-    show(root, "routes")
+    show(root, "route", "list")
 
 
 def read_back(root: Path, texts: list[Text]) -> None:

@@ -207,7 +207,7 @@ def test_what_names_a_group_that_holds_back_says_that_it_is_a_work_group(log: Bu
         log.seal()
         log.lines("b", [b"y"])
         assert f"wald --root {log.root.path} group show a g" in wald("explain", *at).stdout.decode()
-        assert "work group" in wald("routes", *at).stdout.decode()
+        assert "work group" in wald("route", "list", *at).stdout.decode()
         findings = wald("status", "--lag-max", "1s", "--json", *at).stdout.decode()
         assert f"wald --root {log.root.path} group show a g" in findings
 

@@ -46,6 +46,6 @@ def test_a_log_is_not_made_among_other_files(tmp_path: Path) -> None:
 
 def test_a_log_on_which_no_daemon_has_run_says_so(root: Path) -> None:
     output_of("init", "--root", root)
-    done = run(command("routes", "--root", root))
+    done = run(command("route", "list", "--root", root))
 
     assert done.stderr.decode() == f"no daemon runs: this log has never had one\n  hint: wald --root {root} run\n"

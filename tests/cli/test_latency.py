@@ -1,4 +1,4 @@
-"""``wald latency``: the daemon's own numbers, and what follows from them."""
+"""``wald status --latency``: the daemon's own numbers, and what follows from them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def test_it_shows_what_the_daemon_has_measured(tmp_path: Path) -> None:
         daemon.ask("ROUTE ADD a")
         for _ in range(3):
             assert client.ask(b"PUB a 2\nx\n").startswith("OK")
-        found = json.loads(output_of("latency", "--json", "--root", daemon.root))
-        assert (found["schema"], found["commit_seconds"]["count"]) == ("wald.latency/1", 3)
+        found = json.loads(output_of("status", "--latency", "--json", "--root", daemon.root))
+        assert (found["schema"], found["commit_seconds"]["count"]) == ("wald.status.latency/1", 3)
         assert found["sync_seconds"]["mean"] <= found["commit_seconds"]["mean"]
         assert found["round_records"]["p99"] == 1
         assert found["received_bytes_of_users"][str(os.getuid())] >= 3 * len(b"PUB a 2\nx\n")
         assert (os.getpid(), 30) in {(each["pid"], each["bytes"]) for each in found["connections"]}
-        quiet = json.loads(output_of("latency", "--during", "0.1s", "--json", "--root", daemon.root))
+        quiet = json.loads(output_of("status", "--latency", "--during", "0.1s", "--json", "--root", daemon.root))
         assert (quiet["commit_seconds"]["count"], quiet["conclusion"][:7]) == (0, "Nothing")
-        assert b"process %d" % os.getpid() in output_of("latency", "--root", daemon.root)
+        assert b"process %d" % os.getpid() in output_of("status", "--latency", "--root", daemon.root)
 
 
 def test_it_needs_the_daemon(tmp_path: Path) -> None:
     output_of("init", "--root", tmp_path / "log")
-    assert run(command("latency", "--root", tmp_path / "log")).returncode == 6
+    assert run(command("status", "--latency", "--root", tmp_path / "log")).returncode == 6
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,17 @@ def test_every_command_prints_in_every_encoding(filled: Path, tmp_path: Path, en
     bags = tmp_path / "cöld"
     assert run(sidecar("archive", "--root", filled, "a", "--group", "kept", "--dest", bags)).returncode == 0
     words = [["read", "a"], ["read", "a", "--format", "json"], ["show", "1"], ["show", "2"], ["show", "3"], ["status"]]
-    words += [["routes"], ["where", "1"], ["explain"], ["history"], ["cursor", "list"], ["verify"], ["grep", "latin"]]
+    words += [
+        ["route", "list"],
+        ["where", "1"],
+        ["explain"],
+        ["history"],
+        ["cursor", "list"],
+        ["verify"],
+        ["grep", "latin"],
+    ]
     lines = [["wald", *each, "--root", str(filled)] for each in (*words, ["read", "none"], ["doctor"])]
-    lines += [["wald", *each, "--json", "--root", str(filled)] for each in (["history"], ["routes"], ["status"])]
+    lines += [["wald", *each, "--json", "--root", str(filled)] for each in (["history"], ["route", "list"], ["status"])]
     segment = max((filled / "segments").glob("*.wal"))
     files = [filled / "head", filled / "ledger/skips.jsonl", segment]
     lines += [["wald", "inspect", str(file)] for file in files]

@@ -150,8 +150,8 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `grep`, `head`, `where`, `show`, `history`, `status`, `latency`, `routes`, `explain`, `top`, "
-    "`metrics`, `verify`, `cursor get`, `cursor show`, `cursor list`": [
+    "`wald read`, `grep`, `head`, `where`, `show`, `history`, `status`, `route list`, `explain`, `top`, `metrics`, "
+    "`verify`, `cursor get`, `cursor show`, `cursor list`": [
         command("read", "a"),
         command("grep", "", "a"),
         command("head"),
@@ -159,8 +159,8 @@ LINES = {
         command("show", 1),
         command("history"),
         command("status"),
-        command("latency"),
-        command("routes"),
+        command("status", "--latency"),
+        command("route", "list"),
         command("explain"),
         command("top", "--once"),
         command("metrics"),

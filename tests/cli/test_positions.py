@@ -1,4 +1,4 @@
-"""``wald head``, ``where``, ``routes``, ``route``, ``cursor``, ``cut``: what is, for people and for programs."""
+"""``wald head``, ``where``, ``route``, ``cursor``, ``cut``: what is, for people and for programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_
     assert message.startswith(f"{built.root.head}: there is no readable head, so it is unknown which ")
     assert hint.endswith(f"wald --root {root} run")
     assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
-    (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)["routes"]
+    (route,) = json.loads(wald("route", "list", "--json", "--root", root).stdout)["routes"]
     assert route["last"] == (2 if sealed else None)
     assert route["groups"][0]["state"] == ("valid" if sealed else "beyond")
 
@@ -74,12 +74,12 @@ def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
     output_of("cut", "--root", root)
     output_of("cursor", "set", "a", 2, "--root", root)
     assert wald("cursor", "set", "b", 5, "--group", "g", "--root", root).returncode == 0
-    a, b = reported("routes", "--root", root)["routes"]
+    a, b = reported("route", "list", "--root", root)["routes"]
 
     assert (a["route"], a["last"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
     assert (b["route"], b["last"], b["fifo"], b["groups"][0]["lag_records"]) == ("b", 5, True, 0)
     assert [group["group"] for group in b["groups"]] == ["g"]
-    table = [line.split() for line in output_of("routes", "--root", root).decode().splitlines()]
+    table = [line.split() for line in output_of("route", "list", "--root", root).decode().splitlines()]
     assert table == [
         ["ROUTE", "LAST", "GROUP", "CURSOR", "LAG"],
         ["a", "3", "processed", "2", "1"],
@@ -99,7 +99,7 @@ def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, 
     assert stat.S_IMODE(fifo.stat().st_mode) == 0o600
     output_of("route", "retire", "b", "--root", root)
     assert (root / "routes/b/retired").exists()
-    listed = wald("routes", "--root", root, "--json")
+    listed = wald("route", "list", "--root", root, "--json")
     shown = json.loads(listed.stdout)
     assert [route["retired"] for route in shown["routes"]] == [False, True]
     assert shown["no_daemon"].startswith("no daemon runs: ") != running
@@ -190,7 +190,10 @@ def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon
     output_of("append", "a", "--root", root, stdin=b"x\n" * 10)
 
     def lasts() -> list[object]:
-        return [reported["last"] for reported in json.loads(wald("routes", "--json", "--root", root).stdout)["routes"]]
+        return [
+            reported["last"]
+            for reported in json.loads(wald("route", "list", "--json", "--root", root).stdout)["routes"]
+        ]
 
     assert lasts() == [10, 0]
     with (root / "segments/00000000000000000001.wal").open("r+b") as segment:
@@ -225,4 +228,4 @@ def test_help_loads_and_lists_every_command() -> None:
 def test_the_shell_completes_commands() -> None:
     environment = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald rou", "COMP_CWORD": "1"}
 
-    assert wald(env=environment).stdout.split() == [b"plain,routes", b"plain,route"]
+    assert wald(env=environment).stdout.split() == [b"plain,route"]

@@ -281,7 +281,7 @@ def test_a_group_may_be_named(tmp_path: Path) -> None:
     run(command("init", "--root", tmp_path / "log"))
     assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0
     assert group_and_mode(tmp_path / "log/routes/a/cursors") == (grp.getgrnam(name).gr_gid, 0o3775)
-    assert b"consumers=" + name.encode() in run(command("routes", "--root", tmp_path / "log")).stdout
+    assert b"consumers=" + name.encode() in run(command("route", "list", "--root", tmp_path / "log")).stdout
 
 
 PLANTS = {

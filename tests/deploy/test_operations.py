@@ -388,12 +388,12 @@ def retired(site: Site) -> Iterator[None]:
     site.feed("cat > /dev/null")
     site.segment(range(10))
     yield
-    assert "retired" in site.wald("routes")
+    assert "retired" in site.wald("route", "list")
     assert site.text(SETTINGS).endswith('[routes.secret]\nwriters = ["wald"]\n')
     site.wald("wald-reclaim", "--grace", "0")
     assert site.read() == []
     site.sh("systemctl restart wald")
-    assert "retired" in site.wald("routes")
+    assert "retired" in site.wald("route", "list")
 
 
 @trouble("A route is to be renamed, or merged")
@@ -404,7 +404,7 @@ def renamed(site: Site) -> Iterator[None]:
     site.wald("cursor", "set", "orders", 1, "--group", "drain")
     site.feed("exit 75")
     yield
-    assert "retired" in site.wald("routes")
+    assert "retired" in site.wald("route", "list")
     assert site.read("sales") == ["1", "2"]
 
 

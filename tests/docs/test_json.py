@@ -47,7 +47,14 @@ def test_every_command_with_json_has_its_section() -> None:
     }
 
     assert (
-        found | {"wald doctor --canary", "wald inspect --content", "wald status --settings", "wald where --since"}
+        found
+        | {
+            "wald doctor --canary",
+            "wald inspect --content",
+            "wald status --latency",
+            "wald status --settings",
+            "wald where --since",
+        }
         == sections().keys()
     )
 
@@ -131,10 +138,10 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         *(("wald show", command("show", number, *at)) for number in (4, 6)),
         ("wald grep", command("grep", "", *at)),
         ("wald grep", command("grep", "-c", "", *at)),
-        ("wald latency", command("latency", *at)),
+        ("wald status --latency", command("status", "--latency", *at)),
         ("wald status", command("status", *at)),
         ("wald status --settings", command("status", "--settings", *at)),
-        ("wald routes", command("routes", *at)),
+        ("wald route list", command("route", "list", *at)),
         ("wald route add", command("route", "add", "c", "--fifo", *at)),
         ("wald route retire", command("route", "retire", "c", *at)),
         ("wald route add", command("route", "add", "d", *at)),

@@ -107,11 +107,11 @@ def test_every_command_tells_the_same_lag(built: Built) -> None:
     built.log.set_cursor("b", 9)
     built.log.set_cursor("c", 0)
     expected = {"a": counted(built, "a", 5), "b": counted(built, "b", 9), "c": 2}
-    reported = json.loads(output_of("routes", "--json", "--root", built.root.path))["routes"]
+    reported = json.loads(output_of("route", "list", "--json", "--root", built.root.path))["routes"]
     routes = {route["route"]: route["groups"][0]["lag_records"] for route in reported}
     lines = map(json.loads, output_of("explain", "--json", "--root", built.root.path).splitlines())
     explained = {line["route"]: line["lag_records"] for line in lines if line["kind"] == "group"}
-    table = [line.split() for line in output_of("routes", "--root", built.root.path).decode().splitlines()]
+    table = [line.split() for line in output_of("route", "list", "--root", built.root.path).decode().splitlines()]
 
     assert routes == explained == expected
     assert {row[0]: int(row[4]) for row in table[1:]} == expected

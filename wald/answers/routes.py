@@ -12,7 +12,7 @@ from wald.writing.run_reports import no_daemon_message
 
 
 def routes_fields(root: Root, every: Iterable[Progress]) -> dict[str, object]:
-    """Routes as ``wald routes --json`` has them."""
+    """Routes as ``wald route list --json`` has them."""
     return {"routes": [_route_fields(route) for route in every], "no_daemon": no_daemon_message(root, Disk())}
 
 

@@ -32,12 +32,10 @@ _COMMANDS = {
     "head": ("positions", "head", "Show how far the log is durable."),
     "where": ("positions", "where", "Show where a record is, or why it is gone."),
     "show": ("show", "show", "Show a record from the log or from an archive."),
-    "routes": ("routes", "routes", "List routes, their cursors and their lag."),
-    "route": ("routes", "route", "Add or retire a route."),
+    "route": ("routes", "route", "List routes with their cursors and lag; add or retire one."),
     "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
     "group": ("groups", "group", "Inspect work groups, and unblock a stuck one."),
     "explain": ("explain", "explain", "Show which groups pin which segments, and when the disk will be full."),
-    "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "metrics": ("service", "metrics", "Print Prometheus metrics from the directory."),
     "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
@@ -49,10 +47,16 @@ _COMMANDS = {
     "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
     "verify": ("verify", "verify", "Read everything, change nothing, report damage."),
 }
+_REMOVED = {
+    "dump": "inspect --content FILE",
+    "file": "inspect FILE",
+    "latency": "status --latency",
+    "routes": "route list",
+}
 _LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
 
 
-@click.command(cls=LazyGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, lazy=_LAZY, removed=_REMOVED, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--root", type=click.Path(path_type=Path, readable=False), help="The directory of the log.  [env: WALD_ROOT]"
 )

@@ -34,13 +34,11 @@ timeout_option = duration_option("--timeout", "10s", "How long to wait for the o
 @group_argument
 @click.argument("consumer")
 @root_option
-@click.option("--while-it-runs", is_flag=True, help="Even if a command of wald-drain still has the records.")
+@click.option("--force", is_flag=True, help="Also if a command of wald-drain still processes the records.")
 @timeout_option
 @json_option
 @stdout_is_a_report
-def release(
-    root: Path, route: str, group: str, consumer: str, while_it_runs: bool, timeout: float, as_json: bool
-) -> None:
+def release(root: Path, route: str, group: str, consumer: str, force: bool, timeout: float, as_json: bool) -> None:
     """Release all records that CONSUMER, a worker, has leased: they are redelivered at once, to any worker.
 
     For a worker that hangs, if its leases are long. The worker is not stopped, so it may continue alongside the one
@@ -61,7 +59,7 @@ def release(
             f"no process works for {route}/{group}, so worker {consumer} has no records",
             hint="start its workers: all open records are redelivered",
         )
-    if not while_it_runs:
+    if not force:
         _require_no_command(log, seen, consumer)
     asked = {"do": "release", "worker": consumer}
     records = _carried_out(log, seen, asked, lambda work: work.release(consumer), timeout)
@@ -148,7 +146,7 @@ def _require_no_command(log: Log, seen: GroupStatus, consumer: str) -> None:
 
     for each in commands_of([seen]).get(seen.file.path, []):
         if each.worker is not None and worker_name(each.worker) == consumer:
-            again = group_line(log, "release", seen.file, f"{consumer} --while-it-runs")
+            again = group_line(log, "release", seen.file, f"{consumer} --force")
             raise Refused(
                 f"{consumer} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
                 f"it would continue alongside a second one: {each.words}",

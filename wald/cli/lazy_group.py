@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from wald.errors import InvalidInput
+from wald.hints import command_line
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -25,11 +28,15 @@ class LazyGroup(click.Group):
 
     Args:
         lazy: the commands by name, in the order of the help.
+        removed: former commands, each with the command to type instead.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, lazy: Mapping[str, LazyCommand], removed: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = lazy
+        self._removed = removed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
@@ -41,6 +48,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(found.module), found.function)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self._removed:
+            raise InvalidInput(
+                f"{ctx.command_path} {args[0]} was removed", hint=command_line(ctx.obj, self._removed[args[0]])
+            )
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

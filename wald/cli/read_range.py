@@ -59,7 +59,7 @@ class Asked:
 
     def _conflicts(self) -> Iterator[tuple[bool, str, str]]:
         read, last = command_line(self.root, f"read {self.route or ''}".strip()), f"-n {self.count}"
-        routes = command_line(self.root, "routes")
+        routes = command_line(self.root, "route list")
         yield (
             self.commit and self.route is None,
             "--commit needs a ROUTE: a cursor belongs to one",

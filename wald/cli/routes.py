@@ -1,4 +1,4 @@
-"""``wald routes`` and ``wald route``: the streams of a log."""
+"""``wald route``: list, add and retire routes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
 
-@click.command()
+@click.group()
+def route() -> None:
+    """List, add or retire routes: the named streams of a log."""
+
+
+@route.command("list")
 @root_option
 @json_option
-def routes(root: Path, as_json: bool) -> None:
+def list_(root: Path, as_json: bool) -> None:
     """List routes with their last sequence, and for each group its cursor and its lag.
 
     LAG is the number of records of the route that the log has and the group has not processed.
@@ -43,16 +48,11 @@ def routes(root: Path, as_json: bool) -> None:
     log = wald.open(root)
     every = read_progress(log.view())
     if as_json:
-        click.echo(json_line("routes", routes_fields(log.root, every)))
+        click.echo(json_line("route.list", routes_fields(log.root, every)))
         return
     warn_without_daemon(log.root)
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
     click.echo("\n".join(aligned(rows, numeric=(1, 3, 4))))
-
-
-@click.group()
-def route() -> None:
-    """Add a route, or retire one."""
 
 
 @route.command()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,12 +14,13 @@ import wald
 from wald.answers.fields import time_fields
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
-from wald.errors import Unavailable
+from wald.errors import InvalidInput, Unavailable
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from wald.answers.latency import Item
     from wald.answers.status import Facts, Finding
     from wald.retention.backlog import GroupBacklog
 
@@ -32,16 +34,36 @@ _GOOD = "good"
 @duration_option("--timeout", "5s", "How long the daemon may take to answer.", seconds_min=0.001)
 @duration_option("--lag-max", None, "Warn if a record has waited longer than this for a group.", days_max=366)
 @click.option("--settings", "with_settings", is_flag=True, help="Print only the effective settings and their sources.")
+@click.option("--latency", is_flag=True, help="Print only why producers wait: commits, syncs, who sends most.")
+@duration_option("--during", None, "With --latency: measure for this long.  [default: since the daemon's start]")
 @json_option
 def status(
-    root: Path, socket: Path | None, timeout: float, lag_max: float | None, with_settings: bool, as_json: bool
+    root: Path,
+    socket: Path | None,
+    timeout: float,
+    lag_max: float | None,
+    with_settings: bool,
+    latency: bool,
+    during: float | None,
+    as_json: bool,
 ) -> int:
     """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk is full.
 
     The exit code is 0 if all is good, 14 if there are warnings, 13 if something fails (the disk is full, a segment
     cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or of
     its last run.
+
+    --latency prints what producers wait for, and the daemon's histograms of commits and syncs. A quantile is the upper
+    bound of its bucket. It needs the daemon.
     """
+    if latency and with_settings:
+        raise InvalidInput("--latency and --settings are mutually exclusive", hint="wald status --help")
+    if during is not None and not latency:
+        raise InvalidInput("--during needs --latency", hint=f"--latency --during {during:g}s")
+    if latency:
+        measured = _measured(root, socket, during)
+        click.echo(json_line("status.latency", measured) if as_json else "\n".join(_latency_text(measured)))
+        return 0
     from wald.answers.status import findings, read_facts
 
     now_ns = time.time_ns()
@@ -53,6 +75,35 @@ def status(
         lines = [json_line("status", _object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
     click.echo("\n".join(lines))
     return 0 if with_settings or not found else _EXIT_CODES[_word(found[0])]
+
+
+def _measured(root: Path, socket: Path | None, during: float | None) -> dict[str, Any]:
+    from wald.answers.latency import measured
+    from wald.cli.connect import daemon_at
+
+    with daemon_at(root, socket) as daemon:
+        before: Item = {}
+        if during is not None:
+            before = json.loads(daemon.command("STAT"))
+            time.sleep(during)
+        return measured(before, json.loads(daemon.command("STAT")), root)
+
+
+def _latency_text(found: Item) -> Iterator[str]:
+    from wald.answers.latency import MEASURED
+
+    yield found["conclusion"]
+    rows = [["", "count", "mean", "p50", "p90", "p99"]]
+    for name in MEASURED:
+        numbers = [found[name][key] for key in ("mean", "p50", "p90", "p99")]
+        rows.append([name, str(found[name]["count"]), *("-" if each is None else f"{each:.3g}" for each in numbers)])
+    yield from aligned(rows, range(1, 6))
+    yield f"segments sealed in this time: {found['segments_sealed']}; requests held: {found['held_requests']}"
+    for user, length in found["received_bytes_of_users"].items():
+        yield f"user {user} sent {length} bytes"
+    for each in found["connections"]:
+        name = f" ({each['process']})" if each["process"] else ""
+        yield f"connected: user {each['user']}, process {each['pid']}{name}: {each['bytes']} bytes so far"
 
 
 def _word(finding: Finding) -> str:

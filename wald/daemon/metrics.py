@@ -102,7 +102,7 @@ class Metrics:
     seal_waits_since: float = 0.0  # segments wait while none is sealed
 
     def histograms(self) -> dict[str, dict[str, object]]:
-        """Return the histograms by name, for ``wald latency``."""
+        """Return the histograms by name, for ``wald status --latency``."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value.to_json() for name, value in values.items() if isinstance(value, Histogram)}
 

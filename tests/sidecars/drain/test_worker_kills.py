@@ -68,7 +68,7 @@ def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
     assert (code, f"worker-1 of a/processed runs process {jobs.running['1'].pid}, with its" in message) == (9, True)
     ending = hint.partition(" ends it")[0].rpartition("kill -- -")[2]
     assert os.getpgid(jobs.running["1"].pid) == int(ending)
-    assert output_of(*line, "--while-it-runs") == b"a/processed: taken back from worker-1: 1 record\n"
+    assert output_of(*line, "--force") == b"a/processed: taken back from worker-1: 1 record\n"
     os.killpg(int(ending), signal.SIGKILL)
     await_line(drain, "a 1: killed by SIGKILL, try 1")
 

@@ -24,7 +24,7 @@ ROUTE = "/v1/routes/orders"
 OF_GROUP = f"{ROUTE}/groups/{GROUP}"
 SHAPES = {verb.name: verb.answers for verb in VERBS}
 SHAPES_OF_COMMANDS: dict[str, Any] = {
-    "wald routes": shapes.Routes,
+    "wald route list": shapes.Routes,
     "wald head": shapes.Head,
     "wald where": shapes.Where,
     "wald cut": shapes.Cut,
