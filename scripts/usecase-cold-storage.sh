@@ -22,7 +22,7 @@ wald append archive "$place/records" > "$place/appended"
 wald cut > /dev/null
 await "a segment is sealed" sealed_are 1
 
-wald-reclaim --once --grace 0 > "$place/before"
+wald-reclaim --grace 0 > "$place/before"
 check "no group has consumed it: RECLAIM frees nothing" sealed_are 1
 
 wald-archive archive --records-per-bundle "$records_per_bundle" --codec gz --dest "$dest" > "$place/packed"
@@ -51,7 +51,7 @@ wald-archive restore "$dest" archive > "$place/restored"
 check "restored, byte for byte" cmp -s "$place/records" "$place/restored"
 
 check "archived is consumed: the cursor is at $records" is "$(wald cursor get archive)" "$records"
-wald-reclaim --once --grace 0 > "$place/after"
+wald-reclaim --grace 0 > "$place/after"
 check "released by consumption: RECLAIM frees the segment" sealed_are 0
 check "record 1 has an answer all the same" is "$(wald where 1 --json | jq -r .state)" archived
 wald-archive restore "$dest" archive > "$place/restored-later"

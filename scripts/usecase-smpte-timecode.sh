@@ -31,7 +31,7 @@ read -r _ last < "$place/appended"
 await "two segments are sealed" sealed_are 2
 check "two rotations: two segments are sealed, one is active" sealed_are 2
 
-wald-reclaim --once --grace 0 > "$place/before"
+wald-reclaim --grace 0 > "$place/before"
 check "no consumer has read: RECLAIM frees nothing" sealed_are 2
 
 wald read smpte --group slave --from earliest > "$place/read"
@@ -42,10 +42,10 @@ check "order: frames appear in the order of time" sort -c "$place/first"
 span="$(head -1 "$place/read") to $(tail -1 "$place/read")"
 check "span: $span" is "$span" "10:00:00:00 to 10:00:29:24"
 
-wald-reclaim --once --grace 0 > "$place/read-only"
+wald-reclaim --grace 0 > "$place/read-only"
 check "to read is not to acknowledge: RECLAIM frees nothing yet" sealed_are 2
 wald cursor set smpte "$last" --group slave > /dev/null
-wald-reclaim --once --grace 0 > "$place/after"
+wald-reclaim --grace 0 > "$place/after"
 check "the slave's cursor is at $last: RECLAIM frees both segments" sealed_are 0
 reclaimed=$(jq -s '[.[] | select(.event == "reclaimed")] | length' "$WALD_ROOT/ledger/reclaim.jsonl")
 check "the ledger tells of both" is "$reclaimed" 2

@@ -46,10 +46,10 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         root = _backlog(stage.fresh(stage.fast), count, routes, present)
         group = f"{count:,} sealed segments, {present:,} of {routes:,} routes in each"
         rows += _rows(group, "wald explain", root, ["wald", "explain"])
-        rows += _rows(group, "wald-reclaim, all held back", root, ["wald_reclaim", "--once"])
+        rows += _rows(group, "wald-reclaim, all held back", root, ["wald_reclaim"])
         for route in range(routes):
             root.cursor(f"r{route}", "processed").write_text(f"{count * present}\n")
-        rows += _rows(group, "wald-reclaim, all of it read", root, ["wald_reclaim", "--once", "--grace", "0"])
+        rows += _rows(group, "wald-reclaim, all of it read", root, ["wald_reclaim", "--grace", "0"])
         left = sum(1 for _ in root.segments.glob("*.wal.zst"))
         assert left == 1, f"{left} segments are left"  # the newest one stays
         shutil.rmtree(root.path)

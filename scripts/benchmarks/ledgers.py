@@ -49,12 +49,12 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         ("wald where, an archived record", f"{archived}: archived", ["wald", "where", archived]),
         ("wald where, a reclaimed record", ": reclaimed", ["wald", "where", archived + RECORDS - 1]),
         ("wald history --since 1h", "every deletion on record was allowed", ["wald", "history", "--since", "1h"]),
-        ("wald-reclaim, all held back", "deleted: 0; kept: 20", ["wald_reclaim", "--once"]),
+        ("wald-reclaim, all held back", "deleted: 0; kept: 20", ["wald_reclaim"]),
     )
     rows += [row for what, answer, command in asked for row in _rows(stage, group, what, root, command, answer)]
     for route in ROUTES:
         root.cursor(route, "processed").write_text(f"{RECORDS * entries + 2 * _LEFT}\n")
-    command = ["wald_reclaim", "--once", "--require-archived"]
+    command = ["wald_reclaim", "--require-archived"]
     rows += _rows(stage, group, "wald-reclaim --require-archived", root, command, "deleted: 0; kept: 20")
     shutil.rmtree(root.path)
     return rows, []

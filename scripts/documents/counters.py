@@ -17,8 +17,8 @@ from wald_gate.monitoring.exported import of_gate
 from wald_gate.monitoring.readiness import Word
 from wald_gate.settings import LimitSettings
 from wald_gate.transport.connection import Bounds
-from wald_reclaim.counts import Counts as ReclaimCounts
-from wald_reclaim.counts import of_reclaim
+from wald_reclaim.report import Counts as ReclaimCounts
+from wald_reclaim.report import reclaim_metrics
 
 
 def _directory() -> Iterable[Metric]:
@@ -40,7 +40,7 @@ PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
     "directory": _directory,
     "drain": lambda: of_drain(DrainCounts(), "", "", 0),
     "gate": _gate,
-    "reclaim": lambda: of_reclaim(ReclaimCounts()),
+    "reclaim": lambda: reclaim_metrics(ReclaimCounts()),
 }
 
 

@@ -1,11 +1,11 @@
-"""The least age of a segment, by the moments that ledgers have recorded; the wall clock is not read.
+"""Least ages of segments, from the moments in ledgers; the wall clock is not read.
 
     segments.jsonl   "sealed": this segment existed at this moment
     reclaim.jsonl    "seen": every complete segment up to this one existed at this moment
 
 Each ledger adds up the time between its own lines. The longer of the two sums counts, because both are certain. Time
 that no line covers (before the first pass of a boot, after the last line of the previous boot, around damaged lines)
-does not count: an age may be too small, and is never too large.
+does not count: an age may be underestimated, and is never overestimated.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from wald.files.uptime import Elapsed, Moment, parse_moment
 from wald.format.ledger_lines import Entry
 from wald.format.spans import Span
 
-_WITNESS_NS = 3600 * 10**9  # between two lines "seen" of a boot; the end of the boot loses no more than this
+_SEEN_INTERVAL_NS = 3600 * 10**9  # between two lines "seen" of a boot; at most this is lost at the end of a boot
 
 
-class _Witness:
-    """The moments in the lines of a ledger with one event.
+class _LedgerTimes:
+    """Moments of one event in a ledger.
 
     Attributes:
-        elapsed: the time until its last line.
-        at_ns: for each value of ``key``, the time until the first line with it.
-        last: moment of the last line with the event.
-        damage: lines that cannot be read, and the sequences that they may be about.
+        elapsed: time up to its last line.
+        at_ns: for each value of ``key``, the time up to the first line with it.
+        last: moment of the last line of the event.
+        damage: unreadable lines, with the sequences that they may be about.
     """
 
     def __init__(self, path: Path, event: str, key: str) -> None:
         self._lines = LedgerLines(path)
         self._event, self._key = event, key
         self._generation = 0
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._read = 0
         self.elapsed = Elapsed()
         self.at_ns: dict[int, int] = {}
         self.last: Moment | None = None
         self.damage: list[tuple[str, Span]] = []
 
-    def read(self) -> None:
-        """Read the lines that were appended since the last call.
-
-        Raises:
-            Damaged: the current file is damaged.
-        """
-        for line in self._lines.oldest_first(after=self._read, with_routes=False, on_damage=self._note_damage):
+    def update(self) -> None:
+        """Read the lines appended since the last call; raise Damaged if the current file is damaged."""
+        lines = self._lines.oldest_first(
+            after=self._read,
+            with_routes=False,
+            on_damage=lambda error, span: self.damage.append((error.message, span)),
+        )
+        for line in lines:
             if self._lines.generation != self._generation:
                 break
             self._read = line.number
@@ -66,59 +67,51 @@ class _Witness:
                 self.at_ns.setdefault(value, elapsed_ns)
         if self._lines.generation != self._generation:  # the lines that were read no longer exist
             self._generation = self._lines.generation
-            self._forget()
-            self.read()
-
-    def _note_damage(self, error: Damaged, span: Span) -> None:
-        self.damage.append((error.message, span))
+            self._reset()
+            self.update()
 
 
 class Ages:
-    """The ages of the segments of ``root``.
-
-    Args:
-        moment: returns the present moment.
+    """Ages of the segments of ``root``.
 
     Attributes:
-        trouble: the reason why the ledger of the segments cannot be used; "" if it can.
+        problem: reason why the ledger of the segments cannot be used, or "".
     """
 
     def __init__(self, root: Root, moment: Callable[[], Moment]) -> None:
         self._moment = moment
-        self._sealed = _Witness(root.ledger / "segments.jsonl", "sealed", "base")
-        self._own = _Witness(root.ledger / "reclaim.jsonl", "seen", "through")
-        self._seen: list[tuple[int, int]] = []
-        """The highest segment that each line "seen" covers, and the time elapsed by then; both grow."""
-        self.trouble = ""
+        self._sealed = _LedgerTimes(root.ledger / "segments.jsonl", "sealed", "base")
+        self._own = _LedgerTimes(root.ledger / "reclaim.jsonl", "seen", "through")
+        self._seen: list[tuple[int, int]] = []  # (highest segment of a "seen" line, time up to it), both increasing
+        self.problem = ""
 
-    def witness(self, through: int, *, now_ns: int) -> Entry | None:
-        """Return the line "seen" up to segment ``through`` if one is due."""
-        self._own.read()
+    def seen_entry(self, through: int, *, now_ns: int) -> Entry | None:
+        """Return the line "seen" for segments up to ``through`` if one is due."""
+        self._own.update()
         now, last = self._moment(), self._own.last
-        if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _WITNESS_NS:
+        if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _SEEN_INTERVAL_NS:
             return None
         return {"event": "seen", "through": through, "at": now_ns} | now.as_entry()
 
-    def learn(self, bases: Collection[int]) -> None:
+    def update(self, bases: Collection[int]) -> None:
         """Read the new lines of both ledgers, for the ages of the segments ``bases``."""
-        self._own.read()
+        self._own.update()
         self._seen = []
         for through, elapsed_ns in self._own.at_ns.items():
             if not self._seen or through > self._seen[-1][0]:
                 self._seen.append((through, elapsed_ns))
-        self.trouble = ""
+        messages = []
         try:
-            self._sealed.read()
+            self._sealed.update()
         except Damaged as error:
             self._sealed.at_ns.clear()
-            self._report(error.message)
+            messages.append(error.message)
         unknown = sorted(set(bases) - self._sealed.at_ns.keys())
         for message, (low, high) in self._sealed.damage:
             if bisect_left(unknown, low) < bisect_left(unknown, high + 1):
-                self._report(message)
-
-    def _report(self, message: str) -> None:
-        self.trouble = f"{message}; ages are counted from when wald-reclaim first saw a segment"
+                messages.append(message)
+        suffix = "ages are counted from when wald-reclaim first saw a segment"
+        self.problem = f"{messages[-1]}; {suffix}" if messages else ""
 
     def at_least_ns(self, base: int) -> int:
         """Return the least age of the segment; 0 if nothing is known."""

@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,12 +37,10 @@ from wald.format.names import CURSOR_SUFFIX, CURSORS, Kind
 from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.loop import stop_on_signals, watch_files
-from wald_reclaim.apply import Reclaim
-from wald_reclaim.counts import Counts, of_reclaim
-from wald_reclaim.plan import Planner
-from wald_reclaim.report import Report
-from wald_reclaim.settings import Settings, settings
-from wald_reclaim.shrink import Shrinker, worth
+from wald_reclaim.apply import Deleter, Shrinker, estimate_shrinks
+from wald_reclaim.report import Report, reclaim_metrics
+from wald_reclaim.settings import Settings, load_settings
+from wald_reclaim.survey import Survey
 
 PERIOD_SECONDS = 15.0  # between two passes without a change
 _RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still be recorded first
@@ -50,8 +50,11 @@ _CENTURY = 36_600  # days
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
 @config_option("The daemon's config file: its [retention], and limits of routes. Options override it.")
-@click.option("--once", is_flag=True, help="Make one pass, then exit; the default.")
-@click.option("--watch", is_flag=True, help="Make a pass when a cursor moves or a segment is sealed, until SIGTERM.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Make a pass whenever a cursor moves or a segment is sealed, until SIGTERM, instead of one pass.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @duration_option("--min-age", None, "Keep segments that have been complete for less than this.", days_max=_CENTURY)
 @size_option("--keep-bytes", None, "Keep at least this amount, the newest.")
@@ -94,21 +97,11 @@ _CENTURY = 36_600  # days
 def command(
     root: Path,
     config_path: Path | None,
-    once: bool,
     watch: bool,
     dry_run: bool,
-    min_age: float | None,
-    keep_bytes: int | None,
-    require_archived: bool,
-    max_age: float | None,
-    max_bytes: int | None,
-    max_records: int | None,
-    unread: str | None,
-    verify: bool,
-    grace: float | None,
-    shrink_pinned: bool,
     metrics: str | None,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Delete the segments that every consumer group has read.
 
@@ -117,37 +110,22 @@ def command(
     deletion is recorded in ledger/reclaim.jsonl before it happens, with the cursors that allowed it. Only one
     wald-reclaim works on a root at a time.
     """
-    if watch and (once or dry_run):
-        raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
+    if watch and dry_run:
+        raise InvalidInput("--watch excludes --dry-run", hint="wald-reclaim --help")
     if metrics is not None and not watch:
         raise InvalidInput("--metrics needs --watch", hint=f"--watch --metrics {metrics}")
-    options = {
-        "min_age": min_age,
-        "keep_bytes": keep_bytes,
-        "require_archived": require_archived or None,
-        "max_age": max_age,
-        "max_bytes": max_bytes,
-        "max_records": max_records,
-        "unread": unread,
-        "verify": verify or None,
-        "grace": grace,
-        "shrink_pinned": shrink_pinned or None,
-    }
-
-    def in_force() -> Settings:
-        return settings(config_path, options)
-
-    wanted = in_force()
+    given = {name: value for name, value in limits.items() if value is not False}  # flags only set what the file may
+    load = partial(load_settings, config_path, given)
+    settings = load()
     log = Log(root)
-    report = Report(as_json, intended=dry_run, watching=watch, write=click.echo, warn=_warn)
+    report = Report(as_json, is_dry_run=dry_run, watching=watch, write=click.echo, warn=_warn)
     try:
         if dry_run:
-            _show(log, wanted, report)
+            _show(log, settings, report)
         else:
             ignore_stdout()
-            counts = Counts()
-            with serving(metrics, lambda: of_reclaim(counts)):
-                _work(log, wanted, report, counts, reload=in_force if watch else None)
+            with serving(metrics, lambda: reclaim_metrics(report.counts)):
+                _work(log, settings, report, reload=load if watch else None)
     except PermissionError as error:
         raise NotPermitted.from_error(error, error.filename or log.root.path) from error
     except BrokenPipeError:  # the reader of a dry run has exited
@@ -158,118 +136,91 @@ def command(
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass continues",
             hint=f"{room_commands(log.root.path, error=error)}; then "
-            f"{command_line(log.root.path, '--once', program='wald-reclaim')}",
+            f"{command_line(log.root.path, program='wald-reclaim')}",
         ) from error
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     sys.exit(run(command, "wald-reclaim", sys.argv[1:]))
 
 
-@dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass needs. One without a ``shrinker`` looks at no shrink, not at interrupted ones either."""
+    """One pass, which may be repeated."""
 
-    reclaim: Reclaim
-    grace_ns: int
-    stop: threading.Event
-    counts: Counts = field(default_factory=Counts)
-    shrinker: Shrinker | None = None
-    shrink_pinned: bool = False
+    def __init__(self, deleter: Deleter, settings: Settings, stop: threading.Event) -> None:
+        self.deleter, self.settings, self.stop = deleter, settings, stop
+        self._shrinker = Shrinker(deleter, require_archived=settings.limits.require_archived)
 
-    def with_settings(self, wanted: Settings) -> Pass:
-        """The same with other settings."""
-        self.reclaim.planner.take_over(wanted.limits, verify=wanted.verify)
-        return replace(
-            self,
-            grace_ns=wanted.grace_ns,
-            shrinker=_shrinker(self.reclaim, wanted),
-            shrink_pinned=wanted.shrink_pinned,
-        )
+    def set_settings(self, settings: Settings) -> None:
+        self.deleter.survey.set_limits(settings.limits, verify=settings.verify)
+        self.settings = settings
+        self._shrinker = Shrinker(self.deleter, require_archived=settings.limits.require_archived)
 
     def run(self, report: Report, *, now_ns: int) -> None:
-        """Make one pass; when stopped, it ends where the next pass can go on."""
-        planner = self.reclaim.planner
-        self.reclaim.require()
-        if self.shrinker is not None:
-            for error in self.shrinker.finish():  # first, as a segment of which two forms are there may go below
-                report.trouble(str(error))
-        if (witness := planner.witness(now_ns=now_ns)) is not None:
-            self.reclaim.record(witness)
-        decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
-        pinned: list[Segment] = []
-        for decision in self.reclaim.release(decisions, now_ns=now_ns):
+        """Survey the log and apply the decisions; when stopped, end where the next pass can continue."""
+        survey = self.deleter.survey
+        self.deleter.require_continuity()
+        for error in self._shrinker.finish():  # first, because a segment with two forms may be deleted below
+            report.problem(str(error))
+        if (seen := survey.seen_entry(now_ns=now_ns)) is not None:
+            self.deleter.record(seen)
+        decisions = takewhile(lambda _: not self.stop.is_set(), survey.decisions(now_ns=now_ns))
+        shrinkable: list[Segment] = []
+        for decision in self.deleter.release(decisions, now_ns=now_ns):
             report.decision(decision)
-            self.counts.decision(decision)
-            if decision.shrinkable:
-                pinned.append(decision.segment)
-        released = planner.released()
-        due = planner.due(released, grace_ns=self.grace_ns)
-        for decision in self.reclaim.delete(released, due, now_ns=now_ns):
-            is_due = decision.segment.kind is decision.segment.kind.deleting
-            report.released(decision, due=is_due)
-            self.counts.released(decision, due=is_due)
-        if self.shrink_pinned and self.shrinker is not None:
-            self._shrink(pinned, self.shrinker, report, now_ns)
-        self.reclaim.require()  # before it reports files of another log as wrong
-        report.end(planner.troubles)
+            if decision.is_shrinkable and self.settings.shrink_pinned:
+                shrinkable.append(decision.segment)
+        released = survey.released()
+        due = survey.due(released, grace_ns=self.settings.grace_ns)
+        for decision in self.deleter.delete(released, due, now_ns=now_ns):
+            report.released(decision, is_due=decision.segment.kind is decision.segment.kind.deleting)
+        self._shrink(shrinkable, report, now_ns)
+        self.deleter.require_continuity()  # before it reports files of another log as damaged
+        report.end(survey.problems)
 
-    def _shrink(self, pinned: list[Segment], shrinker: Shrinker, report: Report, now_ns: int) -> None:
-        """Shrink what pays; what cannot be read is left, and without room the next pass tries again."""
-        for segment in pinned:
+    def _shrink(self, segments: list[Segment], report: Report, now_ns: int) -> None:
+        for segment in segments:
             if self.stop.is_set():
                 return
             try:
-                shrunk = shrinker.shrink(segment, now_ns=now_ns)
+                shrunk = self._shrinker.shrink(segment, now_ns=now_ns)
             except (Damaged, FileNotFoundError) as error:
-                report.trouble(str(error))
+                report.problem(str(error))
                 continue
-            except OSError as error:
-                report.trouble(f"{segment.path}: {error.strerror}; it is not shrunk, and nothing is lost")
+            except OSError as error:  # the next pass tries again
+                report.problem(f"{segment.path}: {error.strerror}; it is not shrunk, and nothing is lost")
                 return
             if shrunk is not None:
-                self.counts.add_shrunk(shrunk)
                 report.shrunk(shrunk)
 
 
-def _shrinker(reclaim: Reclaim, wanted: Settings) -> Shrinker:
-    """What shrinks segments, if that is wanted; what an interrupted shrink has left it clears away in any case."""
-    return Shrinker(
-        reclaim.root,
-        reclaim.disk,
-        reclaim.planner.log_id,
-        reclaim.record,
-        reclaim.planner.changed,
-        require_archived=wanted.limits.require_archived,
-    )
-
-
-def _show(log: Log, wanted: Settings, report: Report) -> None:
+def _show(log: Log, settings: Settings, report: Report) -> None:
     """Report what a pass would do."""
-    planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
+    limits = settings.limits
+    survey = Survey(log.root, limits, log_id=log.identity.log_id, verify=settings.verify)
     now_ns = time.time_ns()
-    pinned: list[Segment] = []
-    for decision in planner.decisions(now_ns=now_ns):
+    shrinkable: list[Segment] = []
+    for decision in survey.decisions(now_ns=now_ns):
         report.decision(decision)
-        if decision.verdict.goes and not wanted.grace_ns:  # released and deleted by the same pass
-            report.released(replace(decision, message=""), due=True)
-        if decision.shrinkable and wanted.shrink_pinned:
-            pinned.append(decision.segment)
-    for shrunk in worth(log, pinned, require_archived=wanted.limits.require_archived):
+        if decision.verdict.is_deletion and not settings.grace_ns:  # released and deleted by the same pass
+            report.released(replace(decision, message=""), is_due=True)
+        if decision.is_shrinkable and settings.shrink_pinned:
+            shrinkable.append(decision.segment)
+    for shrunk in estimate_shrinks(log.root, survey, shrinkable, require_archived=limits.require_archived):
         report.shrunk(shrunk)
-    released = planner.released()
-    due = {segment.base_sequence for segment in planner.due(released, grace_ns=wanted.grace_ns)}
-    for decision in planner.confirm(released, now_ns=now_ns):
-        report.released(decision, due=decision.segment.base_sequence in due)
-    report.end(planner.troubles)
+    released = survey.released()
+    due = {segment.base_sequence for segment in survey.due(released, grace_ns=settings.grace_ns)}
+    for decision in survey.confirm(released, now_ns=now_ns):
+        report.released(decision, is_due=decision.segment.base_sequence in due)
+    report.end(survey.problems)
 
 
-def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload: Callable[[], Settings] | None) -> None:
+def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], Settings] | None) -> None:
     """Make one pass, or passes until a signal arrives.
 
     Args:
-        reload: returns the settings anew, when SIGHUP asks for that; None: only one pass is made.
+        reload: reads the settings again on SIGHUP; None for one pass.
     """
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
@@ -277,11 +228,10 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
     try:
         locks.remove_leftovers(locks.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
-        # After the lock of the ledger is taken: before that, another process may write what the planner reads.
-        planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
+        # The ledger is locked by now: until then, another process may write what the survey reads.
+        survey = Survey(log.root, settings.limits, log_id=log.identity.log_id, verify=settings.verify)
         with stop_on_signals() as stop:
-            reclaim = Reclaim(log.root, disk, ledger, planner, log.require_continuity)
-            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _shrinker(reclaim, wanted), wanted.shrink_pinned)
+            one_pass = Pass(Deleter(log.root, disk, ledger, survey, log.require_continuity), settings, stop)
             if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
             else:
@@ -296,48 +246,45 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
     Raises:
         Replaced: the root has another log or an older copy; the open ledger does not belong to its segments.
     """
-    root = one_pass.reclaim.root
+    deleter = one_pass.deleter
+    root = deleter.root
     hangups: list[int] = []
     signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
 
     def directories() -> list[Path]:
         return [root.segments, root.ledger, root.routes, *root.route_directories()]
 
-    def matters(path: Path) -> bool:
-        return _matters(path) or path.name == CURSORS or path.parent == root.routes
+    def may_free_segment(path: Path) -> bool:
+        if path.suffix == Kind.RAW.value:  # not the frequent changes of the active segment:
+            return not path.exists()  # the sealer removes the raw form last
+        names = (CURSORS, "retired", "archive.jsonl")
+        return path.name.endswith(CURSOR_SUFFIX) or path.name in names or path.parent == root.routes
 
-    def look() -> None:
+    def check_root() -> None:
         try:
-            one_pass.reclaim.require()
+            deleter.require_continuity()
         except (OSError, WaldError) as error:
             if isinstance(error, Replaced) and not isinstance(error, Gone):
-                raise  # anything else may pass, such as an unmounted root; the next pass reports it
+                raise  # anything else may be temporary, such as an unmounted root; the next pass reports it
 
     for _ in watch_files(
-        directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look, report=report.warn
+        directories,
+        may_free_segment,
+        period_seconds=PERIOD_SECONDS,
+        stop=one_pass.stop,
+        on_tick=check_root,
+        report=report.warn,
     ):
-        began = time.monotonic()
         report.begin()
-        one_pass.counts.begin()
         try:
             if hangups:
                 hangups.clear()
-                one_pass = one_pass.with_settings(reload())
+                one_pass.set_settings(reload())
                 report.warn("the settings were read again")
             one_pass.run(report, now_ns=time.time_ns())
         except (OSError, WaldError) as error:
-            look()
-            one_pass.counts.failed += 1
-            report.trouble(str(error))
-        else:
-            one_pass.counts.end(time.monotonic() - began, now_ns=time.time_ns())
-
-
-def _matters(path: Path) -> bool:
-    """Whether a change of ``path`` may free a segment; the frequent changes of the active segment do not."""
-    if path.suffix == Kind.RAW.value:
-        return not path.exists()  # sealed: the sealer removes the raw form last
-    return path.name.endswith(CURSOR_SUFFIX) or path.name in ("retired", "archive.jsonl")
+            check_root()
+            report.failed(str(error))
 
 
 def _warn(message: str) -> None:

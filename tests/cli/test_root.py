@@ -24,7 +24,7 @@ PROGRAMS = {
     "cut": command("cut"),
     "cursor set": command("cursor", "set", "a", 1, "--group", "g"),
     "verify --record": command("verify", "--record"),
-    "reclaim": sidecar("reclaim", "--once", "--grace", 0),
+    "reclaim": sidecar("reclaim", "--grace", 0),
     "drain": sidecar("drain", "a", "--group", "d", "--exit-at-end", "--", "true"),
     "archive": sidecar("archive", "pack", "a", "--group", "p"),
     "archive elsewhere": sidecar("archive", "pack", "a", "--group", "q", "--dest", "../cold"),

@@ -84,7 +84,7 @@ def test_one_whose_segment_was_reclaimed_meanwhile(killed: Killed) -> None:
     wald.open(killed.daemon.root).set_cursor("a", len(LINES))
 
     def reclaimed() -> bool:
-        done = run(sidecar("reclaim", "--root", killed.daemon.root, "--once", "--grace", "0"))
+        done = run(sidecar("reclaim", "--root", killed.daemon.root, "--grace", "0"))
         assert done.returncode == 0, done.stderr
         return killed.values() == []
 

@@ -164,7 +164,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald doctor", command("doctor", *at)),
         ("wald doctor --canary", command("doctor", "--canary", *at)),
         ("wald-reclaim", sidecar("reclaim", "--dry-run", "--shrink-pinned", *at)),
-        ("wald-reclaim", sidecar("reclaim", "--once", "--shrink-pinned", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--shrink-pinned", *at)),
         ("wald-archive pack", archive_command("pack", "b", *at, "--dest", root.parent / "other")),
         ("wald-archive verify", archive_command("verify", bags)),
         ("wald-archive restore", archive_command("restore", bags, "--into", root.parent / "restored")),

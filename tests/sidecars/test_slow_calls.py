@@ -33,7 +33,7 @@ def test_what_was_acknowledged_is_in_the_log_or_in_the_archive(tmp_path: Path, h
     programs = {
         "archive": sidecar("archive", "a", "--root", root, "--dest", dest),
         "cursor": [],
-        "reclaim": sidecar("reclaim", "--once", "--grace", "0s", "--require-archived", "--root", root),
+        "reclaim": sidecar("reclaim", "--grace", "0s", "--require-archived", "--root", root),
     }
     ended: list[tuple[str, int, bytes]] = []
 

@@ -111,7 +111,7 @@ def remove_by_repair(built: Built) -> None:
 
 def remove_by_reclaim(built: Built) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "wald_reclaim", "--once", "--root", built.root.path], capture_output=True, check=False
+        [sys.executable, "-m", "wald_reclaim", "--root", built.root.path], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

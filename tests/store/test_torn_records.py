@@ -20,7 +20,7 @@ from wald.reading.assembler import Batch
 from wald.reading.reader import read_selection, read_without_waiting
 from wald.reading.selection import Selection, Start
 from wald.retention.missing import Missing
-from wald_reclaim import entries
+from wald_reclaim import evidence
 
 LONG = b"be" + b"gun"
 
@@ -168,7 +168,7 @@ class TestAReclaimedSegmentWithAPiece:
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         built.cut()
         built.seal()
-        monkeypatch.setattr(entries, "LISTED_MAX", 1)
+        monkeypatch.setattr(evidence, "LISTED_MAX", 1)
         for route, to in (("a", 2), ("b", 8), ("kept", 0)):
             built.log.set_cursor(route, to, group="g")
         reclaim(built)

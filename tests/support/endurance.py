@@ -297,7 +297,7 @@ class _Sidecars:
         self.wrong: list[str] = []
         self._full = full
         self._stopping = threading.Event()
-        reclaim = sidecar("reclaim", "--root", root, "--once", "--grace", "0")
+        reclaim = sidecar("reclaim", "--root", root, "--grace", "0")
         pack = sidecar("archive", "pack", SOCKETS[0], "--root", root, "--group", "archive", "--dest", archive)
         pack += ["--records-per-bundle", "20000", "--codec", "none"]
         self._thread = started("sidecars", partial(self._work, [reclaim, reclaim, reclaim, pack]), self.wrong)

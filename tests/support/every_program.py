@@ -180,7 +180,7 @@ def terminate(process: subprocess.Popen[bytes]) -> None:
 
 
 def reclaim(root: Path, *options: str) -> list[str]:
-    return sidecar("reclaim", "--root", root, "--once", *options)
+    return sidecar("reclaim", "--root", root, *options)
 
 
 def archive(root: Path, *routes: str) -> list[str]:

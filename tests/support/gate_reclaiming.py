@@ -108,7 +108,7 @@ class Reclaimer:
 
     def __init__(self, root: Path, chance: random.Random, codes: Container[int], wrong: list[str]) -> None:
         self.passes = 0
-        self._line = sidecar("reclaim", "--root", root, "--once", "--grace", "0")
+        self._line = sidecar("reclaim", "--root", root, "--grace", "0")
         self._chance = chance
         self._codes = codes
         self._wrong = wrong

@@ -21,12 +21,12 @@ from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.files.uptime import Moment
 from wald.format.names import Kind
-from wald_reclaim.apply import Reclaim
+from wald_reclaim.apply import Deleter
 from wald_reclaim.command import Pass
-from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, RouteLimits
 from wald_reclaim.report import Report
-from wald_reclaim.shrink import Shrinker
+from wald_reclaim.settings import Settings
+from wald_reclaim.survey import Survey
 
 ANYTHING_READ = Limits()
 EXPIRE = RouteLimits(expire=True)
@@ -50,25 +50,19 @@ class Reclaimer:
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
         self.now = Moment(self.boot, 0)
         log_id = read_identity(self.root).log_id
-        self.planner = Planner(
+        self.survey = Survey(
             self.root, self.limits, log_id=log_id, verify=self.verify, clock=self.clock, moment=lambda: self.now
         )
+
+    def deleter(self) -> Deleter:
+        return Deleter(self.root, self.disk, self.ledger, self.survey)
 
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
         """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
         self.now = Moment(self.boot, now_ns - ahead_ns)
-        doing = Reclaim(self.root, self.disk, self.ledger, self.planner)
-        shrinker = Shrinker(
-            self.root,
-            self.disk,
-            self.planner.log_id,
-            doing.record,
-            self.planner.changed,
-            require_archived=self.limits.require_archived,
-            moment=lambda: self.now,
-        )
-        one_pass = Pass(doing, self.grace_ns, self.stop, shrinker=shrinker, shrink_pinned=self.shrink_pinned)
-        report = Report(as_json=True, intended=False, watching=False, write=lambda _: None, warn=_warn)
+        settings = Settings(self.limits, self.grace_ns, self.verify, self.shrink_pinned)
+        one_pass = Pass(self.deleter(), settings, self.stop)
+        report = Report(as_json=True, is_dry_run=False, watching=False, write=lambda _: None, warn=_warn)
         one_pass.run(report, now_ns=now_ns)
 
 
@@ -84,7 +78,7 @@ def reclaim(
     grace_ns: int = 0,
     shrink_pinned: bool = False,
 ) -> None:
-    """``wald-reclaim --once``, as a process of its own."""
+    """``wald-reclaim``, as a process of its own."""
     reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)

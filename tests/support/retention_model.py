@@ -164,7 +164,7 @@ class Model:
         """Take a released segment back, or delete it, or let it wait."""
         unread, line = self.unread_routes(waiting.held), waiting.line
         archived = not limits.require_archived or self.in_bundles(waiting.held.records)
-        if not archived or not all(route in line.losing and limits.loses(route) for route in unread):
+        if not archived or not all(route in line.losing and limits.may_lose(route) for route in unread):
             self.released.remove(waiting)
             self.complete = sorted([*self.complete, waiting.held], key=lambda held: held.base)
         elif waiting.deleting or now.boot != line.since.boot or now.boottime_ns - line.since.boottime_ns >= grace_ns:

@@ -34,7 +34,7 @@ from wald.reading.search import Match, search
 from wald.reading.selection import select
 from wald.segments.view import State
 from wald_archive.sizes import Records
-from wald_reclaim import floors
+from wald_reclaim import policy
 from wald_spark.blocks import Range
 from wald_spark.log_end import log_end
 from wald_spark.pieces import pieces_of
@@ -195,8 +195,8 @@ class WholeLog:
             built.root, built.disk, grace_ns=0, boot=built.boot, shrink_pinned=self.rng.random() < 0.7
         )
         with closing(reclaimer.ledger), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(floors, "LEAST_BYTES", 0)  # the segments are small
-            patch.setattr(floors, "LEAST_SHARE", 0.05)
+            patch.setattr(policy, "SHRINK_LEAST_BYTES", 0)  # the segments are small
+            patch.setattr(policy, "SHRINK_LEAST_SHARE", 0.05)
             reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
         self.spoiled &= {segment.base_sequence for segment in list_segments(built.root).segments}
 

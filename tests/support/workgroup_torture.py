@@ -388,7 +388,7 @@ class _Scene:
     def _reclaim(self) -> None:
         while not self._over.wait(0.7):
             self._look()
-            done = run(sidecar("reclaim", "--root", self._daemon.root, "--once", "--grace", "0"))
+            done = run(sidecar("reclaim", "--root", self._daemon.root, "--grace", "0"))
             if done.returncode not in (0, 3):
                 self.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
 

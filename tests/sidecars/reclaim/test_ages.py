@@ -139,7 +139,7 @@ def test_a_segment_is_as_old_as_the_first_line_about_it_and_none_about_others(bu
     """A segment may begin within what a line about another one names, after a repair."""
     put(built.root, sealed(1, 0), sealed(5, 60), sealed(5, 90))
     ages = Ages(built.root, lambda: Moment("boot", 100))
-    ages.learn([1, 5])
+    ages.update([1, 5])
     assert [ages.at_least_ns(base) for base in (1, 5)] == [100, 40]
 
 
@@ -147,10 +147,10 @@ def test_a_ledger_that_is_replaced_tells_its_own_ages(built: Built) -> None:
     """What the other one told may be more than has passed."""
     put(built.root, sealed(1, 0))
     ages = Ages(built.root, lambda: Moment("boot", 100))
-    ages.learn([1])
+    ages.update([1])
     assert ages.at_least_ns(1) == 100
     put(built.root, sealed(5, 0), sealed(1, 90))
-    ages.learn([1])
+    ages.update([1])
     assert ages.at_least_ns(1) == 10
 
 
@@ -166,8 +166,8 @@ def test_each_part_of_the_ledgers_is_decoded_once_however_many_segments_are_aske
     ages = Ages(built.root, lambda: Moment("boot", 1000))
     bases = [10 * number for number in range(2, 300)]
 
-    assert steps(lambda: ages.learn(bases)) < 3 * once
-    assert steps(lambda: ages.learn(bases)) < once / 4
+    assert steps(lambda: ages.update(bases)) < 3 * once
+    assert steps(lambda: ages.update(bases)) < once / 4
     assert ages.at_least_ns(20) > ages.at_least_ns(2990) > 0
 
 
@@ -183,9 +183,9 @@ def test_a_damaged_part_hides_only_the_ages_that_are_in_it(built: Built) -> None
     part.path.write_bytes(b"damaged")
     ages = Ages(built.root, lambda: Moment("boot", 1000))
 
-    ages.learn([10, 990])
-    assert ages.trouble == ""
+    ages.update([10, 990])
+    assert ages.problem == ""
     assert (ages.at_least_ns(10), ages.at_least_ns(990)) == (999, 901)
-    ages.learn([10, low, 990])
-    assert part.path.name in ages.trouble
+    ages.update([10, low, 990])
+    assert part.path.name in ages.problem
     assert ages.at_least_ns(low) == ages.at_least_ns(high - 9) == 0

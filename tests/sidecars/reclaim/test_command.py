@@ -205,7 +205,7 @@ def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, root: Path) 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--watch", "--once"], InvalidInput.exit_code, "--watch excludes"),
+        (["--watch", "--dry-run"], InvalidInput.exit_code, "--watch excludes"),
         (["--unread", "expire"], InvalidInput.exit_code, "needs a limit"),
         (["--min-age", "soon"], InvalidInput.exit_code, "--min-age must be a duration"),
         (["--keep-bytes", "much"], InvalidInput.exit_code, "--keep-bytes must be a size"),

@@ -18,11 +18,9 @@ from wald.files.layout import Root
 from wald.format.names import Kind
 from wald.retention.audit import audit_deletion
 from wald.retention.history import History
-from wald_reclaim.apply import Reclaim
-from wald_reclaim.decision import Decision
-from wald_reclaim.excuses import LISTED_MAX
-from wald_reclaim.plan import CLAIMS_SECONDS
+from wald_reclaim.evidence import LISTED_MAX
 from wald_reclaim.policy import Limits
+from wald_reclaim.survey import CURSORS_SECONDS, Decision
 
 MANY = [f"r{number:02}" for number in range(LISTED_MAX + 1)]
 HALF = len(MANY)
@@ -181,19 +179,17 @@ def test_cursors_that_were_read_again_get_a_shared_line_of_their_own(built: Buil
     reclaimer = Reclaimer(built.root, built.disk, clock=lambda: times[-1])
 
     def decisions() -> Iterator[Decision]:
-        for decision in reclaimer.planner.decisions(now_ns=built.now_ns):
+        for decision in reclaimer.survey.decisions(now_ns=built.now_ns):
             yield decision
             if len(times) == 1:
-                times.append(2 * CLAIMS_SECONDS)
+                times.append(2 * CURSORS_SECONDS)
                 for route in [*MANY, "z"]:
                     built.log.set_cursor(route, built.last)
 
-    released = list(
-        Reclaim(built.root, built.disk, reclaimer.ledger, reclaimer.planner).release(decisions(), now_ns=built.now_ns)
-    )
+    released = list(reclaimer.deleter().release(decisions(), now_ns=built.now_ns))
     reclaimer.ledger.close()
 
-    assert [decision.verdict.goes for decision in released] == [True] * 4
+    assert [decision.verdict.is_deletion for decision in released] == [True] * 4
     lines = ledger(built.root.path)
     assert [line["routes"][0]["cursors"] for line in lines if line["event"] == "evidence"] == [
         {"processed": 2 * HALF},

@@ -34,7 +34,7 @@ from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
-from wald_reclaim.excuses import LISTED_MAX
+from wald_reclaim.evidence import LISTED_MAX
 from wald_reclaim.policy import Limits, RouteLimits
 
 ROUTES = ["a", "b", "c"]
@@ -70,7 +70,7 @@ class Histories(RuleBasedStateMachine):
         self, *, stays: bool, listed_max: int, stuck: str, segments: list[tuple[list[tuple[str, list[int]]], int]]
     ) -> None:
         self.listed = pytest.MonkeyPatch()
-        self.listed.setattr("wald_reclaim.entries.LISTED_MAX", listed_max)
+        self.listed.setattr("wald_reclaim.evidence.LISTED_MAX", listed_max)
         self.path = Path(tempfile.mkdtemp())
         self.built = Built(self.path / "root")
         self.model = Model()
@@ -237,7 +237,7 @@ class Histories(RuleBasedStateMachine):
 
     def look(self, reclaimer: Reclaimer, limits: Limits, grace_ns: int, *, compact: bool) -> None:
         reclaimer.limits = limits
-        reclaimer.planner.take_over(limits, verify=False)
+        reclaimer.survey.set_limits(limits, verify=False)
         reclaimer.grace_ns, reclaimer.shrink_pinned = grace_ns, compact
         reclaimer.look(now_ns=self.built.now_ns, ahead_ns=self.built.ahead_ns)
 
@@ -285,8 +285,8 @@ class Histories(RuleBasedStateMachine):
     def foresee(self, reclaimer: Reclaimer, limits: Limits) -> None:
         """What a pass would release, and what would be lost."""
         reclaimer.now = self.built.moment()
-        reclaimer.planner.take_over(limits, verify=False)
-        going = [each for each in reclaimer.planner.decisions(now_ns=self.built.now_ns) if each.verdict.goes]
+        reclaimer.survey.set_limits(limits, verify=False)
+        going = [each for each in reclaimer.survey.decisions(now_ns=self.built.now_ns) if each.verdict.is_deletion]
         expected = [held for held in self.model.complete if self.model.goes(held, limits)]
         assert [each.segment.base_sequence for each in going] == [held.base for held in expected], limits
         for decision, held in zip(going, expected, strict=True):

@@ -23,8 +23,8 @@ from wald.retention.backlog import Backlog, SegmentStatus
 from wald.retention.history import History
 from wald.retention.progress import measure_lags
 from wald.segments.sealed_file import FRAME_BYTES, SealedFile
-from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
+from wald_reclaim.survey import Survey
 
 LASTS = {"a": 2, "b": 5}
 """Of each route its last record in the first segment."""
@@ -245,8 +245,8 @@ def test_whatever_is_damaged_it_goes_only_when_everybody_who_has_records_in_it_i
 
 
 def first_goes(built: Built) -> bool:
-    planner = Planner(built.root, ANYTHING_READ, log_id=built.log_id)
-    return next(iter(planner.decisions(now_ns=built.now_ns))).verdict.goes
+    survey = Survey(built.root, ANYTHING_READ, log_id=built.log_id)
+    return next(iter(survey.decisions(now_ns=built.now_ns))).verdict.is_deletion
 
 
 @pytest.mark.parametrize("sealed_line", [True, False])

@@ -25,7 +25,6 @@ from wald.files.layout import Root
 from wald.format.names import Kind
 from wald.log import Log
 from wald.retention.cursors import Cursor
-from wald_reclaim.apply import Reclaim
 
 
 class Gap(SteppingDisk):
@@ -107,8 +106,8 @@ def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
             pass
 
     reclaimer = Reclaimer(root, PausingDisk(schedule, "rename", "unlink"))
-    reclaim = Reclaim(root, reclaimer.disk, reclaimer.ledger, reclaimer.planner)
-    released = reclaimer.planner.released()
+    reclaim = reclaimer.deleter()
+    released = reclaimer.survey.released()
     schedule.run(delete, lambda: found.append(Log(root.path).set_cursor("a", 0, rewind=True)))
     reclaimer.ledger.close()
     return found[0]
@@ -134,7 +133,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
                 "wald.retention.cursor_moves.History",
             ):
                 pausing(patched, schedule, name)
-            pausing(patched, schedule, "wald_reclaim.plan.read_cursor_snapshot")
+            pausing(patched, schedule, "wald_reclaim.survey.read_cursor_snapshot")
             message = meet(root, schedule, now_ns=built.now_ns).message
         if "to restore them" in message:
             Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told

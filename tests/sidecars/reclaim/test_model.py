@@ -30,7 +30,7 @@ from reclaiming import bases, ledger, reclaim, rulings
 
 from wald.files.routes import add_route, retire_route
 from wald.format.names import Kind
-from wald_reclaim.excuses import LISTED_MAX
+from wald_reclaim.evidence import LISTED_MAX
 
 ROUTES = ["a", "b"]
 GROUPS = ["processed", "processed", "processed", "audit"]
@@ -44,7 +44,7 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(listed_max=st.sampled_from([0, LISTED_MAX]))
     def begin(self, listed_max: int) -> None:
         self.listed = pytest.MonkeyPatch()
-        self.listed.setattr("wald_reclaim.entries.LISTED_MAX", listed_max)
+        self.listed.setattr("wald_reclaim.evidence.LISTED_MAX", listed_max)
         self.path = Path(tempfile.mkdtemp())
         self.epoch = 1
         self.built = Built(self.path / "root")

@@ -6,30 +6,30 @@ from itertools import combinations, product
 
 import pytest
 
-from wald_reclaim.policy import Facts, Limits, RouteFacts, RouteLimits, Verdict, judge, judge_route, over
+from wald_reclaim.policy import Facts, Limits, RouteFacts, RouteLimits, Verdict, exceeded_limit, judge, judge_route
 
 AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records are newer
 EXPIRE = RouteLimits(expire=True)
 
 
 def facts(**changes: bool) -> Facts:
-    reported = {"archived": True, "newest": False, "sealing": False, "readable": True} | changes
+    reported = {"is_archived": True, "is_newest": False, "is_being_sealed": False, "is_readable": True} | changes
     return Facts(age_ns=AGE_NS, stored_bytes=BYTES, records=RECORDS, newer_bytes=50, newer_records=5, **reported)
 
 
 def of_route(*, read: bool, unread_bytes: int = 0) -> RouteFacts:
     """The facts of the only route in the segment."""
-    return RouteFacts(AGE_NS, BYTES, RECORDS, newer_bytes=50, newer_records=5, read=read, unread_bytes=unread_bytes)
+    return RouteFacts(AGE_NS, BYTES, RECORDS, newer_bytes=50, newer_records=5, is_read=read, unread_bytes=unread_bytes)
 
 
 def verdict_of(limits: Limits, *, read: bool = True, **changes: bool) -> Verdict:
     """Of a segment with one route that has no limits of its own."""
     segment = facts(**changes)
-    return judge(segment, limits, [judge_route(of_route(read=read), limits.of("a"), over(segment, limits))])
+    return judge(segment, limits, [judge_route(of_route(read=read), limits.of("a"), exceeded_limit(segment, limits))])
 
 
 CASES = [
-    dict(zip(("read", "archived", "newest", "sealing", "readable"), values, strict=True))
+    dict(zip(("read", "is_archived", "is_newest", "is_being_sealed", "is_readable"), values, strict=True))
     for values in product((False, True), repeat=5)
 ]
 LIMITS = [
@@ -57,32 +57,32 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule() -> 
     for case in CASES:
         for limits in LIMITS:
             beyond = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
-            untouchable = case["newest"] or case["sealing"] or not case["readable"]
+            untouchable = case["is_newest"] or case["is_being_sealed"] or not case["is_readable"]
             needed = not case["read"] and not (limits.others.expire and beyond)
-            unarchived = limits.require_archived and not case["archived"]
+            unarchived = limits.require_archived and not case["is_archived"]
             young = limits.min_age_ns == AGE_NS + 1
             among_newest = limits.keep_bytes == 51
             goes = not untouchable and not needed and not unarchived and (beyond or not (young or among_newest))
 
             verdict = verdict_of(limits, **case)
 
-            assert verdict.goes == goes, (case, limits, verdict)
-            assert not (verdict.goes and not case["read"]) or limits.others.expire
+            assert verdict.is_deletion == goes, (case, limits, verdict)
+            assert not (verdict.is_deletion and not case["read"]) or limits.others.expire
 
 
 def test_the_verdict_names_the_rule() -> None:
     for changes, limits, verdict in [
         ({}, Limits(), Verdict.READ),
-        ({"newest": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.NEWEST),
-        ({"sealing": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.SEALING),
-        ({"readable": False}, Limits(max_age_ns=1, others=EXPIRE), Verdict.UNREADABLE),
+        ({"is_newest": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.NEWEST),
+        ({"is_being_sealed": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.SEALING),
+        ({"is_readable": False}, Limits(max_age_ns=1, others=EXPIRE), Verdict.UNREADABLE),
         ({"read": False}, Limits(), Verdict.UNREAD),
         ({"read": False}, Limits(max_age_ns=1, max_bytes=1, max_records=1), Verdict.UNREAD),
         ({"read": False}, Limits(others=EXPIRE, max_age_ns=AGE_NS), Verdict.UNREAD),
         ({"read": False}, Limits(others=EXPIRE, max_age_ns=AGE_NS - 1), Verdict.MAX_AGE),
         ({"read": False}, Limits(others=EXPIRE, max_records=14), Verdict.MAX_RECORDS),
         ({"read": False}, Limits(others=EXPIRE, max_records=15), Verdict.UNREAD),
-        ({"archived": False}, Limits(require_archived=True, max_age_ns=1, others=EXPIRE), Verdict.NOT_ARCHIVED),
+        ({"is_archived": False}, Limits(require_archived=True, max_age_ns=1, others=EXPIRE), Verdict.NOT_ARCHIVED),
         ({}, Limits(min_age_ns=AGE_NS), Verdict.READ),
         ({}, Limits(min_age_ns=AGE_NS + 1), Verdict.YOUNG),
         ({}, Limits(min_age_ns=AGE_NS + 1, max_bytes=149), Verdict.MAX_BYTES),
@@ -93,7 +93,7 @@ def test_the_verdict_names_the_rule() -> None:
 
 
 def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
-    before = RouteFacts(0, BYTES, RECORDS, 0, 0, read=False, unread_bytes=BYTES)
+    before = RouteFacts(0, BYTES, RECORDS, 0, 0, is_read=False, unread_bytes=BYTES)
 
     assert judge_route(before, RouteLimits(max_age_ns=1, expire=True), None) is Verdict.UNREAD
 
@@ -122,7 +122,7 @@ def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the
                 assert found is (allowed or [Verdict.UNREAD])[0], limits
 
 
-RULES = [verdict for verdict in Verdict if verdict.goes and verdict is not Verdict.EACH_ROUTE]
+RULES = [verdict for verdict in Verdict if verdict.is_deletion and verdict is not Verdict.EACH_ROUTE]
 
 
 @pytest.mark.parametrize("young", [False, True])
@@ -151,6 +151,6 @@ def test_a_route_with_a_table_of_its_own_does_not_take_over_what_the_others_lose
     limits = Limits(of_routes={"own": RouteLimits(max_bytes=1)}, others=EXPIRE)
 
     assert (limits.of("own").expire, limits.of("any").expire) == (False, True)
-    assert (limits.loses("own"), limits.loses("any")) == (False, True)
+    assert (limits.may_lose("own"), limits.may_lose("any")) == (False, True)
     assert limits.by_route
     assert not Limits(others=EXPIRE).by_route

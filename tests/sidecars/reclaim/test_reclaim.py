@@ -22,8 +22,8 @@ from wald.format.names import Kind
 from wald.hints import command_line
 from wald.retention.blockers import CursorSnapshot
 from wald.segments.view import State
-from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, Verdict
+from wald_reclaim.survey import Survey
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_a_segment_that_is_damaged_between_two_looks_or_cannot_be_opened_stops_n
 def test_a_cursor_that_is_rewound_during_a_look_counts_for_what_is_not_decided_yet(built: Built) -> None:
     read_all(built)
     clock = (10.0 * exponent for exponent in map(float, (10**n for n in count())))
-    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
-    decisions = planner.decisions(now_ns=built.now_ns)
+    survey = Survey(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    decisions = survey.decisions(now_ns=built.now_ns)
     first = next(decisions)
     read_all(built, a=4)
 
@@ -185,7 +185,7 @@ def test_a_cursor_that_is_rewound_during_a_look_counts_for_what_is_not_decided_y
 
 def test_a_dry_run_beside_a_reclaim_at_work_passes_over_what_is_gone_meanwhile(built: Built) -> None:
     read_all(built)
-    looking = Planner(built.root, Limits(), log_id=built.log_id)
+    looking = Survey(built.root, Limits(), log_id=built.log_id)
     decisions = looking.decisions(now_ns=built.now_ns)
     seen = [next(decisions).segment.base_sequence]
     reclaim(built)
@@ -489,8 +489,8 @@ def test_a_pass_keeps_one_reading_of_the_cursors_however_many_it_makes(built: Bu
     """A reading may have thousands of cursors, and a long pass makes hundreds."""
     read_all(built)
     clock = (10.0**exponent for exponent in count())  # so that the cursors are read again before each decision
-    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
-    gone = [decision for decision in planner.decisions(now_ns=built.now_ns) if decision.verdict.goes]
+    survey = Survey(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    gone = [decision for decision in survey.decisions(now_ns=built.now_ns) if decision.verdict.is_deletion]
     gc.collect()
 
     assert len(gone) == 4

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from logs import SECOND_NS, Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
-from wald.files.listing import Segment
 from wald.files.routes import retire_route
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry, RouteTable
-from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
-from wald_reclaim.recorded import Recorded
-from wald_reclaim.routes import Routes
+from wald_reclaim.evidence import RecordedDeletion
+from wald_reclaim.policy import Limits, RouteAmounts, RouteFacts, RouteLimits, Verdict, judge_route
 
 
 @pytest.fixture
@@ -112,8 +110,10 @@ def test_what_one_route_alone_holds_back_is_known_as_cursors_move(built: Built) 
     reclaimer = Reclaimer(built.root, built.disk)
 
     def alone() -> list[tuple[int, str, bool]]:
-        found = reclaimer.planner.decisions(now_ns=built.now_ns)
-        return [(each.segment.base_sequence, each.pin.route, each.alone) for each in found if each.pin is not None]
+        found = reclaimer.survey.decisions(now_ns=built.now_ns)
+        return [
+            (each.segment.base_sequence, each.pin.route, each.is_pinned_alone) for each in found if each.pin is not None
+        ]
 
     assert alone() == [(base, "a", True) for base in (1, 4, 7, 10)]
     built.log.set_cursor("b", 6, "audit")
@@ -257,14 +257,14 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
 ) -> None:
     """The counts of all newer segments would need memory for each segment; the marks do not."""
     limits = Limits(of_routes=of_routes, others=others)
-    listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in range(1, len(segments) + 1)]
     entries = {
         base: RouteTable.from_entries([RouteEntry(route, count, 1, 2, size) for route, (count, size) in held.items()])
         for base, held in enumerate(segments, start=1)
     }
-    routes = Routes(limits, remembered_max=0 if forgetful else 1000)
-    routes.count(listed[:0:-1], lambda segment: entries[segment.base_sequence])  # without the first, as an earlier pass
-    routes.count(listed[::-1], lambda segment: entries[segment.base_sequence])
+    amounts = RouteAmounts(limits, remembered_max=0 if forgetful else 1000)
+    bases = range(len(segments), 0, -1)
+    amounts.count(dict.fromkeys(bases[:-1], 100), entries.__getitem__)  # without the first, as an earlier pass
+    amounts.count(dict.fromkeys(bases, 100), entries.__getitem__)
     for base, held in entries.items():
         age_ns = 20 - base
         newer = [entry for other in entries if other > base for entry in entries[other]]
@@ -276,20 +276,22 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
                 entry.count,
                 sum(each.payload_bytes for each in newer if each.route == entry.route),
                 sum(each.count for each in newer if each.route == entry.route),
-                read=entry.route not in unread,
+                is_read=entry.route not in unread,
                 unread_bytes=entry.payload_bytes * min(entry.count, unread.get(entry.route, 0)) // entry.count,
             )
             expected[entry.route] = judge_route(facts, limits.of(entry.route), None)
         pinned = {each.route: min(each.count, unread[each.route]) for each in held if each.route in unread}
-        found = routes.verdicts(base, age_ns, None, held, pinned)
+        found = amounts.verdicts(base, age_ns, None, held, pinned)
 
         # Beyond two limits, either may be named.
         assert {route: verdict in (READ_OR_UNREAD) and verdict for route, verdict in found.items()} == {
             route: verdict in READ_OR_UNREAD and verdict for route, verdict in expected.items()
         }
-        if not routes.concerns(base, age_ns, None):
+        if not amounts.may_exceed(base, age_ns, None):
             assert set(expected.values()) <= set(READ_OR_UNREAD)
-        assert all(routes.may_let_go(route, base, age_ns, None) for route in pinned if expected[route].expires)
+        assert all(
+            amounts.may_lose(route, base, age_ns, None) for route in pinned if expected[route] not in READ_OR_UNREAD
+        )
 
 
 @pytest.mark.parametrize(
@@ -302,15 +304,14 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
     ],
 )
 def test_a_segment_is_read_once_and_only_if_something_is_counted(limits: Limits, reads: list[int]) -> None:
-    routes, read = Routes(limits), list[int]()
+    amounts, read = RouteAmounts(limits), list[int]()
 
-    def held_by(segment: Segment) -> RouteTable:
-        read.append(segment.base_sequence)
+    def routes_of(base: int) -> RouteTable:
+        read.append(base)
         return RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
 
-    listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in (3, 2, 1)]
-    routes.count(listed, held_by)
-    routes.count(listed[:2], held_by)
+    amounts.count(dict.fromkeys((3, 2, 1), 100), routes_of)
+    amounts.count(dict.fromkeys((3, 2), 100), routes_of)
     assert read == reads
 
 
@@ -321,4 +322,4 @@ def test_a_rule_of_a_route_that_is_not_known_counts_as_read() -> None:
     """A newer version may have written the line; the next start of this one goes on."""
     routes = [{"route": "a", "rule": "of_tomorrow"}, {"route": "b", "rule": "max_bytes"}, {"route": "c"}]
     entry = {"event": "reclaimed", "base": 1, "rule": "each_route", "routes": routes, "lost": {"a": 1, "b": 1, "c": 1}}
-    assert Recorded.of(entry).rules == {"a": Verdict.READ, "b": Verdict.MAX_BYTES, "c": Verdict.READ}
+    assert RecordedDeletion.parse(entry).rules == {"a": Verdict.READ, "b": Verdict.MAX_BYTES, "c": Verdict.READ}

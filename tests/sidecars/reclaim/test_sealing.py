@@ -77,7 +77,7 @@ def test_every_order_of_the_steps_of_both_leaves_a_legal_deletion_of_what_there_
 ) -> None:
     def meet(root: Root, schedule: Schedule) -> None:
         with monkeypatch.context() as patched:
-            pausing(patched, schedule, "wald_reclaim.plan.find_being_sealed")
+            pausing(patched, schedule, "wald_reclaim.survey.find_being_sealed")
             schedule.run(
                 partial(reclaim, root, PausingDisk(schedule, "rename"), built),
                 partial(seal_all, root, PausingDisk(schedule, "create", "rename", "unlink"), built),

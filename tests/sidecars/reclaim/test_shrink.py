@@ -34,8 +34,8 @@ from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
+from wald_reclaim.apply import Shrinker
 from wald_reclaim.policy import Limits
-from wald_reclaim.shrink import Shrinker
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 NOISE = BYTES[:6000]
@@ -394,12 +394,12 @@ def test_a_shrink_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
 
 
 def test_what_was_not_shrunk_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
-    reclaimer = Reclaimer(built.root, Disk())
-    doing = Shrinker(built.root, Full(), reclaimer.planner.log_id, lambda _: None, reclaimer.planner.changed)
+    reclaimer = Reclaimer(built.root, Full())
+    shrinker = Shrinker(reclaimer.deleter())
     segment = Segment(1, Kind.SEALED, built.path(1, Kind.SEALED))
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            doing.shrink(segment, now_ns=0)
+            shrinker.shrink(segment, now_ns=0)
     reclaimer.ledger.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.format.sealed_index import RouteTable, SealedIndex
 from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.history import History
-from wald_reclaim.floors import Floors, floors_of
-from wald_reclaim.shrink import Shrinker, ShrunkSegment
+from wald_reclaim.apply import Shrinker, ShrunkSegment
+from wald_reclaim.policy import Floors
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 BATCHES = [("web", 1), ("web", 2), ("stuck", 1), ("web", 1), ("other", 2), ("web", 2)]
@@ -58,21 +58,21 @@ def left(built: Built, floors: Floors, tmp_path: Path) -> set[int]:
     return set(range(1, 10)) - dropped
 
 
-def bundled(built: Built, through: int) -> History:
-    """The ledgers of a log of which web is in bundles up to a record."""
+def bundled(built: Built, through: int) -> Callable[[str, int, int], bool]:
+    """Archive web up to a record; return what the ledger says of a range."""
     path = built.root.ledger / "archive.jsonl"
     path.unlink(missing_ok=True)
     archive = Ledger(path, built.disk)
     if through:
         archive.append({"event": "archived", "route": "web", "first": 1, "last": through, "after": 0, "bundle": "b"})
     archive.close()
-    return History(built.root)
+    return History(built.root).all_archived
 
 
 @pytest.mark.parametrize("cursor", range(11))
 def test_a_batch_goes_when_its_last_record_is_read(built: Built, tmp_path: Path, cursor: int) -> None:
     built.log.set_cursor("web", cursor, rewind=True)
-    floors = floors_of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), None)
+    floors = Floors.of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), None)
     web = [(1, 1), (2, 3), (5, 5), (8, 9)]
     stays = {4} | {sequence for first, last in web if last > cursor for sequence in range(first, last + 1)}
 
@@ -83,16 +83,16 @@ def test_a_batch_goes_when_its_last_record_is_read(built: Built, tmp_path: Path,
 def test_of_a_route_nothing_goes_before_all_of_it_is_archived(built: Built, tmp_path: Path, cursor: int) -> None:
     built.log.set_cursor("web", cursor, rewind=True)
     claims, held = read_cursor_snapshot(built.root, log_id=built.log_id), index(built)
-    everything = left(built, floors_of(held, claims, None), tmp_path) | {6, 7}
+    everything = left(built, Floors.of(held, claims, None), tmp_path) | {6, 7}
     for through in range(11):
-        floors = floors_of(held, claims, bundled(built, through))
+        floors = Floors.of(held, claims, bundled(built, through))
         goes = through >= min(cursor, 9)
         assert left(built, floors, tmp_path) == (everything if goes else set(range(1, 10))), through
 
 
 def test_a_retired_route_needs_no_bundle(built: Built, tmp_path: Path) -> None:
     retire_route(built.root, built.disk, "web", now="")
-    floors = floors_of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), bundled(built, 1))
+    floors = Floors.of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), bundled(built, 1))
     assert left(built, floors, tmp_path) == {4, 6, 7}
 
 
@@ -170,9 +170,8 @@ def test_what_is_left_of_a_segment_that_is_deleted_does_not_bring_it_back(built:
 
 def test_a_segment_is_looked_at_again_after_ten_minutes(built: Built) -> None:
     now = 0.0
-    reclaimer = Reclaimer(built.root, built.disk)
-    changed = reclaimer.planner.changed
-    shrinker = Shrinker(built.root, built.disk, built.log_id, reclaimer.ledger.append, changed, clock=lambda: now)
+    reclaimer = Reclaimer(built.root, built.disk, clock=lambda: now)
+    shrinker = Shrinker(reclaimer.deleter())
 
     def shrink() -> ShrunkSegment | None:
         return shrinker.shrink(list_segments(built.root).segments[0], now_ns=built.now_ns)

@@ -17,10 +17,9 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
 from wald.format.names import WHOLE_SUFFIX, Kind
-from wald_reclaim.apply import Reclaim
-from wald_reclaim.decision import Decision
-from wald_reclaim.plan import Planner
+from wald_reclaim.apply import Deleter
 from wald_reclaim.policy import Limits, Verdict
+from wald_reclaim.survey import Decision, Survey
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 LONG_NS = 3600 * SECOND_NS
@@ -52,13 +51,13 @@ def reclaimer(built: Built) -> Iterator[Reclaimer]:
 
 
 def decide(built: Built, limits: Limits) -> dict[int, Decision]:
-    decisions = Planner(built.root, limits, log_id=built.log_id).decisions(now_ns=built.now_ns)
+    decisions = Survey(built.root, limits, log_id=built.log_id).decisions(now_ns=built.now_ns)
     return {decision.segment.base_sequence: decision for decision in decisions}
 
 
 def stored_bytes(built: Built, reclaimer: Reclaimer) -> list[int]:
     """Of each segment, as the planner of a process that goes on has it."""
-    return [decision.stored_bytes for decision in reclaimer.planner.decisions(now_ns=built.now_ns)]
+    return [decision.stored_bytes for decision in reclaimer.survey.decisions(now_ns=built.now_ns)]
 
 
 def sizes(built: Built) -> list[int]:
@@ -76,9 +75,9 @@ def test_the_bytes_of_the_segments_behind_one_are_those_of_their_files(built: Bu
 
 def test_only_a_segment_that_would_go_without_its_unread_records_is_shrunk(built: Built) -> None:
     _, second, third = sizes(built)
-    assert [decision.shrinkable for decision in decide(built, Limits()).values()] == [True] * 3
+    assert [decision.is_shrinkable for decision in decide(built, Limits()).values()] == [True] * 3
     kept = decide(built, Limits(keep_bytes=second + third))
-    assert [decision.shrinkable for decision in kept.values()] == [True, False, False]
+    assert [decision.is_shrinkable for decision in kept.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize(("seconds", "second"), [(9.9, Verdict.READ), (10.0, Verdict.UNREAD)])
@@ -88,8 +87,8 @@ def test_cursors_whose_reading_takes_a_second_are_read_again_after_ten(
     built.log.set_cursor("stuck", built.last)
     reading = [0.0, 0.0, 1.0, 1.0]  # the pass begins, the reading begins and ends, and the first decision is made
     clock = chain(reading, repeat(seconds))
-    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
-    decisions = planner.decisions(now_ns=built.now_ns)
+    survey = Survey(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    decisions = survey.decisions(now_ns=built.now_ns)
     first = next(decisions)
     built.log.set_cursor("stuck", 0, rewind=True)
 
@@ -103,7 +102,7 @@ def test_a_segment_whose_index_is_damaged_is_not_shrunk(built: Built) -> None:
 
     assert found[11].message
     assert found[11].verdict is Verdict.UNREAD
-    assert [decision.shrinkable for decision in found.values()] == [True, False, True]
+    assert [decision.is_shrinkable for decision in found.values()] == [True, False, True]
 
 
 def test_a_segment_that_the_sealer_has_left_is_not_shrunk(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_a_segment_that_the_sealer_has_left_is_not_shrunk(tmp_path: Path) -> Non
     found = decide(built, Limits())
 
     assert found[1].segment.kind is Kind.RAW
-    assert (found[1].verdict, found[1].shrinkable) == (Verdict.UNREAD, False)
+    assert (found[1].verdict, found[1].is_shrinkable) == (Verdict.UNREAD, False)
     built.crash()
 
 
@@ -132,7 +131,7 @@ def test_a_released_segment_is_taken_back_if_it_has_to_be_archived_by_then(
         reclaimer.ledger.close()
         reclaim(built, ARCHIVED, grace_ns=LONG_NS)
     else:
-        reclaimer.planner.take_over(ARCHIVED, verify=False)
+        reclaimer.survey.set_limits(ARCHIVED, verify=False)
         reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root) == [1, 11, 21]
     assert ledger(built.root.path)[-1]["why"] == Verdict.NOT_ARCHIVED.value
@@ -194,9 +193,9 @@ def test_after_a_shrink_that_has_failed_the_file_is_looked_at_again(
 
 def test_a_sealed_segment_that_somebody_else_has_deleted_is_an_error(built: Built, reclaimer: Reclaimer) -> None:
     """Only a raw one may go between a decision and its release: the sealer has finished with it."""
-    doing = Reclaim(built.root, reclaimer.disk, reclaimer.ledger, reclaimer.planner)
+    doing = reclaimer.deleter()
     built.log.set_cursor("stuck", built.last)
-    decisions = list(reclaimer.planner.decisions(now_ns=built.now_ns))
+    decisions = list(reclaimer.survey.decisions(now_ns=built.now_ns))
     built.path(11, Kind.SEALED).unlink()
     with pytest.raises(FileNotFoundError, match=built.path(11, Kind.SEALED).name):
         list(doing.release(decisions, now_ns=built.now_ns))
@@ -206,8 +205,8 @@ def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: 
     path = built.root.ledger / "reclaim.jsonl"
     cutting = Ledger(path, reclaimer.disk, part_bytes=1)
     built.log.set_cursor("stuck", built.last)
-    doing = Reclaim(built.root, reclaimer.disk, cutting, reclaimer.planner)
-    list(doing.release(reclaimer.planner.decisions(now_ns=built.now_ns), now_ns=built.now_ns))
+    doing = Deleter(built.root, reclaimer.disk, cutting, reclaimer.survey)
+    list(doing.release(reclaimer.survey.decisions(now_ns=built.now_ns), now_ns=built.now_ns))
     cutting.close()
     assert parts_of(path)
     assert [line["event"] for line in ledger(built.root.path)] == ["continues"]
@@ -250,7 +249,7 @@ def test_a_segment_that_can_be_read_again_is_decided_by_what_it_holds(built: Bui
     whole = path.read_bytes()
     path.write_bytes(bytes(len(whole)))
     for verdict in (Verdict.UNREADABLE, Verdict.UNREAD):
-        assert next(reclaimer.planner.decisions(now_ns=built.now_ns)).verdict is verdict
+        assert next(reclaimer.survey.decisions(now_ns=built.now_ns)).verdict is verdict
         path.write_bytes(whole)
 
 
@@ -258,10 +257,10 @@ def test_a_segment_that_is_sealed_meanwhile_has_the_bytes_of_its_new_file(tmp_pa
     built = Built(tmp_path / "root")
     built.lines("web", [b"x" * 100_000])
     built.cut()
-    planner = Planner(built.root, Limits(), log_id=built.log_id)
+    survey = Survey(built.root, Limits(), log_id=built.log_id)
     for seal in (False, True):
         if seal:
             built.seal()
-        (decision,) = planner.decisions(now_ns=built.now_ns)
+        (decision,) = survey.decisions(now_ns=built.now_ns)
         assert decision.stored_bytes == decision.segment.path.stat().st_size
     built.crash()

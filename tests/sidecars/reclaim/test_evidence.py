@@ -8,7 +8,7 @@ from pathlib import Path
 from wald.format.sealed_index import RouteEntry, RouteTable
 from wald.retention.blockers import CursorSnapshot
 from wald.retention.cursors import Cursor, CursorState
-from wald_reclaim.excuses import Excuses, excused, joined
+from wald_reclaim.evidence import RouteLists, merge_tables, route_fields
 from wald_reclaim.policy import Verdict
 
 
@@ -30,7 +30,7 @@ def segment(base: int, *routes: str) -> RouteTable:
 def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
     early, late = claims(a=50, b=60, c=0), claims(a=51, b=60, c=0)
     by_a = {"a": Verdict.MAX_AGE, "b": Verdict.READ, "c": Verdict.READ}
-    excuses = Excuses()
+    lists = RouteLists()
     for held, under, rules in (
         (segment(1, "a", "b", "c"), early, {}),
         (segment(11, "a", "b", "c"), early, {}),
@@ -42,9 +42,9 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
         (segment(51, "a", "b"), late, {}),
         (segment(51), late, {}),
     ):
-        text = excuses.text(held, under, rules)
+        text = lists.text(held, under, rules)
         own = {route: {"rule": verdict.value} for route, verdict in rules.items()}
-        expected = [excused(entry, under) | own.get(entry.route, {}) for entry in held]
+        expected = [route_fields(entry, under) | own.get(entry.route, {}) for entry in held]
 
         assert json.loads(text) == expected
         assert text == json.dumps(json.loads(text), separators=(",", ":"))
@@ -52,7 +52,7 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
 
 def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
     segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
-    together = joined(segments)
+    together = merge_tables(segments)
 
     by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
     assert sorted(together) == [
