@@ -181,8 +181,11 @@ class Deleter:
 
     def _name_exists(self, segment: Segment, kind: Kind) -> str:
         path = self.root.segment(segment.base_sequence, kind)
-        hint = f"{command_line(self.root.path, 'repair --dry-run')} shows what can be done"
-        return str(Damaged(f"{segment.path}: not renamed: {path.name} already exists", hint=hint))
+        return str(_with_repair_hint(f"{segment.path}: not renamed: {path.name} already exists", self.root))
+
+
+def _with_repair_hint(message: str, root: Root) -> Damaged:
+    return Damaged(message, hint=f"{command_line(root.path, 'repair --dry-run')} shows what can be done")
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
@@ -258,8 +261,7 @@ class Shrinker:
                     else:
                         self._settle(segment, self._replaces_whole)
                 except (Damaged, BadSealed) as error:
-                    hint = f"{command_line(self._root.path, 'repair --dry-run')} shows what can be done"
-                    problems.append(Damaged(f"{_whole(segment)}: it stays: {error}", hint=hint))
+                    problems.append(_with_repair_hint(f"{_whole(segment)}: it stays: {error}", self._root))
         return problems
 
     def shrink(self, segment: Segment, *, now_ns: int) -> ShrunkSegment | None:
