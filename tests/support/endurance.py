@@ -1,12 +1,13 @@
-"""A log in a storm: all who use it at once, all that can go wrong at once, and every record accounted for.
+"""A log under combined load and faults, with every record accounted for.
 
-    producers   three over the socket, each on a route of its own, and one that holds a FIFO; lines are numbered
-    consumers   one a route: reads from its cursor, expects the next number, moves the cursor
-    sidecars    wald-reclaim without grace, and wald-archive for the first route, as processes
-    faults      kills, stops, slow and failing system calls, a full disk, no descriptors, floods of CUT, jumping clocks
+producers   three over the socket, each on a separate route, and one that holds a FIFO and writes equal and long lines
+            too; lines are numbered
+consumers   one a route: reads from its cursor, expects the next number, moves the cursor
+sidecars    wald-reclaim without grace, and wald-archive for the first route, as processes
+faults      kills, stops, slow and failing system calls, a full disk, no descriptors, floods of CUT, jumping clocks
 
-A consumer that meets a number too high has found a loss, one too low a record that is there twice. What was read may be
-deleted at once, so a storm can last as long as one likes; it is made of rounds, each with a log of its own.
+A number that is too high shows a loss, one that is too low a repeated record. Read records may be deleted at once, so a
+storm can last as long as needed; it consists of rounds, each with a separate log.
 """
 
 from __future__ import annotations
@@ -45,23 +46,24 @@ from wald.files.listing import list_segments
 SOCKETS = tuple(f"socket{number}" for number in range(3))
 FIFO = "fifo"
 DISK_BYTES = 128 << 20
-SIDECAR_SECONDS = 120.0  # that one may take beside all that
+SIDECAR_SECONDS = 120.0  # limit for one of them under load
 STUCK_SECONDS = 120.0  # without a record, whatever was wrong before
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "4MiB", "WALD_LOG_LEVEL": "error"}
 _CALLS = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev", "openat", "close")
 _FAILING = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev")
+_EQUAL = b"equal"  # a line that two takes from a pipe may confuse
 _YEAR_NS = 365 * 86_400 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What happens.
+    """Faults and load of a run.
 
     Attributes:
         faults: each with its weight.
-        delays: of the calls that change files, which share waits for how many ms at most; "": none.
+        delays: of the calls that change files: the share that is delayed, and the longest delay in ms; "": none.
         pause_seconds: of a producer between two requests.
-        cutters: how many connections ask for nothing but CUT, all the time.
+        cutters: number of connections that send nothing but CUT.
     """
 
     faults: Mapping[str, int]
@@ -70,6 +72,7 @@ class Storm:
     cutters: int = 0
 
 
+KILLS = Storm({"kill": 3, "kill while it starts": 1}, pause_seconds=0.003)
 MIXED = Storm(
     {
         "kill": 4,
@@ -89,7 +92,7 @@ CUTS = Storm({"nothing": 1}, delays="0.02,3", pause_seconds=0.005, cutters=2)
 
 @dataclass(slots=True)
 class Tally:
-    """What happened, and what became of the records; ``wrong`` is empty if the log kept its promises."""
+    """Counts of a run, and ``wrong``: the broken promises."""
 
     seconds: float = 0.0
     rounds: int = 0
@@ -119,13 +122,7 @@ def endure(
     round_seconds: float = 90.0,
     tell: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
-    """Rounds of ``storm`` until ``seconds`` are over, or something is wrong.
-
-    Args:
-        scratch: a directory; a round that goes wrong leaves its log there.
-        seed: of the moments and of the faults; what the machine does in between is its own.
-        tell: called after each round.
-    """
+    """Run rounds of ``storm`` until ``seconds`` are over or a promise is broken."""
     tally, chance, began = Tally(), random.Random(seed), time.monotonic()
     while (left := seconds - tally.seconds) > 0 and not tally.wrong:
         _Round(scratch / f"round-{tally.rounds}", storm, chance, tally).go(min(left, round_seconds))
@@ -199,7 +196,7 @@ class _Round:
         verbs[fault]()
 
     def _settle(self) -> None:
-        """Somebody starts it again if it has ended; then records flow, and what has to hold holds."""
+        """Start the daemon again if it has ended; then records must flow and invariants hold."""
         if not self._daemon.wait_or_ready():  # by the fault, or a moment after it
             if self._daemon.process.returncode not in (0, -signal.SIGKILL):
                 self._tally.faults[f"given up with {self._daemon.process.returncode}"] += 1
@@ -224,7 +221,7 @@ class _Round:
         return ",".join(self._chance.sample(calls, self._chance.randrange(1, 4)))
 
     def _fail(self) -> None:
-        """A few calls fail, here and there; a daemon that cannot go on ends, and is started again."""
+        """Let a few calls fail; a daemon that cannot continue ends and is started again."""
         error, first = self._chance.choice(("EIO", "ENOSPC")), self._chance.randrange(1, 40)
         self._trace(f"inject={self._some(_FAILING)}:error={error}:when={first}+{self._chance.randrange(200, 2000)}")
 
@@ -281,7 +278,7 @@ class _Round:
 
 
 def _cuts(root: Root) -> int:
-    """How many segments there have been but the newest: those that are there, and those that ledgers tell of."""
+    """Return the number of segments except the newest, including those only in ledgers."""
     bases = {segment.base_sequence for segment in list_segments(root).segments}
     for name in ("segments.jsonl", "reclaim.jsonl"):
         path = root.ledger / name
@@ -290,7 +287,7 @@ def _cuts(root: Root) -> int:
 
 
 class _Sidecars:
-    """Programs that come and go beside the daemon, one after the other."""
+    """Sidecars that run next to the daemon, one after the other."""
 
     def __init__(self, root: Path, archive: Path, full: threading.Event) -> None:
         self.runs: Counter[str] = Counter()
@@ -330,6 +327,7 @@ class _Load:
         self.wrong: list[str] = []
         self.lost = self.doubled = 0
         self.read = dict.fromkeys((*SOCKETS, FIFO), 0)
+        self._equal = Counter[str]()  # equal lines since the last numbered one
         self._sent = dict.fromkeys(self.read, 0)
         self._durable = dict.fromkeys(self.read, 0)
         self._daemon = daemon
@@ -361,7 +359,7 @@ class _Load:
 
     @contextmanager
     def lull(self) -> Iterator[None]:
-        """Nobody begins another request meanwhile: what is cut without end cannot be looked at."""
+        """Let no one begin another request: a log that is cut all the time cannot be examined."""
         self._flowing.clear()
         try:
             yield
@@ -369,7 +367,7 @@ class _Load:
             self._flowing.set()
 
     def finish(self) -> None:
-        """Let nobody write any more, and everything be read."""
+        """Stop the writers, and wait until everything is read."""
         self._stopping.set()
         for thread in self._writers + self._readers:
             thread.join(STUCK_SECONDS)
@@ -382,7 +380,7 @@ class _Load:
                 )
 
     def abandon(self) -> None:
-        """End whatever goes on."""
+        """End everything that still runs."""
         self._stopping.set()
         self._abandoned.set()
 
@@ -393,11 +391,13 @@ class _Load:
         self._flowing.wait()
         return not self._stopping.is_set()
 
-    def _lines(self, name: str, chance: random.Random) -> bytes:
-        count = chance.choice((1, 1, 10, 200))
+    def _lines(self, name: str, chance: random.Random, *, equal: int = 0, padding_max: int = 200) -> bytes:
+        """Return equal lines and numbered ones, the first of which tells the number of equal lines."""
+        count = chance.choice((1, 1, 10, 200)) if padding_max <= 200 else 1
         first, self._sent[name] = self._sent[name], self._sent[name] + count
-        padding = b"." * chance.randrange(200)
-        return b"".join(b"%d %s\n" % (number, padding) for number in range(first, first + count))
+        padding = b"." * chance.randrange(padding_max)
+        numbered = (b"%d %d %s\n" % (first + i, 0 if i else equal, padding) for i in range(count))
+        return (_EQUAL + b"\n") * equal + b"".join(numbered)
 
     def _publish(self, name: str, seed: int) -> None:
         chance = random.Random(seed)
@@ -414,7 +414,9 @@ class _Load:
         descriptor = os.open(self._daemon.root / f"routes/{name}/in", os.O_RDWR)
         try:
             while self._goes_on():
-                data = memoryview(self._lines(name, chance))
+                padding_max = 1_600_000 if chance.random() < 0.01 else 200
+                equal = chance.choice((0, chance.randrange(50)))
+                data = memoryview(self._lines(name, chance, equal=equal, padding_max=padding_max))
                 while data:
                     data = data[os.write(descriptor, data) :]
                 self._durable[name] = self._sent[name]
@@ -445,7 +447,13 @@ class _Load:
             threading.Event().wait(0.02)
 
     def _take(self, name: str, value: bytes) -> None:
-        number, expected = int(value.split(b" ", 1)[0]), self.read[name]
+        if value == _EQUAL:
+            self._equal[name] += 1
+            return
+        number, equal = map(int, value.split(b" ", 2)[:2])
+        expected, surplus = self.read[name], self._equal.pop(name, 0) - equal
+        self.lost += max(0, -surplus)
+        self.doubled += max(0, surplus)
         if number > expected:
             self.lost += number - expected
         elif number < expected:
