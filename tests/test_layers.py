@@ -9,7 +9,7 @@ import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -164,24 +164,28 @@ MODULES = {module_name(path): path for path in SOURCES}
 
 @cache
 def imports_of(path: Path) -> list[Import]:
-    """Every import of a file; ``from a import b`` is one of a.b if that is a module of ours."""
+    """Return every import of a file; ``from a import b`` is one of a.b if that is a module of ours."""
     found: list[Import] = []
-    lazy: set[ast.AST] = set()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        type_checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if type_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            lazy.update(ast.walk(node))
-    for node in ast.walk(tree):
+    for node, lazy in statements(ast.parse(path.read_text()), lazy=False):
         if isinstance(node, ast.Import):
-            found += (Import(alias.name, node in lazy) for alias in node.names)
+            found += (Import(alias.name, lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             assert node.module is not None
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.append(Import(inner if inner in MODULES else node.module, node in lazy))
+                found.append(Import(inner if inner in MODULES else node.module, lazy))
     return found
+
+
+def statements(node: ast.AST, *, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield each statement, and True if it does not run when the module is imported."""
+    lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    lazy = lazy or (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    yield node, lazy
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, name, ()):
+            yield from statements(each, lazy=lazy)
 
 
 def under(name: str, prefixes: tuple[str, ...]) -> bool:

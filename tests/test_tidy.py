@@ -54,7 +54,6 @@ CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py"))
 OTHERS = PAGES + [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
 OPENING = re.compile(r'(?:#.*\n)*r?"""(.*?)"""', re.DOTALL)  # quicker than to parse a file
-HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: a home, a work directory, or a scratch directory in code.
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
 ADDRESS = re.compile(r"https?://[\w.-]*(?:pypi|pythonhosted|/simple)", re.IGNORECASE)
@@ -103,11 +102,6 @@ def test_modules_say_what_they_are_in_their_first_sentence() -> None:
         return not is_empty and (not docstring or docstring[1].split("\n\n")[0].rstrip()[-1:] not in (".", ":", "?"))
 
     assert breaking(SOURCES + TESTS, says_nothing) == {}
-
-
-def test_modules_have_a_home() -> None:
-    """No drawer for odds and ends."""
-    assert breaking(SOURCES, lambda path: path.stem in HOMELESS) == {}
 
 
 def test_only_commands_print_and_exit() -> None:
@@ -224,14 +218,3 @@ def test_doctests_hold() -> None:
 
     assert modules
     assert result.returncode == 0, result.stdout
-
-
-def test_make_help_lists_every_target() -> None:
-    """``make`` alone says what there is to type."""
-    text = (ROOT / "Makefile").read_text()
-    result = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = re.findall(r"^  make ([a-z0-9.-]+)", result.stdout, re.MULTILINE)
-    phony = re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)
-
-    assert phony is not None
-    assert sorted(phony[1].split()) == sorted(listed)

@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from asking import CHUNK, SPOOLED, entering, is_quiet, sequence, stat, written
-from contents import assert_sound, records, text, values
+from asking import CHUNK, SPOOLED, entering, is_quiet, stat, written
+from contents import assert_sound, text, values
 from running import Client, Daemon, eventually, readable
 from users import acting_as
 
@@ -19,18 +19,6 @@ from wald.client.producer import Durable, Producer
 from wald.errors import Unavailable
 
 Start = Callable[..., Daemon]
-
-
-def test_many_clients_publish_at_once(shared: Daemon, route: str) -> None:
-    with ExitStack() as closing:
-        clients = [closing.enter_context(Client(shared.socket_path)) for _ in range(64)]
-        for number, client in enumerate(clients):
-            client.publish(route, b"%d\n" % number)
-        sequences = {number: sequence(client.reply()) for number, client in enumerate(clients)}
-
-    found = {int(record.value): record.sequence for record in records(shared.root, route)}
-    assert found == sequences
-    assert len(set(sequences.values())) == 64
 
 
 def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from filling import RESERVES, SEGMENTS, Row, table, walk
+from filling import Row, walk
 
 from wald.setting_types import MIB
 
@@ -22,7 +22,3 @@ from wald.setting_types import MIB
 def test_a_full_disk_that_was_read_and_reclaimed_takes_input_again(row: Row) -> None:
     """After a kill, and again; no acknowledged record is lost, and the effective reserve stays free."""
     assert walk(row) == []
-
-
-def test_the_table_has_every_combination() -> None:
-    assert len(set(table([MIB, 2 * MIB]))) == 2 * len(SEGMENTS) * len(RESERVES) * 2

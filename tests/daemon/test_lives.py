@@ -81,19 +81,6 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     assert report["no_daemon"] == message
 
 
-def test_a_report_can_be_dumped(start: Start, root: Path) -> None:
-    daemon = start()
-    assert daemon.stop() == 0
-    path = root / "recovery/0000000001.json"
-    (report,) = map(json.loads, output_of("inspect", "--content", "--json", path).splitlines())
-
-    assert (report["kind"], report["epoch"], report["ended"]) == ("recovery", 1, "stopped")
-    path.write_text("nonsense")
-    done = wald("inspect", "--content", path)
-    assert done.returncode == 4
-    assert b"damage=" in done.stdout
-
-
 # Starts that are refused.
 
 Refusal = tuple[dict[str, str], tuple[str, ...], str]

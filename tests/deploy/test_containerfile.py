@@ -38,11 +38,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         built.close()
 
 
-def test_the_base_is_pinned_by_a_digest() -> None:
-    assert {each.split()[0] for each in arguments_of("FROM")} == {"${BASE}@${DIGEST}"}
-    assert "DIGEST" in arguments_of("ARG"), "and has no default"
-
-
 def test_it_runs_as_the_user_of_the_manifests() -> None:
     (user,) = arguments_of("USER")
     security = [template["spec"]["securityContext"] for _, template in pods("node")]
@@ -50,20 +45,6 @@ def test_it_runs_as_the_user_of_the_manifests() -> None:
     assert {f"{each['runAsUser']}:{each['runAsGroup']}" for each in security} == {user}
     assert arguments_of("STOPSIGNAL") == ["SIGTERM"]
     assert arguments_of("HEALTHCHECK") == []
-
-
-def test_its_labels_are_of_this_version() -> None:
-    (labels,) = arguments_of("LABEL")
-
-    assert f"VERSION={wald.__version__}" in arguments_of("ARG")
-    assert PROJECT["project"]["description"] in labels
-    assert re.findall(r"org\.opencontainers\.image\.(\w+)=", labels) == [
-        "title",
-        "description",
-        "licenses",
-        "version",
-        "revision",
-    ]
 
 
 def test_the_build_gets_what_it_copies_and_nothing_else() -> None:

@@ -89,14 +89,6 @@ def test_a_segment_name_comes_back(base: int, kind: Kind) -> None:
     assert parse_segment_name(name) == SegmentName(base, kind)
 
 
-@settings(max_examples=100, deadline=None)
-@given(bases=st.lists(st.integers(0, (1 << 64) - 1)))
-def test_sorting_names_is_sorting_sequences(bases: list[int]) -> None:
-    assert sorted(segment_name(base, Kind.RAW) for base in bases) == [
-        segment_name(base, Kind.RAW) for base in sorted(bases)
-    ]
-
-
 def test_other_names_are_no_segments() -> None:
     for name in [
         "",

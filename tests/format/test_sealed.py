@@ -290,9 +290,3 @@ def test_a_lying_frame_count_is_only_a_number() -> None:
     assert seek_table_bytes(footer) == 8 + 0xFFFFFFFF * 8 + 9
     with pytest.raises(BadSealed):
         decode_seek_table(bytes(8) + footer, file_bytes=1 << 40)
-
-
-def test_segments_with_the_same_routes_share_their_names() -> None:
-    one, other = decode_sealed_index(ENCODED), decode_sealed_index(ENCODED)
-
-    assert one.routes.names is other.routes.names

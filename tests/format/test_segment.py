@@ -50,16 +50,6 @@ def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
             decode_segment_header(data)
 
 
-def test_the_header_of_an_index_is_none_of_a_segment() -> None:
-    with pytest.raises(BadHeader, match="magic"):
-        decode_segment_header(encode_segment_header(SegmentHeader(bytes(16), 1, 1, 1, 1), SPARSE_MAGIC))
-
-
-def test_zeros_are_no_header() -> None:
-    with pytest.raises(BadHeader):
-        decode_segment_header(bytes(64))
-
-
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_refused(data: bytes) -> None:

@@ -47,12 +47,6 @@ def test_state_comes_back(state: LogState) -> None:
     assert list(decoded.producers.table) == list(state.producers.table)  # the order determines the next eviction
 
 
-def test_the_end_of_the_segment_before_takes_the_same_room_whatever_its_salt() -> None:
-    lengths = {len(encode_state(LogState(previous=PreviousEnd(salt, 4096)))) for salt in (0, 9, (1 << 32) - 1)}
-    assert len(lengths) == 1
-    assert b"previous" not in encode_state(LogState())
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"[]\n", b"null\n", b'{"version":2,"previous":["0",1]}\n', b'{"version":1,"previous":[]}\n']
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
 import pytest
-from effort import steps
 from logs import SECOND_NS, START_NS, Built
 
-from wald.files.disk import Disk
-from wald.files.routes import add_route, retire_route
+from wald.files.routes import retire_route
 from wald.format.names import Kind
 from wald.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
 
@@ -156,23 +153,6 @@ def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_sec
     assert len(gauge._recent) <= 2 * RECENT_SEGMENTS
 
 
-def test_a_segment_costs_as_many_steps_with_a_hundred_routes_as_with_ten(tmp_path: Path) -> None:
-    """Totals per segment are added to each route once, at the end."""
-    costs = {}
-    for routes, segments in itertools.product((10, 100), (4, 8)):
-        log = Built(tmp_path / f"{routes}-{segments}")
-        for route in range(routes):
-            add_route(log.root, Disk(), f"r{route}")
-        for number in range(segments):
-            for route in range(routes):
-                log.lines(f"r{(number + route) % routes}", [b"one"])
-            log.cut()
-        log.seal()
-        costs[routes, segments] = steps(lambda log=log: list(Backlog(log.view).segments()))  # type: ignore[misc]
-
-    assert costs[100, 8] - costs[100, 4] < 1.1 * (costs[10, 8] - costs[10, 4])
-
-
 def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:
     assert look(built)[0].growth_meter.growth(now_ns=START_NS) is None
     assert look(Built(tmp_path / "empty"))[0].growth_meter.growth(now_ns=START_NS) is None
@@ -200,11 +180,3 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
 
     assert seen == [1, 2, 7, 9]
     assert backlog.groups["b", "processed"].lag.records == 4
-
-
-def test_the_newest_segment_is_reported_as_such(built: Built) -> None:
-    built.seal()
-    built.path(9, Kind.RAW).unlink()
-    backlog = Backlog(built.view)
-
-    assert [status.is_newest for status in backlog.segments()] == [False, False, False, True]

@@ -16,7 +16,7 @@ from wald.files.disk import Disk
 from wald.format.head import CursorLines, encode_cursor
 from wald.retention import cursors
 from wald.retention.cursor_moves import cursor_lock, move_cursor
-from wald.retention.cursors import Cursor, CursorState, SlowestCursor, read_cursor, read_cursors
+from wald.retention.cursors import Cursor, CursorState, SlowestCursor, read_cursor
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -41,12 +41,6 @@ def look(built: Built, content: bytes | None) -> Cursor:
     if content is not None:
         built.root.cursor("a", "processed").write_bytes(content)
     return read_cursor(built.root, "a", log_id=built.log_id, head_sequence=10)
-
-
-def test_what_was_set_is_read(built: Built) -> None:
-    assert move(built, 7).effective == 7
-    assert built.log.cursor("a").sequence == 7
-    assert built.root.cursor("a", "processed").read_bytes().startswith(b"7\n")
 
 
 @pytest.mark.parametrize(
@@ -85,11 +79,6 @@ def test_backwards_is_refused_unless_asked_for(built: Built) -> None:
     assert "--rewind" in refusal.value.hint
     assert built.log.cursor("a").sequence == 7
     assert move(built, 6, rewind=True).sequence == 6
-
-
-def test_the_same_place_is_no_step_back(built: Built) -> None:
-    move(built, 7)
-    assert move(built, 7).sequence == 7
 
 
 @pytest.mark.parametrize("rewind", [False, True])
@@ -132,13 +121,6 @@ def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, step: str) ->
         move(built, 7, disk=Failing())
     assert built.log.cursor("a").sequence == 3
     assert move(built, 8).sequence == 8
-
-
-def test_groups_have_cursors_of_their_own(built: Built) -> None:
-    built.log.set_cursor("a", 3)
-    built.log.set_cursor("a", 5, "archive")
-    found = read_cursors(built.root, "a", log_id=built.log_id, head_sequence=10)
-    assert [(cursor.group, cursor.sequence) for cursor in found] == [("archive", 5), ("processed", 3)]
 
 
 def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -169,33 +168,6 @@ def test_a_listing_has_each_segment_that_existed_all_along(root: Root, monkeypat
     assert [each.base_sequence for each in found] == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
-def test_a_directory_that_does_not_change_is_read_once(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    root.segment(1, Kind.RAW).touch()
-    os.utime(root.segments, (1e9, 1e9))
-    scandir = os.scandir
-    readings: list[Path] = []
-
-    def scan(path: Path) -> Iterator[os.DirEntry[str]]:
-        readings.append(path)
-        if len(readings) > 1:
-            root.segment(2, Kind.RAW).touch()
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", scan)
-
-    assert list_segments(root).changed_ns == (10**18,)
-    assert readings == [root.segments]
-    listing = list_segments(root)
-    assert len(readings) == 3
-    assert listing.changed_ns is None
-    assert [each.base_sequence for each in listing.segments] == [1, 2]
-
-
-def test_an_empty_root_has_no_segments(root: Root) -> None:
-    assert list_segments(root).segments == ()
-    assert list_segments(root).index_covering(5) == 0
-
-
 def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:
     for name in ("web", "db.1", ".git", "a b", "caf\u00e9", "x" * 200):
         (root.routes / name).mkdir()
@@ -213,13 +185,3 @@ def test_no_path_is_made_of_an_illegal_route_name(root: Root, name: str) -> None
     for make in (root.route, root.fifo, root.retired, root.require_route, root.groups):
         with pytest.raises(InvalidInput):
             make(name)
-
-
-def test_a_group_is_a_cursor_file(root: Root) -> None:
-    root.cursor_directory("web").mkdir(parents=True)
-    for name in ("processed.cursor", "b.cursor", "in", "retired", "b.cursor.17.tmp", ".cursor", "a b.cursor"):
-        (root.cursor_directory("web") / name).touch()
-
-    assert root.groups("web") == ["b", "processed"]
-    with pytest.raises(NotFound):
-        root.groups("db")

@@ -15,7 +15,7 @@ from full_disk import fill, small_file_system
 from running import run
 from tracing import strace
 
-from wald.files.disk import FILE_MODE, Disk, free_bytes
+from wald.files.disk import Disk, free_bytes
 from wald.format.batch import Buffer
 
 
@@ -49,13 +49,6 @@ except OSError as error:
     injected = ["-e", "trace=fallocate", "-e", f"inject=fallocate:error={error}"]
     done = run([strace(), "-qq", "-o", os.devnull, *injected, sys.executable, "-c", script])
     assert (done.stdout.decode().strip(), done.stderr) == (answer, b"")
-
-
-def test_what_is_created_is_not_for_everybody(disk: Disk, tmp_path: Path) -> None:
-    disk.close(disk.create(tmp_path / "file"))
-    disk.close(disk.open_append(tmp_path / "log"))
-    for name in ("file", "log"):
-        assert (tmp_path / name).stat().st_mode & 0o777 & ~FILE_MODE == 0
 
 
 @pytest.mark.parametrize(
@@ -105,13 +98,6 @@ def test_a_write_that_the_disk_takes_half_of_raises(disk: Disk, tmp_path: Path) 
         disk.close(descriptor)
 
 
-def test_allocated_space_reads_as_zeros(disk: Disk, tmp_path: Path) -> None:
-    descriptor = disk.create(tmp_path / "file")
-    if disk.allocate(descriptor, 1 << 16):
-        assert (tmp_path / "file").read_bytes() == bytes(1 << 16)
-    disk.close(descriptor)
-
-
 def test_allocating_more_than_there_is_raises(disk: Disk, tmp_path: Path) -> None:
     descriptor = disk.create(tmp_path / "file")
     with pytest.raises(OSError, match=r"No space|too large"):
@@ -131,21 +117,6 @@ def test_copy_puts_a_file_inside_another(disk: Disk, tmp_path: Path) -> None:
         disk.copy(target, source, len(content) + 1, 6)
     disk.close(source)
     disk.close(target)
-
-
-def test_appending_goes_to_the_end_whatever_the_offset(disk: Disk, tmp_path: Path) -> None:
-    descriptor = disk.open_append(tmp_path / "log")
-    disk.write(descriptor, [b"one\n"], 0)
-    disk.write(descriptor, [b"two\n"], 0)
-    disk.close(descriptor)
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
-
-
-def test_replace_gives_a_file_its_new_content(disk: Disk, tmp_path: Path) -> None:
-    for content in (b"first", b"", b"second and longer"):
-        disk.replace(tmp_path / "file", content)
-        assert (tmp_path / "file").read_bytes() == content
-    assert os.listdir(tmp_path) == ["file"]
 
 
 STEPS = ["create", "write", "sync", "rename"]

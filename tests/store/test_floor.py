@@ -131,23 +131,6 @@ def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -
     assert length > 1 << 20
 
 
-def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
-    """A producer with access to the route can write a line that names thousands of records."""
-    begin = JournalStart(built.log_id, "a", "g", 1, 21)
-    read_by_workers(built, begin, Commit(read=[(21, 45)]))
-    journal = built.root.cursor("a", "g").with_suffix(".work")
-    whole = journal.read_bytes().rstrip(b"\n")
-
-    def effort(times: int) -> int:
-        journal.write_bytes(whole + b"\n" + b'"in": [' * times + b"\n")
-        floors: list[int] = []
-        counted = steps(lambda: floors.append(find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).last))
-        assert floors == [45]
-        return counted
-
-    assert effort(2_000) < 2 * effort(20)
-
-
 def test_a_journal_with_thousands_of_damaged_lines_is_not_believed(built: Built) -> None:
     begin = JournalStart(built.log_id, "a", "g", 1, 21)
     read_by_workers(built, begin, Commit(read=[(21, 45)]))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import steps
 from golden.samples import FOLDER, SEALED_LINES, ledger_of
 from logs import Unsynced
 
@@ -113,15 +111,6 @@ def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
     for _ in range(2):
         with pytest.raises(Damaged, match="line 4"):
             history.deletion_of(4)
-
-
-def test_the_lines_of_a_ledger_that_grows_are_read_once(root: Root) -> None:
-    history, costs = History(root), []
-    for number in range(200):
-        tell(root, "reclaim.jsonl", reclaimed(1 + number, 1 + number))
-        costs.append(steps(partial(history.deletion_of, 1 + number)))
-
-    assert costs[-1] < 2 * costs[1]
 
 
 def test_damage_in_what_was_read_is_noticed_when_the_ledger_grows(root: Root) -> None:

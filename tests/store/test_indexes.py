@@ -108,11 +108,6 @@ def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
     assert find_index(path.parent, LOG_ID, 7) == SparseIndex([(8, 1 << 20, TIME_NS)], HEADER.salt)
 
 
-def test_an_old_index_of_that_name_is_emptied(index: Path) -> None:
-    SparseIndexWriter(index, HEADER).close()
-    assert find_index(index.parent, LOG_ID, 7) == SparseIndex(salt=HEADER.salt)
-
-
 def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
     """It is not synced: after a power cut any part of it may be missing."""
     whole = find_index(index.parent, LOG_ID, 7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from logs import Built
@@ -52,12 +51,6 @@ def test_the_last_records_are_found_from_behind(
         found = matcher.matching_records if matcher else None
         start = start_of_latest(built.view, route, count, last=upto, find_records=found)
         assert [sequence for sequence in every if sequence >= start] == (every[-count:] if count else []), count
-
-
-def test_nothing_is_found_in_a_log_that_holds_nothing(tmp_path: Path) -> None:
-    empty = Built(tmp_path / "log")
-
-    assert start_of_latest(empty.view, None, 5, last=END) == 1
 
 
 def test_only_segments_that_hold_a_rare_route_are_unpacked(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

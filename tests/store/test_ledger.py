@@ -72,10 +72,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "segments.jsonl"
 
 
-def test_an_absent_ledger_is_empty(path: Path) -> None:
-    assert read_ledger(path).entries == []
-
-
 def test_the_chain_goes_on_across_openings(path: Path) -> None:
     for n in range(3):
         ledger = Ledger(path, Disk())

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from draining import InProcess
 from logs import Built
-from running import eventually
-
-from wald.reading.selection import Start
 
 _counted: list[tuple[str, list[str]]] = []
 """Directories of which listings are counted now, each with the listings."""
@@ -62,24 +57,9 @@ def settle(built: Built) -> None:
     os.utime(built.root.segments, (before, before))
 
 
-def test_setting_a_cursor_lists_no_segments(built: Built) -> None:
-    log = built.log
-    with listings_of(built.root.segments) as listings:
-        log.set_cursor("a", 2)
-        log.set_cursor("a", 3)
-    assert listings == []
-
-
 def test_reading_from_a_cursor_lists_the_segments_once(built: Built) -> None:
     with listings_of(built.root.segments) as listings:
         assert [record.value for record in built.log.records("a", "cursor")] == [b"2", b"3", b"4"]
-    assert len(listings) == 1
-
-
-@pytest.mark.parametrize("start", ["earliest", "end", 3])
-def test_so_does_reading_from_anywhere_else(built: Built, start: Start) -> None:
-    with listings_of(built.root.segments) as listings:
-        list(built.log.records("a", start))
     assert len(listings) == 1
 
 
@@ -114,23 +94,3 @@ def test_a_follower_lists_nothing_while_the_active_segment_grows(built: Built) -
             built.lines("a", [b"%d" % number])
             assert next(following).value == b"%d" % number
     assert listings == []
-
-
-def test_a_drain_lists_nothing_while_the_active_segment_grows(built: Built, tmp_path: Path) -> None:
-    drained = tmp_path / "drained"
-    draining = InProcess(built.root.path)
-    thread = threading.Thread(
-        target=draining.run, args=("sh", "-c", f"cat >> {drained}"), kwargs={"exit_at_end": False}
-    )
-    thread.start()
-    try:
-        eventually(lambda: drained.exists() and drained.read_bytes() == b"2\n3\n4\n")
-        with listings_of(built.root.segments) as listings:
-            for number in range(5, 9):
-                built.lines("a", [b"%d" % number])
-                eventually(lambda number=number: drained.read_bytes().endswith(b"%d\n" % number))  # type: ignore[misc]
-            eventually(lambda: built.log.cursor("a").sequence == 8)
-        assert listings == []
-    finally:
-        draining.stop.set()
-        thread.join()

@@ -59,13 +59,6 @@ def test_it_ends_with_its_holder(root: Root) -> None:
     take(root).release()
 
 
-def test_asking_does_not_take_it(root: Root) -> None:
-    take(root).release()
-    assert not is_locked(root.lock, Disk())
-    lock = take(root)
-    lock.release()
-
-
 def test_each_life_has_a_larger_epoch(root: Root) -> None:
     for epoch in range(1, 5):
         lock = take(root)

@@ -270,13 +270,6 @@ def test_what_no_ledger_explains_is_unknown(built: Built) -> None:
     assert found.segment == "00000000000000000005.wal.zst"
 
 
-def test_an_empty_log_has_issued_nothing(tmp_path: Path) -> None:
-    built = Built(tmp_path / "empty")
-    assert built.log.where(1).state is State.NEVER_ISSUED
-    built.root.head.unlink()
-    assert built.log.where(1).state is State.NEVER_ISSUED
-
-
 def test_without_ledgers_and_head_every_number_has_an_answer(built: Built) -> None:
     for path in (*built.root.ledger.iterdir(), built.root.head):
         path.unlink()

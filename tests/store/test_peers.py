@@ -148,16 +148,6 @@ def test_a_segment_says_which_version_wrote_it(tmp_path: Path) -> None:
         assert version_text(sealed.index.writer) == version
 
 
-def test_it_is_known_beforehand_what_introducing_peers_takes(tmp_path: Path) -> None:
-    """So that a segment is cut before it, and does not overshoot."""
-    built = Built(tmp_path / "log")
-    for each, introduced in ((sent(CURL)[0], True), (sent(BASH)[0], True), (sent(CURL)[0], False)):
-        before, foretold = built.writer.position, built.writer.needed_bytes(each)
-        assert (foretold > each.total_bytes) == introduced
-        commit(built, [each])
-        assert built.writer.position - before == foretold
-
-
 def test_as_many_drafts_are_placed_as_fit_a_segment_with_the_introductions_of_their_peers(tmp_path: Path) -> None:
     built = Built(tmp_path / "log", segment_max_bytes=4096)
     drafts = sent(CURL, BASH, CURL, payload=b"x" * 1500 + b"\n")

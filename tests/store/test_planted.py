@@ -198,13 +198,6 @@ def test_a_start_does_not_wait_for_a_planted_head_or_segment(built: Built) -> No
         in_time(lambda: Built(built.root.path, epoch=2))
 
 
-def test_a_socket_is_told_too(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.fspath(tmp_path / "x"))
-        with pytest.raises(Damaged, match="not a regular file"):
-            open_regular(tmp_path / "x")
-
-
 def test_nothing_stays_open(built: Built, tmp_path: Path) -> None:
     shutil.copy(built.root.head, tmp_path / "head")
     os.mkfifo(tmp_path / "fifo")

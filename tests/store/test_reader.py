@@ -62,10 +62,6 @@ class TestPlaces:
         assert values(built, start=moment(3.5)) == [b"4", b"4", b"5", b"5"]
         assert values(built, start=moment(2), stop=moment(4)) == [b"2", b"2", b"3", b"3"]
 
-    def test_a_time_after_the_last_record_means_none_yet(self, built: Built) -> None:
-        three_forms(built)
-        assert values(built, start=moment(6.5)) == []
-
     def test_times_are_found_across_segments(self, built: Built) -> None:
         three_forms(built)
         for second in range(1, 7):
@@ -107,10 +103,6 @@ class TestPlaces:
         with pytest.raises(error):
             built.log.records(start=start)
 
-    def test_the_sequence_after_the_last_is_the_end(self, built: Built) -> None:
-        three_forms(built)
-        assert values(built, start=7) == values(built, start="end") == []
-
     def test_an_unknown_start_route_or_root_is_an_error(self, built: Built, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
             built.log.records(start="yesterday")  # type: ignore[arg-type]
@@ -120,9 +112,6 @@ class TestPlaces:
             built.log.records("../x")
         with pytest.raises(NotFound):
             wald.open(tmp_path / "nowhere")
-
-    def test_an_empty_log_has_nothing(self, built: Built) -> None:
-        assert values(built) == values(built, start=1) == values(built, start="end") == []
 
 
 class TestContent:

@@ -140,13 +140,6 @@ def test_without_the_ledger_a_shrunk_segment_says_what_was_dropped(built: Built)
     assert "by shrinking, and no ledger says when" in built.log.where(4).message
 
 
-def test_a_kept_batch_keeps_its_place(built: Built) -> None:
-    before = {number: built.log.where(number).position for number in STUCK}
-    shrink(built, 1, web=40)
-
-    assert {number: built.log.where(number).position for number in STUCK} == before
-
-
 def test_verify_finds_nothing_wrong_and_says_shrunk(built: Built) -> None:
     shrink(built, 1, web=40)
     findings = list(verify(built.root))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -98,12 +97,6 @@ def held(path: Path) -> tuple[SealedIndex, BatchTable, list[bytes]]:
     """All that a sealed segment tells."""
     with SealedFile(path) as file:
         return file.index, file.index.batch_table(), [file.frame(n) for n in range(len(file.index.frames))]
-
-
-def test_a_sealed_segment_cut_short_is_found(built: Built) -> None:
-    path = built.path(1, Kind.SEALED)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert any(path.name in error for error in errors(built))
 
 
 def test_a_sealed_segment_swapped_for_another_is_found(built: Built, tmp_path: Path) -> None:
@@ -269,28 +262,6 @@ def test_what_stands_behind_the_head_is_not_judged(built: Built) -> None:
     built.lines("a", [b"second"], publish=False)
     spoil(built.path(built.writer.base_sequence, Kind.RAW), position)
     assert errors(built) == []
-
-
-def test_many_segments_take_no_more_looks_at_the_directory(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    def looks() -> int:
-        seen: list[str | Path] = []
-        scandir = os.scandir
-
-        def counted(path: str | Path) -> object:
-            seen.append(path)
-            return scandir(path)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "scandir", counted)
-            assert errors(built) == []
-        return len(seen)
-
-    before = looks()
-    for _ in range(20):
-        built.lines("a", [b"more"])
-        built.cut()
-    built.seal(keep=5)
-    assert looks() == before
 
 
 def test_a_deletion_that_is_taken_back_meanwhile_is_no_loss(tmp_path: Path) -> None:

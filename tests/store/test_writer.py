@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from logs import START_NS, Built, commit, draft
 from writing import NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
-from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
+from wald.format.batch import TRAILER, Flag, checksum_body
 from wald.format.log_state import DedupEntry, decode_state
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER
@@ -265,11 +264,6 @@ class TestUnsyncedCommits:
         commit(built, [draft(b"2\n")])
         assert values(built.root.path) == [b"1", b"2"]
 
-    def test_with_synced_commits_nothing_is_ever_left(self, tmp_path: Path) -> None:
-        built = Built(tmp_path / "synced")
-        built.lines("web", [b"1"])
-        assert not built.writer.unsynced
-
 
 class TestSpare:
     """The file for the next cut, made beforehand."""
@@ -287,14 +281,6 @@ class TestSpare:
         assert "allocate" not in [name for name, _ in disk.steps]
         assert built.path(5, Kind.RAW).stat().st_ino == number
         assert not spare.exists()
-
-    def test_it_is_gone_when_the_writer_is_closed(self, tmp_path: Path) -> None:
-        disk = TracingDisk()
-        built = with_some_records(tmp_path / "log", disk)
-        built.writer.prepare_spare()
-        built.writer.close()
-        assert [name for name in os.listdir(built.root.segments) if name.endswith(".tmp")] == []
-        assert all("ledger" in os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in disk.descriptors)
 
     def test_one_that_cannot_be_used_is_given_up(self, tmp_path: Path) -> None:
         """And the next attempt makes another."""
@@ -359,12 +345,3 @@ class SteppingAlong(SteppingDisk):
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
         pass
-
-
-def test_a_draft_knows_what_it_takes(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
-    before = built.writer.position
-    made = draft(b"12345\n")
-    commit(built, [made])
-    assert built.writer.position - before == made.total_bytes == HEADER.size + 8 + 8 + TRAILER.size
-    assert Root(built.root.path).segment(1, Kind.RAW).stat().st_size == 1 << 20
