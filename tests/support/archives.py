@@ -73,7 +73,7 @@ def findings(*places: Path | str | Destination, root: Root | None = None) -> lis
 
 
 def errors(*places: Path | str, root: Root | None = None) -> list[tuple[str, str]]:
-    """What is wrong: the file (in its bag, or else in the archive) and why."""
+    """Return the errors: the file (in its bag, or in the archive) and the reason."""
     return [(found.file, found.message) for found in findings(*places, root=root) if found.level is Level.ERROR]
 
 
@@ -97,7 +97,7 @@ def files(place: Path) -> dict[str, bytes]:
 def restored(
     place: Path | str, route: str = "a", first: int = 1, last: int | None = None, *, as_json: bool = False
 ) -> bytes:
-    """What the archive gives back."""
+    """Return the records restored from the archive."""
     destination = open_destination(str(place), Disk())
     return b"".join(piece.data for piece in restore(destination, route, first, last, as_json=as_json))
 

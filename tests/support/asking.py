@@ -1,4 +1,4 @@
-"""A daemon's socket as tests use it: the sizes that matter there, answers in short, and what has been written."""
+"""A daemon's socket in tests: relevant sizes, short answers, and the stored records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from running import Client, Daemon, readable
 
 REQUEST_MAX = 1 << 20
-SPOOLED = 300 << 10  # above what a connection keeps in memory
-CHUNK = 512 << 10  # what is looked at together in a pipe
+SPOOLED = 300 << 10  # larger than a connection keeps in memory
+CHUNK = 512 << 10  # read at once from a pipe
 
 
 def written(root: Path) -> object:
@@ -23,7 +23,7 @@ def written(root: Path) -> object:
 
 
 def stat(daemon: Daemon) -> dict[str, Any]:
-    """What STAT tells; its values are numbers, words and a table."""
+    """Return the answer to STAT."""
     reported: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
     return reported
 
@@ -36,7 +36,7 @@ def sequence(reply: str) -> int:
 
 
 def is_quiet(client: Client) -> bool:
-    """Whether nothing has been answered so far."""
+    """Return True if no answer has arrived yet."""
     return not readable(client.socket.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Programs of ours run on what is small and claims gigabytes: how they end, and how much memory they had."""
+"""Programs run on small files that claim gigabytes: exit codes, and peak memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 ZEROS = bytes(MIB)
 MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with everything that our programs load has some 60
-ADDRESS_SPACE_BYTES = 3 * GIB  # what a bomb may ask the test machine for
+ADDRESS_SPACE_BYTES = 3 * GIB  # limit for a bomb on the test machine
 # Not wait4(2): to a process it counts the memory of the one that it was forked from.
 _TELLING = """
 import atexit, pathlib, re, runpy, sys

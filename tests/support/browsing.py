@@ -1,8 +1,7 @@
-"""Debian's Chromium, and visits to a page with it that fail on whatever goes wrong there.
+"""Debian's Chromium, and visits to a page with it that fail on any fault.
 
-A visit collects what a page must never do: write an error to the console (a breach of its Content-Security-Policy is
-one), throw, open a dialog or another window, ask any other server for anything. At its end nothing of that may have
-happened. The browser ends with the process that has started it, whatever ends that.
+A visit records forbidden events: an error in the console (such as a breach of the Content-Security-Policy), an
+exception, a dialog, another window, or a request to another server. The browser ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -45,19 +44,14 @@ _OWN_SCHEMES = ("data:", "blob:", "about:")
 
 
 def lack() -> str:
-    """Why there is no browser here; "" if there is one, or if there has to be one."""
+    """Return the reason why no browser is available; "" if one is, or if one is required."""
     if shutil.which("chromium") or os.environ.get("CHROMIUM_REQUIRED"):
         return ""
     return "needs apt-get install chromium"
 
 
 class Visit:
-    """A tab of its own, with nothing in it that another one has left.
-
-    Attributes:
-        page: as Playwright has it; addresses are relative to the server.
-        faults: what must not have happened, a sentence each.
-    """
+    """A separate tab without state from earlier visits."""
 
     def __init__(self, context: BrowserContext, origin: str) -> None:
         self.faults: list[str] = []
@@ -77,11 +71,11 @@ class Visit:
         assert not faults, "\n".join(faults)
 
     def devtools(self) -> CDPSession:
-        """The DevTools protocol of the tab, for what Playwright has no word for."""
+        """Open the DevTools protocol of the tab, for calls that Playwright lacks."""
         return self._context.new_cdp_session(self.page)
 
     def metrics(self) -> dict[str, float]:
-        """Of the renderer, since the page was loaded: ``TaskDuration`` in seconds, ``Nodes``, ``JSHeapUsedSize``."""
+        """Return the renderer's metrics since the page load, such as ``TaskDuration`` in seconds and ``Nodes``."""
         devtools = self.devtools()
         devtools.send("Performance.enable")
         found = devtools.send("Performance.getMetrics")["metrics"]
@@ -89,7 +83,7 @@ class Visit:
         return {each["name"]: each["value"] for each in found}
 
     def first_paint_ms(self) -> float:
-        """From the start of the navigation to the first contentful paint."""
+        """Return the time from the navigation to the first contentful paint."""
         return float(
             self.page.evaluate(
                 """() => new Promise((resolve) => new PerformanceObserver((list) => {
@@ -100,7 +94,7 @@ class Visit:
         )
 
     def longest_task_ms(self, seconds: float) -> float:
-        """How long the main thread of the page was busy without a break, at most, in so many seconds from now on."""
+        """Return the longest task of the page's main thread during the next ``seconds``."""
         browser = self._context.browser
         assert browser
         browser.start_tracing(page=self.page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
@@ -158,13 +152,7 @@ class Chromium:
         allowed: str | None = None,
         cookies: Sequence[Any] = (),
     ) -> Iterator[Visit]:
-        """Visit a server; at the end nothing must have happened that must not happen.
-
-        Args:
-            origin: ``http://127.0.0.1:7700``.
-            size: of the window, in CSS pixels.
-            allowed: a pattern of faults that belong to what is tested, as of a server that is killed.
-        """
+        """Visit a server; fail at the end if a forbidden event happened."""
         context = self.browser.new_context(
             base_url=origin,
             viewport=size,

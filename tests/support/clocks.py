@@ -14,11 +14,7 @@ time.time = lambda: time.time_ns() / 1e9
 
 
 def moved(directory: Path, hours: float) -> dict[str, str]:
-    """An environment in which a Python program has a clock that is ahead by so many hours, or behind.
-
-    Args:
-        directory: a new one, for what the interpreter reads when it starts.
-    """
+    """Return an environment in which the clock of a Python program differs by ``hours``."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(_MOVED.format(ns=int(hours * 3600 * 10**9)))
     return {"PYTHONPATH": str(directory)}

@@ -8,7 +8,7 @@ import click
 
 
 def commands(program: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command that is no group, with its words: ``name`` and those of the groups above it."""
+    """Yield every command except groups, with its words, such as ``name`` and the groups above it."""
     if isinstance(program, click.Group):
         context = click.Context(program)
         for each in program.list_commands(context):

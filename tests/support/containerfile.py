@@ -1,7 +1,7 @@
-"""The Containerfile without an engine: its steps are carried out as they are written, over a throw-away file system.
+"""The Containerfile without an engine: its steps run unchanged on a temporary file system.
 
-The base is this machine's file system, with an overlay in memory on it; what a step writes is seen by the next one and
-by nothing outside. Every stage starts from there, because a stage only takes from another what it copies.
+The base is this machine's file system with an overlay in memory: later steps see a step's files, and the machine
+does not. Every stage starts from the base, because a stage only takes files from another that it copies.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ def environment() -> dict[str, str]:
 
 
 class Image:
-    """The file systems of the stages, of which the last is the image.
-
-    Args:
-        directory: an empty one, where its file systems are mounted, in its own namespace only.
-    """
+    """The file systems of the stages, of which the last is the image."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""What a log holds, read back as a consumer reads it, and judged as ``wald verify`` judges it."""
+"""Contents of a log as a consumer reads them, and as ``wald verify`` judges them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def errors(root: Path) -> list[str]:
 
 
 def assert_sound(root: Path) -> None:
-    """No damage, and sequences from 1 on without a gap."""
+    """Check that the log has no damage, and consecutive sequences from 1."""
     assert errors(root) == []
     sequences = [record.sequence for record in records(root)]
     assert sorted(sequences) == list(range(1, len(sequences) + 1))

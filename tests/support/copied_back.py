@@ -1,4 +1,4 @@
-"""A log that is copied back beneath a gate, as from a backup: what was stored since is gone."""
+"""Restore of an older copy of a log under a running gate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def copy(daemon: Daemon, root: Path, to: Path) -> None:
 
 
 def copy_back(daemon: Daemon, root: Path, source: Path) -> None:
-    """The log as it was; what the gate has stays."""
+    """Restore the log; keep the gate's files."""
     daemon.stop()
     for path in root.iterdir():
         if path.name != "gate":

@@ -1,4 +1,4 @@
-"""What a run of torture has counted, and what was wrong in it, as a table for whoever runs it by hand."""
+"""Counts and faults of a torture run as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small log that has crashed, to be damaged and started again, and what is then asked of it.
+"""A small crashed log to damage and start again, and questions about it.
 
 Records 1 and 2 are in a cut segment, 3 to 6 in the active one, in batches of 2, 1 and 1.
 """
@@ -39,7 +39,7 @@ def newest(path: Path) -> Path:
 
 
 def offsets(path: Path) -> list[int]:
-    """Where each batch of the newest segment begins, and where the last one ends."""
+    """Return the start of each batch of the newest segment, and the end of the last one."""
     with newest(path).open("rb") as file:
         found = [batch for batch in RawFile(file.fileno()).scan() if isinstance(batch, ScannedBatch)]
     return [batch.offset for batch in found] + [found[-1].end]
@@ -52,7 +52,7 @@ def readable(path: Path, route: str | None = None) -> list[bytes]:
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    """Every file of a log and what is in it, except the reports, whose times differ."""
+    """Return the files of a log and their contents, except the reports, whose times differ."""
     files = (file for file in path.rglob("*") if file.is_file() and file.parent.name != "recovery")
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 

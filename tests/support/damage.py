@@ -1,4 +1,4 @@
-"""What disks and crashes do to bytes, as functions that tests pass around; and how much memory a call takes."""
+"""Damage by disks and crashes as functions of bytes, and the memory that a call takes."""
 
 from __future__ import annotations
 

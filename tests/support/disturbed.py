@@ -1,6 +1,6 @@
-"""What has to hold of a running daemon, judged from outside while something disturbs it.
+"""Invariants of a running daemon, judged from outside while a test disturbs it.
 
-The process is looked at in ``/proc``, the log in its files: what the daemon says of itself is not asked.
+They read ``/proc`` and the files of the log, never the daemon's own reports.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ _LOOKS = 1000  # at a segment that is cut while it is looked at
 def invariants(
     pid: int, root: Path, *, descriptors_max: int = DESCRIPTORS_MAX, memory_max_bytes: int = MEMORY_MAX_BYTES
 ) -> list[str]:
-    """What is wrong with the daemon ``pid``, which has answered, on the log at ``root``; nothing should be.
+    """Return the broken invariants of the daemon ``pid`` on the log at ``root``.
 
-    What it writes to in ``segments/`` has a name there, the newest raw segment is among that, and whole batches reach
-    up to the head; every thread is alive; descriptors and memory are within a budget.
-
-    Raises:
-        FileNotFoundError: there is no such process any more.
+    Its files in ``segments/`` have names there, including the newest raw segment, and whole batches reach the
+    head; every
+    thread is alive; descriptors and memory are within a budget.
     """
     found = _nameless(pid, root) + _newest_segment(pid, Root(root))
     threads, descriptors = (len(os.listdir(f"/proc/{pid}/{what}")) for what in ("task", "fd"))
@@ -58,7 +56,7 @@ def _written(pid: int, root: Path) -> list[tuple[str, os.stat_result]]:
         link = f"/proc/{pid}/fd/{number}"
         try:
             path, mode, status = os.readlink(link), os.lstat(link).st_mode, os.stat(link)
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # closed in between
             continue
         if path.startswith(folder) and mode & 0o200:
             found.append((path, status))
@@ -66,7 +64,7 @@ def _written(pid: int, root: Path) -> list[tuple[str, os.stat_result]]:
 
 
 def _newest_segment(pid: int, root: Root) -> list[str]:
-    """What is wrong with the segment that the daemon appends to, and the one that the head is in."""
+    """Return the problems of the active segment and of the one that contains the head."""
     found = []
     for _ in range(_LOOKS):
         newest, head = _newest_raw(root), read_head(root)
@@ -96,7 +94,7 @@ def _newest_raw(root: Root) -> Path | None:
 
 
 def _whole_until(path: Path, head: Head) -> tuple[int, int]:
-    """Where the whole batches of a raw segment end that are not behind ``head``, and the last record in them."""
+    """Return the end of the whole batches of a raw segment up to ``head``, and their last record."""
     sequence = head.segment - 1
     with path.open("rb") as file:
         for found in RawFile(file.fileno(), limit=head.position).scan():

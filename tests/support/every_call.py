@@ -88,12 +88,13 @@ class Program:
         prepare: makes the log, at ``log`` below the directory.
         line: its command line.
         stdin: of the first run; the second one gets the rest.
-        beside: around both runs, such as a daemon.
-        again: exit codes of a second run, besides those without a fault: as for a name that the first one has removed.
-        prints: "all": the second run prints as one without a fault does; "rest": the two together print at least that.
-        layout: whether the names of segments are those of a run without a fault.
-        retries: whether it starts processes that meet the same fault again and again, until strace lets go of it.
-        assist: acts while a run is under way: ``assist(root, process)``.
+        beside: context around both runs, such as a daemon.
+        again: allowed exit codes of a second run, as for a name that the first run has removed.
+        prints: "all": the second run prints the same as a run without a fault; "rest": both together print at
+    least that.
+        layout: True if the names of segments equal those of a run without a fault.
+        retries: True if it starts processes that meet the same fault repeatedly, until strace detaches.
+        assist: acts during a run: ``assist(root, process)``.
     """
 
     prepare: Callable[[Path], None]
@@ -115,14 +116,11 @@ class Run:
 
 
 class Disturbed:
-    """A program, its log as prepared, and what runs without a fault leave.
+    """A program, its prepared log, and the results of runs without a fault.
 
     Attributes:
-        faults: all that are possible.
-        hits: number of those tried that have hit the log.
-
-    Args:
-        base: an empty directory of its own.
+    faults: all possible faults.
+    hits: number of tried faults that have hit the log.
     """
 
     def __init__(self, program: Program, base: Path) -> None:

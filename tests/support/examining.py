@@ -1,4 +1,4 @@
-"""``wald doctor --json`` as a process, and what it leaves behind."""
+"""``wald doctor --json`` as a process, and its traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from running import command, run
 
 @dataclass(frozen=True)
 class Examined:
-    """What was printed, and the exit code."""
+    """Output and exit code."""
 
     code: int
     printed: dict[str, Any]

@@ -1,6 +1,7 @@
-"""Disks that stop, fail or tell: the processes and machines that tests let die at their n-th change of the disk.
+"""Disks that stop, fail or record: they simulate the death of a process or machine at the n-th change of the disk.
 
-A change is what a crash can leave undone: create, allocate, write, update, copy, sync, truncate, rename, unlink.
+A change is a step that a crash can leave undone: create, allocate, write, update, copy, sync, truncate, rename,
+unlink.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class SteppingDisk(Disk):
         raise NotImplementedError
 
     def partly(self) -> float:
-        """How much of the write or copy that does not happen happens all the same."""
+        """Perform the part of a write or copy that happens despite the fault."""
         return 0.0
 
     def abandon(self) -> None:
-        """Close what the dead process had open."""
+        """Close the descriptors of the dead process."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
@@ -118,7 +119,7 @@ class SteppingDisk(Disk):
 
 
 class TracingDisk(SteppingDisk):
-    """Keeps the order of the steps; temporary names without what is random in them."""
+    """Records the order of the steps; temporary names without their random part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class TracingDisk(SteppingDisk):
 
 
 class DyingDisk(SteppingDisk):
-    """Dies at its ``last``-th step (from 0), and ``part`` of what that step would have written is there."""
+    """Dies at its ``last``-th step (from 0), after ``part`` of the step's bytes."""
 
     def __init__(self, last: int, *, part: float = 0.0) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ _QUIET_SECONDS = 2.0  # in which a request is answered that does not wait for ro
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One disk and what it is filled with; sizes in bytes."""
+    """A disk and its contents; sizes in bytes."""
 
     disk: int
     segment: int
@@ -55,11 +55,7 @@ def table(disks: Iterable[int]) -> list[Row]:
 
 
 def walk(row: Row) -> list[str]:
-    """Fill, kill, read, reclaim, over and over; what was wrong, in words.
-
-    Raises:
-        AssertionError: no file system could be mounted.
-    """
+    """Fill, kill, read and reclaim repeatedly; yield the faults."""
     env = {
         "WALD_SEGMENT_MAX_BYTES": str(row.segment),
         "WALD_FREE_SPACE_MIN": str(row.reserve),
@@ -85,7 +81,7 @@ class _Walk:
     def rounds(self) -> list[str]:
         for words in ("ROUTE ADD pipe fifo", "ROUTE ADD socket"):
             self.daemon.ask(words)
-        # Both ends, as a service manager holds it: what is in the pipe outlives the daemon.
+        # Both ends, like a service manager: the pipe's contents outlive the daemon.
         fifo = os.open(self.daemon.root / "routes/pipe/in", os.O_RDWR | os.O_NONBLOCK)
         try:
             return [fault for _ in range(ROUNDS) for fault in self._round(fifo)] or errors(self.daemon.root)
@@ -96,7 +92,7 @@ class _Walk:
         self._flood(fifo, 2 * self.row.disk)
         reported = self._stat()
         if reported["degraded"] and (free := free_bytes(self.daemon.root)) < reported["free_space_min"]:
-            yield f"{free} bytes are free, less than the reserve in force, {reported['free_space_min']}"
+            yield f"{free} bytes are free, less than the effective reserve, {reported['free_space_min']}"
         self.daemon.kill()
         self.daemon.spawn()
         if not self.daemon.wait_or_ready():
@@ -141,7 +137,7 @@ class _Walk:
         return b"%010d %b\n" % (number, filler[: _LINE_BYTES - 12])
 
     def _read_everything(self) -> Iterator[str]:
-        """From the cursors on, and move them to the end: acknowledged lines are there once, in order."""
+        """Read from the cursors and move them to the end: acknowledged lines appear once, in order."""
         log = Log(self.daemon.root)
         for route in self.read:
             expected, last = self.read[route], 0

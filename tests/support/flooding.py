@@ -1,4 +1,4 @@
-"""Many connections that have something to say before the daemon looks: it is stopped, they write, it goes on."""
+"""Requests on many connections that arrive while the daemon is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def connected(daemon: Daemon, count: int, closing: ExitStack) -> list[Client]:
 
 @contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
-    """Whatever is sent in here the daemon finds at once, when it goes on."""
+    """Stop the daemon, so that it finds all requests of the block at once."""
     daemon.process.send_signal(signal.SIGSTOP)
     status = Path(f"/proc/{daemon.process.pid}/stat")
     eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")

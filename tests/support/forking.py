@@ -1,9 +1,10 @@
-"""Programs of ours as processes that nobody has to wait for: forked from one that has imported them already.
+"""Programs as forks of a process that has imported them already.
 
-An interpreter and our imports take a third of a second of a processor, most of what a test that runs commands would
-take, and so do programs of the tests that import as much. A fork has its own environment, working directory and
-descriptors, becomes another user where setpriv would, and ends as the program does; what depends on how the interpreter
-starts, or on the memory it has, runs ``python -m`` instead (:func:`forks`).
+An interpreter and our imports take a third of a second of processor time, most of a test that runs commands. A fork
+has
+a separate environment, working directory and descriptors, changes its user like setpriv, and ends like the program.
+Tests
+of interpreter start or of memory run ``python -m`` instead (:func:`forks`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SETTINGS = ("WALD_", "ARCHIVE_", "_WALD_", "COMP_")  # the variables of the envi
 _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_gate", "wald_reclaim")
 # Programs of the tests.
 _SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "workgroup_worker", "working")}
-_PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # what they import when they are told what to do
+_PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # their late imports
 # What json looks for in bytes, and sockets in names; another user may not read the interpreter's directory later.
 _ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "idna")
 _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")
@@ -61,7 +62,7 @@ class Forked(subprocess.Popen[bytes]):
         super().__init__(line, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
     def _execute_child(self, args: Sequence[str], *rest: object) -> None:
-        """What :class:`subprocess.Popen` calls once it has made the pipes, to fork and to close their other ends."""
+        """Fork and close the other ends of the pipes, for :class:`subprocess.Popen`."""
         env, pipes = rest[5], [each for each in rest[9:15] if isinstance(each, int)]
         assert isinstance(env, dict)
         stdin, _, _, stdout, _, stderr = pipes
@@ -82,18 +83,14 @@ class Forked(subprocess.Popen[bytes]):
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once it ends.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not for ``timeout`` seconds.
-        """
+        """The exit code, once it ends."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing, if it has ended, also if that was not reported yet."""
+        """Send a signal; ignore a process that has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -120,7 +117,7 @@ def _number(connection: socket.socket) -> int:
 def run_forked(
     line: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """As :func:`subprocess.run`; its output goes to files, so that nobody has to read beside."""
+    """Run like :func:`subprocess.run`; the output goes to files, so that it needs no reader."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(writing, "wb", buffering=0) as feed:
         with open(reading, "rb", buffering=0):
@@ -132,14 +129,14 @@ def run_forked(
             process.wait(timeout)
         finally:
             process.kill()
-            process.wait()  # also when time is up: only then is nothing of it left open
+            process.wait()  # even after a timeout: only then nothing of it stays open
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(line, process.wait(), out.read(), err.read())
 
 
 def forks(line: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a command line can be run so: one of ours, as some user, and nothing but our settings differs."""
+    """Return True if a command line can run as a fork: our program, any user, no settings but ours."""
     _, program = _user_and_program(line)
     ours = program[:1] == [sys.executable] and (
         program[1] in _SCRIPTS or (program[1] == "-m" and program[2] in _PROGRAMS)
@@ -148,7 +145,7 @@ def forks(line: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def _user_and_program(line: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Who is to run a command line by the setpriv before it, and what comes after: user, group and further groups."""
+    """Return the user, group and further groups of the setpriv prefix, and the rest of the command line."""
     if match := _USER.match(" ".join([*line[:4], ""])):
         return [int(number) for number in re.findall(r"\d+", " ".join(filter(None, match.groups())))], list(line[4:])
     return [], list(line)
@@ -176,7 +173,7 @@ def _asking() -> socket.socket:
 
 def _serve(asking: socket.socket) -> None:
     """Fork each program that a process asks for, and report its pid and its exit status, until no process can ask."""
-    gc.freeze()  # what is never looked at is never copied
+    gc.freeze()  # objects that are never traversed are never copied
     events = select.poll()
     events.register(asking, select.POLLIN)
     running: dict[int, tuple[int, int]] = {}  # pidfd → pid, and where its exit status is awaited

@@ -1,4 +1,4 @@
-"""Requests for the work group ``billing`` of the route ``orders``, and what they are answered."""
+"""Requests for the work group ``billing`` of the route ``orders``, and their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECORDS = "/v1/routes/orders/records"
 
 
 def ask(gate: Gate, verb: str, consumer: str = "w1", **fields: Any) -> Any:
-    """What a verb of the group answers."""
+    """Return the answer to a verb of the group."""
     answer = gate.post(f"{GROUP}/{verb}", {"consumer": consumer, **fields})
     assert answer.status == 200, answer.body
     return answer.json()

@@ -1,4 +1,4 @@
-"""What strangers may write into keys, values and headers to make a page, a terminal or a reader do what they want."""
+"""Hostile keys, values and headers that attack a page, a terminal or a reader."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ODD_HEADERS = (
     {"__proto__": "x", "": "", "Set-Cookie": "a=b\r\nX: y", "Location": "//192.0.2.1/"},
 )
 EDGE_NAMES = ("a", "A" * 127, "0-._", "x..", "constructor", "proto", "javascript", "9" * 127)
-"""Routes and groups, at the ends of what a name may be."""
+"""The shortest and longest names of routes and groups."""
 
 
 def records() -> list[dict[str, object]]:

@@ -1,8 +1,7 @@
-"""Threads that run one at a time, in every order that is possible: what a race does, without waiting for it to happen.
+"""Threads that run one at a time, in every possible order, so that races show without waiting for them.
 
-Each thread stops where it calls :meth:`Schedule.pause`, and whenever all have stopped the schedule says whose turn it
-is. An order is the list of these choices; :func:`interleavings` makes one schedule after the other until every order
-was run.
+Each thread stops at :meth:`Schedule.pause`; once all have stopped, the schedule chooses one. An order is the list of
+these choices; :func:`interleavings` makes schedules until every order has run.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ _STUCK_SECONDS = 120.0
 
 
 class Schedule:
-    """One order: the ``choices`` it is told, and from there on always the first thread that can go on.
-
-    Attributes:
-        taken: each choice that was made, and among how many threads.
-    """
+    """One order: the given ``choices``, and then always the first thread that can run."""
 
     def __init__(self, choices: list[int]) -> None:
         self.taken: list[tuple[int, int]] = []
@@ -33,7 +28,7 @@ class Schedule:
         self._threads: list[_Scheduled] = []
 
     def run(self, *works: Callable[[], None]) -> None:
-        """Run ``works`` to their ends, each in a thread of its own; raises what the first of them raised."""
+        """Run each of ``works`` in a thread to its end; raise the first error."""
         self._threads = [_Scheduled(work) for work in works]
         while running := [thread for thread in self._threads if not thread.ended]:
             able = [thread for thread in running if thread.needs is None or not thread.needs.held]
@@ -47,7 +42,7 @@ class Schedule:
                 raise thread.failure
 
     def pause(self, needs: Lock | None = None) -> None:
-        """Let the others go on here; a thread that is not scheduled is not held up."""
+        """Let other threads run; a thread without a schedule does not stop."""
         for thread in self._threads:
             if thread.is_current:
                 thread.pause(needs)
@@ -85,7 +80,7 @@ class PausingDisk(SteppingDisk):
 
 
 def pausing(patched: pytest.MonkeyPatch, schedule: Schedule, name: str) -> None:
-    """Let the others go on before each call of what ``name`` stands for."""
+    """Pause before each call of ``name``."""
     module, _, function = name.rpartition(".")
     real = getattr(import_module(module), function)
 

@@ -1,4 +1,4 @@
-"""A command for workers that says in a journal what it gets, waits where a test holds it, and fails as it is to."""
+"""A command for workers that logs its records, waits while a test holds it, and fails on demand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,12 @@ exit $code
 
 
 VALUES = [str(number) for number in range(1, 21)]
-"""Of the records that it gets in most tests."""
+"""Values of the records in most tests."""
 ONCE = dict.fromkeys(VALUES, 1)
 
 
 class Line(NamedTuple):
-    """A line of the journal.
-
-    Attributes:
-        number: of the try, or the exit code.
-        pid, keeper: of the command and its parent.
-        values: what it got; words without spaces.
-    """
+    """A line of the journal."""
 
     begins: bool
     worker: int
@@ -46,7 +40,7 @@ class Line(NamedTuple):
 
 
 class Jobs:
-    """The command, and what it has said."""
+    """The command and its journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "jobs"
@@ -57,21 +51,21 @@ class Jobs:
         self.words = ("sh", script, self.folder)
 
     def arguments(self, root: Path, *options: object) -> list[object]:
-        """Of a wald-drain that feeds route a to the command."""
+        """Return the arguments of a wald-drain that feeds route a to the command."""
         return ["a", "--root", root, *options, "--", *self.words]
 
     def hold(self, *values: object) -> None:
-        """Keep a command that gets one of these, or what begins with record N for ``from-N``, from going on."""
+        """Hold commands that receive one of these values; ``from-N`` holds all from record N."""
         for value in values:
             (self.folder / f"hold-{value}").touch()
 
     def end(self) -> None:
-        """Let all go on, so that none outlives its test."""
+        """Release all commands, so that none outlives its test."""
         for held in self.folder.glob("hold-*"):
             held.unlink()
 
     def let_go(self, *values: object) -> None:
-        """Let it go on."""
+        """Release held commands."""
         for value in values:
             (self.folder / f"hold-{value}").unlink()
 
@@ -86,7 +80,7 @@ class Jobs:
             (self.folder / f"fail-{value}").unlink()
 
     def forget_running(self) -> None:
-        """Take what was begun by commands that were killed as ended."""
+        """Count commands that were killed as ended."""
         for line in self.running.values():
             with (self.folder / "journal").open("a") as journal:
                 journal.write(f"end {line.worker} 137 {line.pid} {line.keeper} {' '.join(line.values)}\n")
@@ -102,7 +96,7 @@ class Jobs:
 
     @property
     def running(self) -> dict[str, Line]:
-        """What a command has that has not ended, as it says; that of a killed one stays here.
+        """Return the values of running commands; those of a killed command stay.
 
         A value that two commands have at the same time fails the test.
         """
@@ -122,7 +116,7 @@ class Jobs:
 
     @property
     def processed(self) -> Counter[str]:
-        """How often each value was in a run that succeeded."""
+        """Return how often each value was in a successful run."""
         return Counter(value for line in self.lines if not line.begins and not line.number for value in line.values)
 
     def tries(self, value: object) -> list[int]:

@@ -1,4 +1,4 @@
-"""What docs/json.md says of the JSON of each command, and whether an object is like that."""
+"""JSON objects of each command as docs/json.md describes them, and a check of an object."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """One kind of object of a command.
-
-    Attributes:
-        key, values: the objects it is about have one of these values under this key; "" for a command with one kind.
-        types: of each path, as ``routes[].route``; ``lost.*`` is every value of an object.
-    """
+    """One kind of object of a command."""
 
     key: str
     values: tuple[str, ...]
@@ -41,7 +36,7 @@ class Table:
         return not self.key or printed.get(self.key) in self.values
 
     def differences(self, value: object, at: str = "") -> Iterator[str]:
-        """How a value, which is under the path ``at``, is not as documented."""
+        """Yield the differences of a value at path ``at`` from its documentation."""
         if at in self.types:
             if not _fits(value, self.types[at]):
                 yield f"{at} is {value!r} instead of {self.types[at]}"
@@ -77,7 +72,7 @@ def sections() -> dict[str, list[Table]]:
 
 
 def schema_of(command: str) -> str:
-    """What its objects carry: ``wald-archive pack`` is ``wald.archive.pack/1``."""
+    """Return the schema of a command's objects, such as ``wald.archive.pack/1`` for ``wald-archive pack``."""
     return f"{re.sub(r'[ -]+', '.', command)}/1"
 
 

@@ -1,12 +1,13 @@
-"""A pod as a node runs it, without an engine: the containers of a manifest in namespaces of their own, in their order.
+"""A pod as a node runs it, without an engine: a manifest's containers in namespaces, in the order of the kubelet.
 
-Each container has its own processes and mounts. Its image is this machine's file system, read-only. It can write to the
-volumes that it mounts and to nothing else, runs under its user and the pod's group without any capability, and has the
-environment of its manifest. The network is the pod's. Seccomp, control groups and restarts by themselves are left out.
+Each container has separate processes and mounts. Its image is this machine's file system, read-only. It can write only
+to
+its volumes, runs as its user and the pod's group without capabilities, and has the environment of its manifest. The
+network is the pod's. Seccomp, control groups and automatic restarts are left out.
 
-The order is the kubelet's. Native sidecars start one after the other, each after the startup probe of the one before;
-then the containers. At the end all preStop hooks run at once, SIGTERM goes to the containers, and when they have ended
-to the sidecars, one by one from the last to the first.
+Native sidecars start one after the other, each after the startup probe of the previous one; then the containers. At
+the
+end all preStop hooks run at once, the containers get SIGTERM, and after them the sidecars, from the last to the first.
 """
 
 from __future__ import annotations
@@ -50,26 +51,19 @@ unchecked = ssl._create_unverified_context()  # as the kubelet asks
 r.urlopen(sys.argv[1], timeout=float(sys.argv[2]), context=unchecked).read()
 """
 _PROGRAMS = Path(sys.executable).parent
-# In an image every user may pass through these to the interpreter and to what it imports.
+# An image gives every user access to the interpreter and its imports through these directories.
 _PASSED = [*Path(sys.executable).resolve().parents, *Path(__file__).resolve().parents]
 
 
 def lack() -> str:
-    """Why no pod can be run here; "" where one can."""
+    """Return the reason why no pod can run here, or ""."""
     if os.geteuid() != 0:
         return "only root can run a pod"
     return missing("nsenter", "ip")
 
 
 class Pod:
-    """A pod of a manifest; in a ``with`` block it is killed at the end if it still runs.
-
-    Args:
-        template: as the manifest has it.
-        directory: an empty one, for what the pod's containers print and for its own volumes.
-        claims: where the volume of each claim is, by name of the claim or of its template.
-        maps: the content of each ConfigMap and each Secret.
-    """
+    """A pod of a manifest; a ``with`` block kills it at the end if it still runs."""
 
     def __init__(
         self, template: Object, directory: Path, *, claims: Mapping[str, Path], maps: Mapping[str, Mapping[str, str]]
@@ -151,7 +145,7 @@ class Pod:
         return process
 
     def run_to_end(self) -> None:
-        """Run a job's pod: its containers end by themselves, and well."""
+        """Run a job's pod until its containers have ended successfully."""
         self.start()
         for name, process in self._running.items():
             assert process.wait() == 0, self.stderr(name)
@@ -164,11 +158,7 @@ class Pod:
         self.begin(name)
 
     def stop(self) -> dict[str, int]:
-        """End it in order; returns the exit codes.
-
-        Raises:
-            TimeoutError: it took longer than its grace period.
-        """
+        """End it in order; returns the exit codes."""
         ends = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
         with ThreadPoolExecutor() as hooks:
             done = list(hooks.map(self._pre_stop, self._all))
@@ -180,7 +170,7 @@ class Pod:
         return codes
 
     def probe(self, name: str, question: str) -> bool:
-        """Whether a probe of a container succeeds."""
+        """Return True if a container's probe succeeds."""
         container = self._containers[name]
         probe = container[f"{question}Probe"]
         if "exec" in probe:
@@ -236,7 +226,7 @@ class Pod:
         return ["setpriv", *user, f"--groups={pod['fsGroup']}", *none, "env", "-i", *env, *command]
 
     def _is_inside(self, name: str) -> bool:
-        """Whether a container has its own file system by now."""
+        """Return True if a container has entered its file system."""
         try:
             return os.readlink(f"/proc/{self._first_process(name)}/root") != "/"
         except (OSError, ValueError):  # it has not begun, or has ended
@@ -260,7 +250,7 @@ class Pod:
         return {name: self._running.pop(name).wait() for name in names}
 
     def _volume(self, volume: Object, maps: Mapping[str, Mapping[str, str]]) -> Path:
-        """Where the content of a volume is."""
+        """Return the directory of a volume."""
         if "persistentVolumeClaim" in volume:
             return self._claims[volume["persistentVolumeClaim"]["claimName"]]
         directory: Path = self._directory / "volumes" / volume["name"]

@@ -16,7 +16,7 @@ EACH = 10
 
 
 def large(path: Path, segments: int, routes: int) -> Built:
-    """A root with so many segments, all sealed and none read, and a group on each route."""
+    """Make a root with ``segments`` sealed, unread segments, and a group on each route."""
     log = Built(path)
     for number in range(segments):
         for each in range(EACH):

@@ -1,4 +1,4 @@
-"""What tests of work groups share: a group of the route a of a built log, and what its deliveries hold."""
+"""A work group on route a of a built log, and its deliveries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tries(deliveries: list[Delivery]) -> list[int]:
 
 
 def leased(work: WorkGroup, count: int) -> list[int]:
-    """So many records for x, as they are read."""
+    """Lease ``count`` records for x."""
     got: list[int] = []
     while len(got) < count:
         more = sequences(work.lease("x", count - len(got), wait=30))

@@ -51,7 +51,7 @@ def live_in(daemon: Daemon, archive: Path) -> None:
 
 
 def _read(root: Path, number: int) -> None:
-    """Let the groups go on; shipping is stuck after the first half."""
+    """Let the groups read; shipping is stuck after the first half."""
     head = json.loads(wald("head", "--json", "--root", root).stdout)["sequence"]
     for route in ("payments", "web.access", "sensors", "audit"):
         _succeed("cursor", "set", route, head, "--root", root)

@@ -1,4 +1,4 @@
-"""What a log goes through in its life: every program that writes, one after the other, and what they have made."""
+"""The life of a log: every program that writes, in turn, and the files that they make."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ _TORN = b"torn" * 10
 
 @dataclass
 class Life:
-    """A log, an archive of it, and how its programs are run.
-
-    Attributes:
-        umask: under which the programs run; None: that of the tests, and they are forked.
-        environment: what they find there besides.
-        traces: a directory for what strace sees of each program; None: they are not traced.
-        failed: what did not succeed, as it was typed.
-    """
+    """A log, an archive of it, and the way to run its programs."""
 
     root: Path
     archive: Path
@@ -38,7 +31,7 @@ class Life:
     _numbers: Iterator[int] = field(default_factory=count)
 
     def live(self) -> None:
-        """Each program once: with a daemon, then with one that finds what a crash has left."""
+        """Run each program once: with a daemon, then with one that finds the traces of a crash."""
         self._run(command("init", "--root", self.root))
         with self._daemon() as daemon:
             if daemon.wait_or_ready():
@@ -46,7 +39,7 @@ class Life:
             daemon.kill()
         active = max(self.root.glob("segments/*.wal"), default=None)
         if active is not None and not active.is_symlink() and not active.parent.is_symlink():
-            with active.open("r+b") as file:  # behind the last batch: what a crash leaves
+            with active.open("r+b") as file:  # a crash leaves bytes after the last batch
                 file.seek(len(active.read_bytes().rstrip(b"\0")) + 8)
                 file.write(_TORN)
         with self._daemon() as daemon:

@@ -1,6 +1,6 @@
-"""Producers that go on while the daemon is disturbed: writers of FIFOs and clients of the socket.
+"""Producers under load while a test disturbs the daemon: writers of FIFOs and clients of the socket.
 
-Each line is written once and is `NAME-NUMBER`. What no producer may see is kept: a broken pipe, a refused connection.
+Each line is `NAME-NUMBER` and written once. They record what no producer may see: a broken pipe, a refused connection.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from running import Client, eventually
 
 
 class Load:
-    """Threads that write until :meth:`finish`.
-
-    Args:
-        root: of a log whose daemon runs, with the routes ``access`` and ``half`` and their FIFOs.
-    """
+    """Threads that write until :meth:`finish`."""
 
     def __init__(self, root: Path) -> None:
         self.written: list[bytes] = []
@@ -37,7 +33,7 @@ class Load:
             thread.start()
 
     def await_lines(self, count: int) -> None:
-        """Return once so many more lines were written."""
+        """Return once ``count`` more lines were written."""
         wanted = len(self.written) + count
         eventually(lambda: self.seen or len(self.written) >= wanted)
 

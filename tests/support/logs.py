@@ -145,7 +145,7 @@ class Built:
         return draft.base_sequence
 
     def publish(self) -> None:
-        """Move the head to what has been committed, in place as the daemon does."""
+        """Move the head to the last commit, in place like the daemon."""
         writer = self.writer
         head = Head(self.last, writer.base_sequence, writer.position, writer.epoch, writer.state.append_time_ns)
         descriptor = os.open(self.root.head, os.O_RDWR | os.O_CREAT, 0o640)
@@ -172,18 +172,14 @@ class Built:
             seal(self.root, segment, self.disk, self.ledger, now=lambda: self.now_ns, moment=self.moment)
 
     def moment(self) -> Moment:
-        """By the clock that nobody can set; the other one is ``ahead_ns`` ahead of it."""
+        """Return a moment of the monotonic clock; the wall clock is ``ahead_ns`` ahead."""
         return Moment(self.boot, self.now_ns - self.ahead_ns)
 
     def path(self, base: int, kind: Kind) -> Path:
         return self.root.segments / segment_name(base, kind)
 
     def reclaim(self, base: int, *, keep: bool = False, named: bool = False) -> None:
-        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink.
-
-        Args:
-            named: whether the line names the routes that the segment held.
-        """
+        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink."""
         following = min(s.base_sequence for s in list_segments(self.root).segments if s.base_sequence > base)
         entry: Entry = {"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns}
         if named:

@@ -1,8 +1,9 @@
-"""A machine for tests: this system's own systemd as the first process of its own namespaces, over a throw-away copy.
+"""A machine for tests: this system's systemd as the first process of separate namespaces, on a temporary copy.
 
-The file system is this machine's, with an overlay in memory on it: what is installed, written or removed inside is
-gone with the machine, and nothing of it is seen outside. Processes, mounts, host name, network and control groups are
-its own; users, kernel and clock are this machine's. Units run with all of their sandbox.
+The file system is this machine's with an overlay in memory, so changes disappear with the machine and stay invisible
+outside. Processes, mounts, host name, network and control groups are separate; users, kernel and clock are this
+machine's.
+Units run with all of their sandbox.
 
 It boots to basic.target in a second, which leaves out the services of this machine.
 """
@@ -71,25 +72,21 @@ for unit in $WALD_MASKED; do ln -sf /dev/null root/etc/systemd/system/$unit; don
 ip link set lo up
 hostname machine
 cd root
-pivot_root . mnt  # not chroot: who is in one cannot have users of its own (PrivateUsers=)
+pivot_root . mnt  # not chroot: a process in one cannot create user namespaces (PrivateUsers=)
 umount --lazy /mnt
 exec env -i container=wald PATH="$PATH" "$WALD_SYSTEMD" --system --unit=basic.target
 """
 
 
 def lack() -> str:
-    """Why no machine can be started here; "" where one can."""
+    """Return the reason why no machine can start here, or ""."""
     if os.geteuid() != 0:
         return "only root can start a machine"
     return missing("nsenter", "ip", "hostname", "systemd-analyze")
 
 
 class Machine:
-    """A machine that has booted.
-
-    Args:
-        directory: an empty one, where its file system is mounted, in its own namespace only.
-    """
+    """A machine that has booted."""
 
     def __init__(self, directory: Path) -> None:
         namespaces = ["--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--kill-child"]
@@ -116,12 +113,7 @@ class Machine:
     def run(
         self, *command: object, user: str = "", text: str = "", check: bool = True, seconds: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside; its output is kept.
-
-        Args:
-            user: whose, by name; "" for root.
-            text: what it finds on stdin.
-        """
+        """Run a command inside, and keep its output."""
         argv = [*self._entering, *self._becoming(user), *map(str, command)]
         done = subprocess.run(argv, input=text, text=True, capture_output=True, timeout=seconds, check=False)
         if check and done.returncode != 0:
@@ -130,7 +122,7 @@ class Machine:
         return done
 
     def sh(self, script: str, *, user: str = "", check: bool = True) -> str:
-        """What a shell script prints inside."""
+        """Return the output of a shell script inside."""
         return self.run("sh", "-euc", script, user=user, check=check).stdout
 
     def start(self, *command: object, user: str = "") -> subprocess.Popen[bytes]:
@@ -139,7 +131,7 @@ class Machine:
         return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def path(self, inside: str | Path) -> Path:
-        """A file of the machine, as it is reached from outside; symbolic links inside lead astray."""
+        """Return a file's path from outside; symbolic links inside would lead elsewhere."""
         return Path(f"/proc/{self._first}/root") / str(inside).lstrip("/")
 
     def journal(self, unit: str) -> str:

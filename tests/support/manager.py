@@ -11,7 +11,7 @@ from running import TIMEOUT_SECONDS, readable
 
 
 class Manager:
-    """Stands where systemd would: hears what is sent to NOTIFY_SOCKET."""
+    """A service manager that receives notifications on NOTIFY_SOCKET."""
 
     def __init__(self, address: str) -> None:
         self.messages: list[str] = []
@@ -33,7 +33,7 @@ class Manager:
                 return message
 
     def is_silent(self, *, seconds: float) -> bool:
-        """Whether nothing more comes for so long, after what has come already."""
+        """Return True if no more notifications arrive for ``seconds``."""
         while readable(self._socket.fileno()):
             self._socket.recv(4096)
         return not readable(self._socket.fileno(), within=seconds)

@@ -1,6 +1,6 @@
-"""What schemathesis has to know of the gate besides the document: JSON lines, and which requests would take long.
+"""Hooks of schemathesis for the gate, beyond the OpenAPI document: JSON lines, and slow requests.
 
-It loads this in its own process.
+It loads this module in its process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT_SECONDS = 0.01
 
 @schemathesis.serializer(NDJSON)
 def as_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
-    """A body, an object a line; what is no array is one line."""
+    """Return a body as lines, one object each; a value that is not an array is one line."""
     lines = value if isinstance(value, list) else [value]
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
 
@@ -33,7 +33,7 @@ def of_lines(_: schemathesis.DeserializationContext, response: schemathesis.Resp
 
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__: Any) -> None:
-    """Bound how long an answer takes, and name what is there. Only what is valid is replaced, by what is valid."""
+    """Bound the time of an answer and use existing names; replace only valid values, by valid ones."""
     operation = case.operation.definition.raw["operationId"]
     is_valid = case.meta is not None and case.meta.generation.mode.is_positive
     for name, there in (("route", ROUTE), ("group", GROUP)):

@@ -1,9 +1,10 @@
-"""A process that owns a work group and does what a test asks of it: ``Owning``.
+"""A process that owns a work group and executes a test's calls: ``Owning``.
 
     python owning.py ROOT ROUTE GROUP OPTIONS
 
-Each line on stdin is JSON, a method of :class:`wald.work.group.WorkGroup` and its arguments. Each on stdout is what it
-returned. It ends as its stdin does.
+Each line on stdin is JSON: a method of :class:`wald.work.group.WorkGroup` and its arguments. Each line on stdout is
+its
+result. The process ends with its stdin.
 """
 
 from __future__ import annotations
@@ -22,12 +23,7 @@ from wald.work.group import WorkGroup
 
 
 class Owning:
-    """The process, until it is closed or killed.
-
-    Args:
-        before: words in front of the command line, as ``strace``.
-        options: as of ``WorkGroup``.
-    """
+    """The process, until it is closed or killed."""
 
     def __init__(self, root: Path, route: str, group: str, *, before: tuple[str, ...] = (), **options: object) -> None:
         line = [*before, sys.executable, __file__, str(root), route, group, json.dumps(options)]
@@ -42,15 +38,15 @@ class Owning:
     ) -> None:
         self.close()
 
-    def ask(self, method: str, *arguments: object) -> Any:  # what the method returns
-        """What a method returns; of a lease, the sequences."""
+    def ask(self, method: str, *arguments: object) -> Any:  # result of the method
+        """Call a method; return its result, or the sequences of a lease."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
         self._process.stdin.flush()
         return self._read()
 
     def lease(self, worker: str, count: int, lease_for: float = 600.0) -> list[int]:
-        """So many records, as they are read."""
+        """Lease ``count`` records."""
         got: list[int] = []
         while len(got) < count:
             more = self.ask("lease", worker, count - len(got), 1 << 20, lease_for, 30)

@@ -24,7 +24,7 @@ def build(directory: Path, *, umask: int = 0o022) -> Path:
 
 
 def newer(package: Path, directory: Path, *, revision: int = 2) -> Path:
-    """The same package under a higher revision. To apt, one that is installed already is no upgrade."""
+    """Return the same package under a higher revision: apt does not upgrade to the installed revision."""
     tree, built = directory / "tree", directory / "newer.deb"
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
     control = tree / "DEBIAN/control"

@@ -12,7 +12,7 @@ _PATHS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in _PATHS}
-# A program, a process or a user has a name, and what is reported is not "told".
+# A program, a process or a user has a name, and messages use "reported".
 VAGUE = re.compile(r"\b(?:any|every|no|some)body\b|\bwho(?:ever|m)\b|\btold\b|\blest\b", re.IGNORECASE)
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
@@ -24,11 +24,12 @@ class Block:
     """A block of code.
 
     Attributes:
-        language: what stands behind the fence: sh, console, python, toml, text.
-        mode: nothing: tests/docs executes it; "spark": a test that starts Spark does; "not-run": only its words are
-            checked, as it needs what no machine of ours has; of toml, "gate": settings of the gate.
-        line: of the page, on which its first line stands.
-        heading: of the section (`##`) that it is in; "" above the first.
+        language: after the fence: sh, console, python, toml, text.
+        mode: "": tests/docs executes it; "spark": a test with Spark executes it; "not-run": only its words are
+    checked,
+            because no test machine can run it; for toml, "gate": settings of the gate.
+        line: of the page, at which the block starts.
+        heading: of its section (`##`); "" above the first.
     """
 
     language: str
@@ -56,12 +57,12 @@ def headings(page: str) -> list[str]:
 
 
 def without_blocks(page: str) -> str:
-    """What is written in a page outside its blocks of code."""
+    """Return a page's text outside its blocks of code."""
     return _BLOCK.sub("", PAGES[page])
 
 
 def section(page: str, heading: str) -> str:
-    """What follows ``heading``, to the end of the page."""
+    """Return the text after ``heading``."""
     return f"\n{PAGES[page]}".split(f"\n{heading}\n", 1)[1]
 
 
@@ -74,11 +75,11 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """What a link to a heading of the page ends in, as hosts of repositories and MyST make it."""
+    """Return the anchors of a page's headings, as repository hosts and MyST make them."""
     headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
     return {_PUNCTUATION.sub("", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def links(page: str) -> list[str]:
-    """Where the links of a page lead."""
+    """Return the targets of a page's links."""
     return re.findall(r"\]\(([^)\s]+)\)", without_blocks(page))

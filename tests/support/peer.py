@@ -19,11 +19,7 @@ Answering = Callable[[Answer], Path]
 
 
 class Peer:
-    """Stands where a daemon would and answers what a test tells it to; closed at the end of a ``with`` block.
-
-    Attributes:
-        hung_up: set once a connection was closed.
-    """
+    """A server in place of a daemon that answers as a test says; a ``with`` block closes it."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self._count = 0
@@ -60,7 +56,7 @@ class Peer:
         with connection.makefile("rb") as stream:
             for line in stream:
                 request = parse_request(line)
-                if not isinstance(request, Publish):  # who gives up asks for the state: it is not told
+                if not isinstance(request, Publish):  # a client that gives up asks for the state, which is not recorded
                     return
                 stream.read(request.payload_bytes)
                 self._count += 1

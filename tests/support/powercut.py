@@ -1,9 +1,9 @@
-"""The states that a power cut can leave on disk, from the file operations of a real run.
+"""States that a power cut can leave on disk, from the file operations of a real run.
 
-The rules are those of POSIX and of disks, at their worst. A write is durable once its file was synced, and a name once
-its directory was; before that each may be on disk or not. Of the bytes written to a file, any sector of 512 bytes may
-be on disk without the others. `RecordingDisk` records the operations of parts that run in the test; `recorded` those of
-a whole process, which it traces.
+The rules are the worst that POSIX and disks allow. A write is durable once its file was synced, and a name once its
+directory was; before that each may be on disk or not. Any 512-byte sector of a write may be on disk without the
+others.
+`RecordingDisk` records operations within the test; `recorded` traces those of a process.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ class _File:
     pending: list[Change] = field(default_factory=list)
 
     def content(self, keep: str, chance: random.Random) -> bytes:
-        """
-        Args:
-            keep: of the pending changes: "none", "all", or "some": each sector, and the length, as after any of them.
-        """
+        """ """
         if keep == "none" or not self.pending:
             return self.durable  # the same object, since many states hold it
         versions = [self.durable]
@@ -83,16 +80,7 @@ class State:
 
 
 class Platter:
-    """Files and names below a directory, as changed and as durable, and the states that a power cut could have left.
-
-    Attributes:
-        acknowledged: the last promise made so far, noted in each state; set by the test.
-
-    Args:
-        seed: of the random choices.
-        every: whether to take every combination at each moment, or a few.
-        ordered: whether the names of a directory become durable in their order.
-    """
+    """Files and names below a directory, as changed and as durable, and the states that a power cut could have left."""
 
     def __init__(self, *, seed: int, every: bool, ordered: bool = True) -> None:
         self.acknowledged = 0

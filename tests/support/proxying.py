@@ -66,11 +66,7 @@ COMMANDS = {
 
 
 def documented(name: str, *, below: bool = False) -> str:
-    """Return the configuration that the page has for a proxy.
-
-    Args:
-        below: of the two, that for a gate below :data:`PREFIX`.
-    """
+    """Return the configuration that the page has for a proxy."""
     pattern = rf"^{name}\b[^\n]*:\n\n```text\n(.*?)```"
     found: list[str] = re.findall(pattern, _PAGE.read_text(), re.DOTALL | re.MULTILINE | re.IGNORECASE)
     assert len(found) == 2, name
@@ -86,10 +82,7 @@ class Proxy:
     """A proxy in front of a gate; in a ``with`` block it is killed at the end."""
 
     def __init__(self, name: str, gate: Gate, directory: Path, given: str = "", timeout: int = 60) -> None:
-        """
-        Args:
-            given: the configuration; "" for the documented one.
-        """
+        """ """
         self._path = program(name)
         self.address = f"{own_host()}:{PORT}"
         given = (given or documented(name)).replace("127.0.0.1:7700", f"127.0.0.1:{gate.port}")

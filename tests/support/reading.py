@@ -1,4 +1,4 @@
-"""A log whose segments have all three forms, the moments of its commits, and what a read gives, in short."""
+"""A log with segments of all three forms, the moments of its commits, and short forms of a read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def result_of(way: Generator[object, None, T]) -> T:
 
 
 def seen(records: object) -> list[tuple[int, str, bytes]]:
-    """What tells records apart."""
+    """Return the fields that distinguish records."""
     assert not isinstance(records, list)
     return [(record.sequence, record.route, record.value) for record in records]  # type: ignore[attr-defined]
 
 
 def values(built: Built, *args: object, **options: object) -> list[bytes]:
-    """The values of what a read gives."""
+    """Return the values of a read."""
     return [record.value for record in built.log.records(*args, **options)]  # type: ignore[arg-type]
 
 

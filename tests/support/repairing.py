@@ -58,7 +58,7 @@ def _append(built: Built, rng: random.Random, name: bytes) -> None:
 
 
 def repair(root: Path, *, accept_loss: bool = True, disk: Disk | None = None) -> Plan:
-    """What ``wald repair`` does between taking the locks and releasing them."""
+    """Do the work of ``wald repair`` between taking and releasing the locks."""
     repairing = Repair(Root(root), disk or Unsynced(), 7, lambda: START_NS, lambda: Moment("boot", 1))
     with planned_repair(Root(root)) as (plan, facts):
         for act in plan.actions:

@@ -1,4 +1,4 @@
-"""Requests with an Idempotency-Key, and what they are answered."""
+"""Requests with an Idempotency-Key, and their answers."""
 
 from __future__ import annotations
 

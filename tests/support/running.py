@@ -24,11 +24,7 @@ _BARE = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Return once ``condition`` holds; the longer it takes, the more rarely is it looked at.
-
-    Raises:
-        TimeoutError: it has not for ``timeout`` seconds.
-    """
+    """Return once ``condition`` holds; the longer it takes, the more rarely is it looked at."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
@@ -61,11 +57,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line of ours to its end.
-
-    Raises:
-        TimeoutExpired: it has not come to it for ``timeout`` seconds.
-    """
+    """Run a command line of ours to its end."""
     environment = _BARE | dict(env or {})
     if forks(line, environment):
         return run_forked(line, stdin=stdin, env=environment, timeout=timeout)
@@ -82,7 +74,7 @@ def launched(
 
 
 def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """``wald-reclaim`` to its end; again while it leaves what was cut just now to the sealer."""
+    """Run ``wald-reclaim`` until it no longer leaves new segments to the sealer."""
     while True:
         done = run(sidecar("reclaim", "--root", root, *arguments))
         assert done.returncode == 0, done.stderr.decode()
@@ -112,12 +104,12 @@ def refused(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
 
 
 def readable(descriptor: int, *, within: float = 0.0) -> bool:
-    """Whether there is something to read, or is within so many seconds."""
+    """Return True if the descriptor is readable within ``seconds``."""
     return _ready(descriptor, select.POLLIN, within)
 
 
 def writable(descriptor: int) -> bool:
-    """Whether there is room to write."""
+    """Return True if the descriptor is writable."""
     return _ready(descriptor, select.POLLOUT, 0.0)
 
 
@@ -128,13 +120,7 @@ def _ready(descriptor: int, event: int, seconds: float) -> bool:
 
 
 class Daemon:
-    """``wald run`` as a process; in a ``with`` block it is stopped at the end if it still runs.
-
-    Args:
-        prefix: a command that runs it, as another user for instance.
-        ready: whether to wait until it answers.
-        anew: whether it is to be an interpreter of its own, as for a user, even where a fork would do.
-    """
+    """``wald run`` as a process; a ``with`` block stops it at the end if it still runs."""
 
     def __init__(
         self,
@@ -181,16 +167,16 @@ class Daemon:
         self.process.wait()
 
     def wait(self) -> int:
-        """The exit code, once it ends by itself."""
+        """Wait for the exit; return the code."""
         return self.process.wait(TIMEOUT_SECONDS)
 
     def start_again(self) -> None:
-        """The same daemon anew, after it was stopped or killed."""
+        """Start the daemon again after a stop or kill."""
         self.spawn()
         self.await_ready()
 
     def spawn(self, *prefix: str) -> None:
-        """As :meth:`start_again`, but under the command ``prefix``, and without waiting until it answers."""
+        """Start it under the command ``prefix``, without waiting until it answers."""
         with self.log_path.open("ab") as log:
             line = [*prefix, *self._prefix, *command("run", "--root", self.root, *self._arguments)]
             self.process: subprocess.Popen[bytes]
@@ -215,7 +201,7 @@ class Daemon:
             return False
 
     def ask(self, words: str) -> str:
-        """What the socket answers to one request line."""
+        """Return the socket's answer to one request line."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT_SECONDS)
             connection.connect(os.fspath(self.socket_path))
@@ -225,12 +211,12 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """What it has said on stderr, over all its lives."""
+        """Output on stderr of all its runs."""
         return self.log_path.read_text()
 
 
 class Client:
-    """A connection to a daemon's socket, for what no well-behaved producer sends."""
+    """A connection to a daemon's socket for requests that no correct producer sends."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)

@@ -65,7 +65,7 @@ BATCHES = st.builds(
 
 
 def crafted(body: bytes = b"", **changes: Any) -> bytes:
-    """A batch whose header says whatever it is told to, with checksums that hold."""
+    """Return a batch with any header fields and valid checksums."""
     reported = {
         "body_checksum": crc32c(body),
         "payload_bytes": 0,
@@ -92,12 +92,12 @@ def control_batch(state: LogState) -> bytes:
 
 
 def segment_header(base: int = 1, **changes: Any) -> bytes:
-    """What a segment begins with."""
+    """Return the start of a segment."""
     return encode_segment_header(SegmentHeader(LOG_ID, base, 3, TIME_NS, SALT, **changes))
 
 
 def joined(batches: Sequence[bytes], *, start: int = 64, salt: int = SALT) -> bytes:
-    """Batches one behind the other from ``start`` on, each made for its place."""
+    """Return consecutive batches encoded for their positions after ``start``."""
     data = b""
     for each in batches:
         data += moved(each, start + len(data), salt=salt)
@@ -105,7 +105,7 @@ def joined(batches: Sequence[bytes], *, start: int = 64, salt: int = SALT) -> by
 
 
 def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
-    """A batch that was made for place 0, made for another; a damaged body stays damaged, and what is no batch too."""
+    """Encode a batch of position 0 for another position; a damaged body stays damaged, and other bytes stay."""
     if len(data) < HEADER.size or crc32c(data[8 : HEADER.size], seed(SALT, 0)) != int.from_bytes(data[4:8], "little"):
         return data
     _, _, _, length, *_, route_bytes, _ = HEADER.unpack_from(data)
@@ -128,12 +128,7 @@ def peer_batch(peer: Peer, *, number: int, base: int = 1) -> bytes:
 def segment(
     payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web", peer: Peer | None = None, **changes: Any
 ) -> tuple[bytes, list[int]]:
-    """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins.
-
-    Args:
-        peer: who sent all of them.
-        changes: of its header.
-    """
+    """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins."""
     batches = [control_batch(LogState(base, TIME_NS, {route.decode(): base - 1}))]
     opening = segment_header(base, **changes)
     number = peer_number(len(opening) + len(batches[0])) if peer is not None else 0

@@ -1,7 +1,7 @@
-"""How the workers of a run are given tests: one by one, but those together that share a fixture of their file.
+"""Distribution of tests among workers: one at a time, but tests that share a fixture of their file together.
 
-So no worker is left with a long file at the end, and nothing that is slow to set up is set up by several workers. Who
-gives out the tests collects none, and reads the fixtures off the source.
+So no worker ends with a long file, and slow fixtures are set up once. The scheduler collects no tests, and reads the
+fixtures from the source.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _WIDE = re.compile(r"scope=\"(class|module|package)\"")
 
 
 class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
-    """What is given out at once is a file, if :func:`shares`, or else a test."""
+    """Scheduler whose unit is a file if :func:`shares`, or else a test."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return file if _is_shared(file) else nodeid
 
     def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
-        """Forget what is complete: this is asked after each test, of all that a worker was ever given."""
+        """Forget complete units: xdist asks after each test for all that a worker was ever given."""
         for scope in [scope for scope, unit in workload.items() if all(unit.values())]:
             del workload[scope]
         return sum(list(unit.values()).count(False) for unit in workload.values())
@@ -50,7 +50,7 @@ def begins_elsewhere(nodes: list[Node], config: pytest.Config) -> list[Node]:
 
 @cache
 def shares(path: Path) -> bool:
-    """Whether the tests of a file share a fixture with a scope that is wider than a test."""
+    """Return True if the tests of a file share a fixture with a wider scope than a test."""
     text = path.read_text()
     sources = [text]
     for directory in path.parents:

@@ -16,7 +16,7 @@ from wald.segments.shrinking import Keeps, Shrinkage, check_shrunk, shrink_segme
 
 
 def behind(**floors: int) -> Keeps:
-    """Keeps what is behind these cursors; of a route without one, everything."""
+    """Keep records after these cursors, and everything of a route without one."""
 
     def keeps(header: BatchHeader, route: str) -> bool:
         return header.last_sequence > floors.get(route, 0)

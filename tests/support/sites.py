@@ -1,4 +1,4 @@
-"""A machine on which wald is installed and one log is at work, for tests that get it into trouble."""
+"""A machine with wald installed and one log in use, for tests that cause failures on it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Site:
         return self.machine.run("test", "-e", path, check=False).returncode == 0
 
     def text(self, path: str) -> str:
-        """What is in a file."""
+        """Return a file's contents."""
         return self.machine.run("cat", path).stdout
 
     def wald(self, *line: object, text: str = "") -> str:
-        """What a program of ours prints that runs as the log's user on the log; ``wald`` itself need not be named."""
+        """Return the output of our program, run by the log's user on the log; ``wald`` itself may be omitted."""
         program = [] if str(line[0]).startswith("wald-") else ["wald"]
         return self.machine.run("env", f"WALD_ROOT={LOG}", *program, *line, user="wald", text=text).stdout
 
@@ -67,7 +67,7 @@ class Site:
         self.wald("append", route, text="".join(f"{line}\n" for line in lines))
 
     def segment(self, lines: Iterable[object]) -> None:
-        """Send lines that get a segment of their own, which is sealed then."""
+        """Write lines to a separate segment, and seal it."""
         self.append(lines)
         self.wald("cut")
         self.until(f"test $(ls {LOG}/segments/*.wal | wc -l) = 1")

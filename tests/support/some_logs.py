@@ -53,7 +53,7 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The next records go to another segment; ``sealed``: what came before is compressed."""
+    """Begin another segment; with ``sealed``, compress the earlier ones."""
 
     sealed: bool
 

@@ -17,7 +17,7 @@ _SETTINGS = {
 
 
 def quickly(place: Path) -> dict[str, str]:
-    """What the environment of a command has to have; its configuration is written to ``place``."""
+    """Return the environment of a command that starts fast; its configuration is written to ``place``."""
     conf = place / "conf"
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in _SETTINGS.items()))

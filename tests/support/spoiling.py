@@ -1,4 +1,4 @@
-"""What a disk may do to a file, as a strategy of hypothesis: flip bits, zero or swap sectors, cut the end off."""
+"""Damage by a disk as a strategy of hypothesis: flip bits, zero or swap sectors, truncate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Real processes under strace: system calls that hang, fail, or kill, at exactly the one that is meant.
+"""Real processes under strace: system calls that hang, fail, or kill, at an exact call.
 
-Unless all threads are asked for, only the main one is traced, which is the daemon's turn; what the background does is
-then neither counted nor touched.
+Unless all threads are requested, only the main thread is traced, which runs the commit rounds; background calls are
+neither counted nor affected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from running import TIMEOUT_SECONDS, eventually
 
 
 class Trace:
-    """What strace has seen so far."""
+    """Output of strace so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
         self._process = process
@@ -30,7 +30,7 @@ class Trace:
         return self._path.read_text().splitlines()
 
     def release(self) -> None:
-        """Let go of the process; a call that is held back goes on."""
+        """Detach from the process; a delayed call continues."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         self._process.wait(TIMEOUT_SECONDS)
@@ -38,13 +38,7 @@ class Trace:
 
 @contextmanager
 def traced(pid: int, path: Path, *expressions: str, threads: bool = False) -> Iterator[Trace]:
-    """Attach strace to a running process.
-
-    Args:
-        path: for what strace writes.
-        expressions: what its option -e takes, as "inject=fdatasync:error=EIO:when=1".
-        threads: whether those that the process has by now are traced too.
-    """
+    """Attach strace to a running process."""
     errors = path.with_suffix(".errors")
     with errors.open("wb") as stderr:
         options = [*("-f" for _ in range(threads)), "-y", *(f"-e{each}" for each in expressions)]
@@ -65,7 +59,7 @@ def strace() -> str:
 
 
 def hangs_in(pid: int, number: int) -> bool:
-    """Whether the process is inside the system call with this number."""
+    """Return True if the process is inside the system call with this number."""
     return Path(f"/proc/{pid}/syscall").read_text().startswith(f"{number} ")
 
 

@@ -16,7 +16,7 @@ from pages import Block, blocks
 
 PLACES = ("/tmp/spool", "/var/spool/wald")  # where the pages put a log
 _MARK = "@@ command {} @@"
-# What differs between machines and runs: sizes, times, and what a table pads.
+# Differences between machines and runs: sizes, times, and padding of tables.
 _AMOUNT = re.compile(r"\d+(?:\.\d+)? (?:[KMGT]i)?B\b|\d+(?:\.\d+)? (?:ms|s|min|h|d)\b| {2,}|-{4,}")
 
 
@@ -29,13 +29,9 @@ def type_page(page: str, *, at: Path, root: Path) -> None:
 def type_blocks(
     chosen: Iterable[Block], *, shell: Callable[[str], str], shown: Callable[[str], str] = lambda text: text
 ) -> None:
-    """Run the blocks that are to be run in one shell; the output of a `console` block has to be what it shows.
+    """Run executable blocks in one shell; the output of a `console` block must match the page.
 
-    A `python` block gets an interpreter of its own. The jobs that the blocks have started end with the shell.
-
-    Args:
-        shell: runs a script of bash and returns what it prints.
-        shown: makes of an output in a block what is to come here.
+    A `python` block gets a separate interpreter. Jobs started by the blocks end with the shell.
     """
     script = ["trap 'jobs -p | xargs -r kill; wait' EXIT", "set -eo pipefail"]
     wanted: list[tuple[str, str]] = []
@@ -58,7 +54,7 @@ def type_blocks(
 
 
 def typed(script: str, *, at: Path, root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What a shell prints for some lines of a page."""
+    """Return the output of a shell for some lines of a page."""
     programs.require_of_shell(script)
     script = placed(script, root)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -77,6 +73,6 @@ def placed(text: str, root: Path) -> str:
 
 
 def fits(said: str, shown: str) -> bool:
-    """Whether ``said`` is what a page shows: `…` stands for anything, amounts and widths may differ."""
+    """Return True if ``said`` matches a page: `…` stands for any text, amounts and widths may differ."""
     said, shown = (_AMOUNT.sub(" ", text).strip() for text in (said, shown))
     return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), said, re.DOTALL) is not None

@@ -1,7 +1,7 @@
-"""Commands as other users run them: the log's owner, a member of its group, and a stranger.
+"""Commands run by other users: the log's owner, a member of its group, and a stranger.
 
-The numbers need no entry in the user database. Only root can become somebody else, and only where others may read the
-interpreter and this checkout can they run anything; tests that need it are skipped elsewhere, visibly.
+The ids need no entry in the user database. Only root can change its user, and the other users need read access to the
+interpreter and this checkout; tests that need them are skipped elsewhere, visibly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class User:
 
     @property
     def prefix(self) -> list[str]:
-        """What to put before a command line for it to run as this user."""
+        """Return a prefix that runs a command line as this user."""
         setpriv = shutil.which("setpriv")
         assert setpriv, "these tests need setpriv: apt-get install util-linux"
         groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
@@ -41,7 +41,7 @@ class User:
 
 
 def lack() -> str:
-    """Why no test can run a program of ours as another user; "" where they can."""
+    """Return the reason why no test can run our programs as another user, or ""."""
     if os.geteuid() != 0:
         return "only root can become another user"
     done = subprocess.run([*OWNER.prefix, sys.executable, "-c", "import wald.cli"], capture_output=True, check=False)

@@ -1,8 +1,8 @@
-"""A whole log at random, held against lists: each group is given exactly the next unread records, byte for byte.
+"""A random history of a whole log, compared with lists: each group receives exactly its unread records, byte for byte.
 
 Long lines come in pieces on several routes at once, while the log is cut, sealed, reclaimed, shrunk and archived, and
-the daemon is killed and started again, or continues in a copy of its segment. Groups read in every way that there is.
-Followers keep what they have open over all of it. Used by the tests with fixed seeds, and by ``scripts/torture``.
+the daemon is killed and restarted, or continues in a copy of its segment. Groups read in every possible way. Followers
+keep their files open all the time. Tests use fixed seeds, ``scripts/torture`` any.
 """
 
 from __future__ import annotations
@@ -57,14 +57,7 @@ class Follower:
 
 @dataclass
 class WholeLog:
-    """One run.
-
-    Attributes:
-        written: of each route the complete records, in order.
-        begun: of each route the record that has begun and not ended.
-        cursors: of each group the last record that it was given.
-        done: the operations so far, for the report of a failure.
-    """
+    """One run."""
 
     place: Path
     rng: random.Random
@@ -83,11 +76,7 @@ class WholeLog:
                 self._move(route, group, 0)
 
     def run(self, operations: int) -> None:
-        """Do as many steps.
-
-        Raises:
-            AssertionError: a reader got other records than the next unread ones.
-        """
+        """Do as many steps."""
         steps: dict[Callable[[], object], int] = {
             self.append_lines: 6,
             self.append_columns: 2,
@@ -423,12 +412,7 @@ def spoil(path: Path, rng: random.Random, *, keep: bool) -> None:
 
 
 def whole_log(place: Path, *, seed: int, operations: int = OPERATIONS) -> int:
-    """One run with a log below ``place``; returns how many steps it took.
-
-    Raises:
-        AssertionError: a reader got other records than the next unread ones.
-        Damaged: a reader met damage, which no step makes.
-    """
+    """One run with a log below ``place``; returns how many steps it took."""
     place.mkdir(parents=True, exist_ok=True)
     log = WholeLog(place, random.Random(seed))
     log.run(operations)

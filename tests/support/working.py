@@ -1,9 +1,10 @@
-"""A process that owns a work group and has some workers; it writes what each gets and what was acknowledged.
+"""A process that owns a work group with some workers, and logs deliveries and acknowledgements.
 
     python working.py ROOT ROUTE GROUP WORKERS
 
-One line each on stdout: ``got SEQUENCE TRIES WORKER`` when a record was delivered, and ``done SEQUENCE`` once its
-acknowledgement is on disk. It ends when all is acknowledged and nothing comes for a second.
+Lines on stdout: ``got SEQUENCE TRIES WORKER`` for a delivered record, and ``done SEQUENCE`` once its acknowledgement
+is
+on disk. It ends when all is acknowledged and nothing arrives for a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A log in the middle of being written: an open record, a producer that will retry, and what is committed next."""
+"""A log during a write: an open record, a producer that will retry, and the next batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER = 1 << 30  # steps a disk survives
 
 
 def in_memory(writer: Writer) -> tuple[LogState, int, int]:
-    """What must not change before the disk agreed."""
+    """Return the state that must not change before the disk agrees."""
     return copy.deepcopy(writer.state), writer.base_sequence, writer.position
 
 
