@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,5 +15,7 @@ def built(tmp_path: Path) -> Built:
 
 
 @pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.segments.durable_end._PAUSE_SECONDS", 0)
+def _no_pause() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # the test's own is undone before its directory is removed
+        patch.setattr("wald.segments.durable_end._PAUSE_SECONDS", 0)
+        yield
