@@ -17,6 +17,7 @@ from running import eventually
 
 from wald.errors import Gone, Replaced
 from wald.work.group import WorkGroup
+from wald.work.journal import Journal
 from wald.work.owner import Delivery
 
 
@@ -127,7 +128,9 @@ def test_who_has_waited_gets_the_error_if_what_comes_cannot_be_written(built: Bu
         waiting.start()
         eventually(lambda: len(work._loop._waiting) == 1)
         full = os.open("/dev/full", os.O_RDWR)
-        os.dup2(full, work._loop._journal._descriptor)
+        journal = work._loop._journal
+        assert isinstance(journal, Journal)
+        os.dup2(full, journal._descriptor)
         os.close(full)
         built.lines("a", [b"2"])
         waiting.join(30)

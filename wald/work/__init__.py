@@ -14,5 +14,6 @@ A module imports only modules above it::
     ownership     one owner at a time; commands left by wald-drain
     maintenance   thread that moves the cursor and writes dead letters
     control       commands of other processes to the owner
+    strict        groups whose progress is the cursor alone
     group         public API
 """

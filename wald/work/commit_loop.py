@@ -16,12 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from wald.errors import Gone, Replaced, WaldError
+from wald.errors import Gone, WaldError
 from wald.work.deliveries import Named, Refusal
 from wald.work.journal import Journal
 from wald.work.owner import LeaseOrder, Owner, Share
+
+if TYPE_CHECKING:
+    from wald.work.strict import CursorJournal
 
 T = TypeVar("T")
 MakeAnswer = Callable[[Sequence[Share], Sequence[Refusal]], T]
@@ -146,7 +149,7 @@ class CommitLoop:
     def __init__(
         self,
         owner: Owner,
-        journal: Journal,
+        journal: Journal | CursorJournal,
         queue: SimpleQueue[Request[Any] | None],
         *,
         require: Callable[[], None],
@@ -346,7 +349,7 @@ def _copy(error: Exception) -> Exception:
     """Copy an error for another thread; a single one would keep the frames of all threads that raise it."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror, error.filename)
-    if isinstance(error, Replaced):
+    if isinstance(error, WaldError):
         return type(error)(error.message, hint=error.hint)
     return (
         ValueError(str(error)) if isinstance(error, ValueError) else RuntimeError(f"the work group failed: {error!r}")

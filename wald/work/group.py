@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -35,16 +37,18 @@ from wald.work.owner import FOREVER_SECONDS, Clock, Leased, LeaseOrder, Owner, P
 from wald.work.ownership import Ownership, require_no_command
 from wald.work.replay import Failure, Replay
 from wald.work.source import Source
+from wald.work.strict import CursorJournal, resume
 from wald.work.window import Run
 
 T = TypeVar("T")
-Order = Literal["log", "key"]
+Order = Literal["log", "key", "strict"]
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
 WORKER_MAX = 200
 _NS = 1_000_000_000
 _READ_SECONDS = 5.0
 _RETRY_SECONDS = 0.02
+_LOGGER = logging.getLogger("wald.work")
 
 
 class RequestBuilder:
@@ -127,7 +131,9 @@ class WorkGroup:
         at: the root of the log, or the log.
         route: the route to work on.
         group: the group. Its cursor is the ack floor: all records up to it are done.
-        order: "key": one worker at a time has records of a key, in their order.
+        order: "key": one worker at a time has records of a key, in their order. "strict": one worker at a time has
+            records, in order; a record that is not done blocks later ones, and ``not_before`` is ignored. The cursor
+            alone is the progress, which any program may move, so a restart forgets how often a record failed.
         window: maximum number of sequences between the ack floor and the newest delivered record.
         max_tries: give a record up after this number of deliveries, at most 254; None: never.
         dead_letter: the route for records that are given up.
@@ -181,11 +187,17 @@ class WorkGroup:
                 require_no_command(self.log.root, route, self.group)
             floor = self._open_cursor(disk)
             start = JournalStart(self.log.identity.log_id, route, group, floor, floor + 1)
-            replay = Replay(by_key=rules.by_key)
-            journal = Journal(self.log.root, disk, start, replay.apply)
-            stack.callback(journal.close)
-            replay.end(floor)
-            self._sort(replay)
+            journal: Journal | CursorJournal | None = None
+            if rules.is_strict:
+                replay = resume(self.log, disk, route, self.group, floor)
+                floor = replay.deliveries.window.floor
+                start = replace(start, floor=floor, end=floor + 1)
+            else:
+                replay = Replay(by_key=rules.by_key)
+                journal = Journal(self.log.root, disk, start, replay.apply)
+                stack.callback(journal.close)
+                replay.end(floor)
+                self._sort(replay)
             queue: SimpleQueue[Request[Any] | None] = SimpleQueue()
             to_do = threading.Event()
             lost: SimpleQueue[Missing] = SimpleQueue()
@@ -193,6 +205,9 @@ class WorkGroup:
             stack.callback(source.close)
             self._owner = Owner(start, rules, replay, source, clock=clock, giving_up=to_do.set)
             self._requests = RequestBuilder(self.log, self._owner, clock)
+            if journal is None:
+                journal = CursorJournal(self.log, disk, start, self._owner, report or _LOGGER.info)
+                stack.callback(journal.close)
             if not journal.is_new:
                 journal.rewrite(self._owner.all_lines())
             self._loop = CommitLoop(self._owner, journal, queue, require=self.log.require_continuity, name=route)
@@ -208,12 +223,13 @@ class WorkGroup:
                 report=report,
                 wake=to_do,
                 lost=lost,
+                moves_cursor=not rules.is_strict,
             )
             stack.callback(self._maintenance.close)
             self._control = Requests(self.log.root, route, self.group, self._apply_command)
             stack.callback(self._control.close)
             self._descriptors = journal, ownership
-            self._is_inherited = False
+            self._is_inherited, self._is_strict = False, rules.is_strict
             _GROUPS.add(self)
             stack.callback(_GROUPS.discard, self)
             self._held = stack.pop_all()
@@ -334,6 +350,12 @@ class WorkGroup:
                 f"records {first} to {last} of route {self.route} are not pending for group {self.group}",
                 hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
             )
+        if self._is_strict and any(self._unfinished(self.floor + 1, found[0][0] - 1)):
+            raise Refused(
+                f"record {found[0][0]} of route {self.route} is not the next one of group {self.group}, which "
+                f"processes records in order",
+                hint=command_line(self.log.root.path, f"cursor show {self.route} --group {self.group}"),
+            )
         run = Run(found[0][0], found[-1][1])
         until = time.monotonic() + _READ_SECONDS
         while (skipped := self._loop.call(self.requests.skip(run))) is None:
@@ -441,7 +463,7 @@ def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_le
         raise InvalidInput(
             f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
         )
-    return Rules(order == "key", window, max_tries, dead_letter)
+    return Rules(order == "key", window, max_tries, dead_letter, order == "strict")
 
 
 def _checked(worker: object, sequences: Collection[int]) -> list[int]:

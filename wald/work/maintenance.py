@@ -58,6 +58,7 @@ class Maintenance:
         report: called with a line for each dead letter and each failure; None to log them.
         wake: set when there is something to do at once.
         lost: records that a repair gave up and the group has passed over.
+        moves_cursor: False if the commit loop moves the cursor.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Maintenance:
         report: Callable[[str], None] | None,
         wake: threading.Event,
         lost: SimpleQueue[Missing],
+        moves_cursor: bool = True,
     ) -> None:
         self._log = log
         self._route = route
@@ -84,6 +86,7 @@ class Maintenance:
         self._callback = report
         self._wake = wake
         self._lost = lost
+        self._moves_cursor = moves_cursor
         self._pin_writer = PinWriter(log.root, Disk(), route, group, log.identity.log_id, "work")
         self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
         self._is_closed = False
@@ -105,7 +108,7 @@ class Maintenance:
     def move_cursor(self) -> None:
         """Move the cursor to the ack floor."""
         floor = self._owner.floor
-        if floor > self._cursor:
+        if self._moves_cursor and floor > self._cursor:
             self._log.set_cursor(self._route, floor, self._group)
             self._cursor = floor
 
@@ -129,6 +132,8 @@ class Maintenance:
 
     def _follow_cursor(self) -> None:
         """Mark everything before a cursor done that an operator has moved."""
+        if not self._moves_cursor:
+            return
         cursor = self._log.cursor(self._route, self._group)
         if cursor.state is CursorState.VALID and cursor.sequence > max(self._cursor, self._owner.floor):
             self._loop.call(Request(lambda: self._owner.finish_through(cursor.sequence), durable=True))
@@ -182,8 +187,8 @@ class Maintenance:
             self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}", error)
             return False
         self._failing_letters.pop(named, None)
-        self._loop.call(Request(lambda: self._owner.finish_dead_letter(dead.sequence), durable=True))
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
+        self._loop.call(Request(lambda: self._owner.finish_dead_letter(dead.sequence), durable=True))
         return True
 
     def _pin(self) -> None:

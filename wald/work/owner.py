@@ -6,7 +6,7 @@ It never blocks. The commit loop (:mod:`wald.work.commit_loop`) is its only call
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
@@ -16,7 +16,7 @@ from wald.errors import WaldError
 from wald.format.records import Record, not_before
 from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
 from wald.reading.assembler import Rows
-from wald.work.deliveries import Named, Part, Refusal, Settled
+from wald.work.deliveries import Deliveries, Named, Part, Refusal, Settled
 from wald.work.replay import Failure, Replay, journal_lines, record_failure
 from wald.work.source import Lost, Source
 from wald.work.window import Run, State
@@ -111,6 +111,7 @@ class Rules:
     window: int
     max_tries: int | None
     dead_letter: str
+    is_strict: bool = False
 
 
 class DeadLetter(NamedTuple):
@@ -169,6 +170,7 @@ class Owner:
 
     Attributes:
         given_up: number of records that became dead letters.
+        last_done: last record that is done; of a strict group, so are all before it.
     """
 
     def __init__(
@@ -190,6 +192,7 @@ class Owner:
         self._dead = replay.dead
         self._to_give_up: deque[int] = deque()
         self.given_up = 0
+        self.last_done = start.floor
         self._passed = 0  # an operator has moved the cursor up to here
         self._giving_up = giving_up
         self._lines: list[Commit] = [Commit()]
@@ -201,6 +204,11 @@ class Owner:
     def floor(self) -> int:
         """Ack floor: all records up to it are done."""
         return self._deliveries.window.floor
+
+    @property
+    def dead(self) -> Mapping[int, DeadRecord]:
+        """Records that are being given up."""
+        return self._dead
 
     @property
     def has_read(self) -> bool:
@@ -239,6 +247,8 @@ class Owner:
         """Deliver the next records to the orders, first come, first served."""
         now_ns = self.clock.monotonic_ns()
         waiting = deque(orders)
+        if self._rules.is_strict:
+            waiting = deque(orders[:1] if orders and self._is_next_ready(orders[0]) else ())
         while waiting:
             try:
                 if not self._deliver_next(waiting, now_ns):
@@ -258,13 +268,16 @@ class Owner:
         A record that is being given up is refused, because its dead letter may exist already.
         """
         dead = self._dead
-        settled = self._deliveries.finish(
-            [(worker, [s for s in sequences if s not in dead]) for worker, sequences in named] if dead else named
-        )
-        for (_, sequences), refused in zip(named, settled.refused, strict=True) if dead else ():
+        living = [(worker, [s for s in sequences if s not in dead]) for worker, sequences in named] if dead else named
+        if self._rules.is_strict:
+            every = [self._finish_in_order(worker, sequences) for worker, sequences in living]
+        else:
+            settled = self._deliveries.finish(living)
+            self._record_done(settled.runs)
+            every = settled.refused
+        for (_, sequences), refused in zip(named, every, strict=True) if dead else ():
             refused += [Refusal(sequence, "") for sequence in sequences if sequence in dead]
-        self._record_done(settled.runs)
-        return settled.refused
+        return every
 
     def give_back(self, worker: str, sequences: Sequence[int], delay_ns: int, reason: str, tries: int) -> list[Refusal]:
         """Return records to the group that ``worker`` has not processed; return the refused ones.
@@ -274,6 +287,8 @@ class Owner:
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
         settled = self._deliveries.give_back((worker, sequences), due_ns=due_ns)
         self._record_returned(settled.runs)
+        if self._rules.is_strict:  # later records wait for these
+            self.release(worker)
         if due_ns is not None:
             self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled)]
         runs: list[tuple[int, int]] = list(settled.runs)
@@ -392,6 +407,50 @@ class Owner:
             self._deliveries.finish_all(run)
             self._record_done([run])
 
+    def move(self, cursor: int) -> None:
+        """Continue after ``cursor``, which may be before records that are done."""
+        if cursor >= self.floor:
+            self.finish_through(cursor)
+            self.last_done = cursor
+            return
+        self._deliveries = Deliveries(cursor)
+        self.last_done, self._passed = cursor, 0
+        self._failures.clear()
+        self._dead.clear()
+        self._to_give_up.clear()
+        self._source.restart(cursor + 1)
+
+    def _is_next_ready(self, order: LeaseOrder) -> bool:
+        """Read ahead for an order of a strict group; return True once it can be filled, or all records have arrived.
+
+        The error of a record that cannot be read waits until all records before it are done.
+        """
+        window, size = self._deliveries.window, 0
+        try:
+            while window.open < order.records_max and size < order.bytes_max:
+                if (run := self._source.next(self.floor)) is None:
+                    if not self._source.has_no_more():
+                        return False
+                    break
+                size += self._source.next_bytes
+                if not self._read_next() and self._source.next(self.floor) == run:
+                    break  # the window is full
+        except (WaldError, OSError) as error:
+            if not window.open:
+                order.error = error
+        return window.next_is_free
+
+    def _finish_in_order(self, worker: str, sequences: Sequence[int]) -> list[Refusal]:
+        """Mark records done up to the first one that is not among them; refuse the others."""
+        if not sequences:
+            return []
+        named, end = set(sequences), sequences[-1] + 1
+        ahead = self._deliveries.window.open_in(Run(self.floor + 1, sequences[-1]))
+        first = next((s for run in ahead for s in range(run.first, run.last + 1) if s not in named), end)
+        settled = self._deliveries.finish([(worker, [s for s in sequences if s < first])])
+        self._record_done(settled.runs)
+        return settled.refused[0] + [Refusal(s, "") for s in sequences if s >= first]
+
     def _deliver_next(self, waiting: deque[LeaseOrder], now_ns: int) -> bool:
         """Deliver the next run and remove the orders that are full; return False if there are no records."""
         orders = (
@@ -421,7 +480,7 @@ class Owner:
                     return None
                 continue
             last = min(run.last, run.first + records_max - 1, self.floor + self._rules.window)
-            if last < run.first:
+            if last < run.first or (self._rules.is_strict and self._is_blocked(run.first)):
                 return None
             run = Run(run.first, last)
             if self._rules.max_tries is None and not self._dead:
@@ -430,6 +489,12 @@ class Owner:
             if over != run.first:
                 return run if over is None else Run(run.first, over - 1)
             self._give_up(over)
+
+    def _is_blocked(self, sequence: int) -> bool:
+        """Return True if an earlier record waits or is being given up."""
+        waiting = next(self._deliveries.window.runs(State.WAITING), None)
+        given_up = [*self._to_give_up, *self._dead]
+        return (waiting is not None and waiting.first < sequence) or min(given_up, default=sequence) < sequence
 
     def _is_over(self, sequence: int) -> bool:
         max_tries = self._rules.max_tries
@@ -469,7 +534,7 @@ class Owner:
         waiting = [
             (sequence, due_ns)
             for sequence, headers in enumerate(rows.headers or (), rows.first)
-            if headers is not None and (due_ns := not_before(headers)) > now_ns
+            if headers is not None and (due_ns := not_before(headers)) > now_ns and not self._rules.is_strict
         ]
         keys = (rows.keys or [None] * rows.count) if self._rules.by_key else None
         self._deliveries.append(run, keys, waiting)
@@ -485,6 +550,7 @@ class Owner:
     def _record_done(self, runs: Collection[Run]) -> None:
         if not runs:
             return
+        self.last_done = max(self.last_done, *(run.last for run in runs))
         self._settled_line().done += runs
         for known in (self._failures, self._dead):
             for sequence in [each for run in runs for each in run.among(known)] if known else ():

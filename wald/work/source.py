@@ -144,12 +144,37 @@ class Source:
         self._ahead: deque[CachedBatch] = deque()
         self._ahead_bytes = 0
         self._is_awaited = False
+        self._is_waiting = False  # for records after all that were read
+        self._end_is_awaited = False
         self._failed: Exception | None = None
         self._cache = BatchCache(_CACHE_BYTES, partial(log.batches, route))
         self._read_end = start
         self._cancel = threading.Event()
         self.is_at_end = False  # True once the reader has reached the end of the log
         self._begin(start)
+
+    def restart(self, start: int) -> None:
+        """Read again from ``start``, as if nothing had been read."""
+        self.close()
+        self._ahead.clear()
+        self._ahead_bytes = 0
+        self._failed = None
+        self._is_waiting = False
+        self._cache = BatchCache(_CACHE_BYTES, partial(self._log.batches, self._route))
+        self._read_end = start
+        self._cancel = threading.Event()
+        self._begin(start)
+
+    def has_no_more(self) -> bool:
+        """Return True if all records that have arrived were read; otherwise ``arrived`` is called once they were."""
+        with self._changed:
+            self._end_is_awaited = not self._is_waiting
+            return self._is_waiting and not self._ahead
+
+    @property
+    def next_bytes(self) -> int:
+        """Size of the batch of which :meth:`next` has returned the run."""
+        return self._ahead[0].size
 
     def next(self, floor: int) -> Run | None:
         """Return the run of the next batch in the log, or None if there is none yet.
@@ -252,14 +277,18 @@ class Source:
 
     def _add(self, batch: CachedBatch) -> None:
         with self._changed:
+            self._is_waiting = False
             self._start = batch.run.last + 1
             self._ahead.append(batch)
             self._ahead_bytes += batch.size
         self._notify()
 
     def _reach_end(self) -> None:
-        if not self.is_at_end:
-            self.is_at_end = True
+        with self._changed:
+            must_notify = self._end_is_awaited or not self.is_at_end
+            self._is_waiting = self.is_at_end = True
+            self._end_is_awaited = False
+        if must_notify:
             self._notify()
 
     def _notify(self) -> None:

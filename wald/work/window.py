@@ -135,6 +135,13 @@ class Window:
         page = self._pages.get(sequence // PAGE_RECORDS) if sequence > self.floor else None
         return State.DONE if page is None else State(page.states[sequence % PAGE_RECORDS])
 
+    @property
+    def next_is_free(self) -> bool:
+        """True if the first record that is not done is free, and no later one is leased."""
+        if self.state(self.floor + 1) is not State.FREE:
+            return False
+        return all(State.OUT not in page.states for page in self._pages.values())
+
     def is_open(self, sequence: int) -> bool:
         return self.state(sequence) not in (None, State.DONE)
 
