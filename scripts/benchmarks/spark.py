@@ -26,10 +26,9 @@ from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, json_lines, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
 from wald.files.disk import Disk
-from wald_spark.audit.job import audit, plan
+from wald_spark.audit.command import audit, plan
 from wald_spark.commands import locked_by
-from wald_spark.compact.generations import Generations
-from wald_spark.compact.job import Compactor
+from wald_spark.compact.job import Compactor, Generations
 from wald_spark.export.job import Exporter
 from wald_spark.export.output import Output, Shape, private
 from wald_spark.jsonvalues import JsonValues

@@ -1,4 +1,4 @@
-"""Here Spark finds the source ``wald`` by itself: it asks every top-level package ``pyspark_…`` for a DefaultSource."""
+"""Entry point for Spark, which asks every top-level package ``pyspark_…`` for a DefaultSource."""
 
 from wald_spark.source import WaldDataSource
 

@@ -1,10 +1,11 @@
-"""Admission: how much of the new records is read at one trigger, so that no log starves.
+"""Admission: how many new records a trigger reads, so that no log starves.
 
-Each log gets an equal share of what may be read, and what one does not need, the others get. Something is read at every
-trigger: if the next record of every log is too long, the log that is first in turn gets one record.
+Each log gets an equal share of the limit, and other logs get the part of a share that a log does not need. Every
+trigger
+reads something: if the next record of every log is too long, the log whose turn it is gets one record.
 
-To count them, no record is read. A sealed segment has a table of batches in its index; of a raw one the headers are
-read, from its sparse index on.
+Counting reads no records. A sealed segment has a table of batches in its index; of a raw one the headers are read,
+starting at a position from its sparse index.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Extent:
         return self.first + self.count - 1
 
     def between(self, first: int, last: int) -> Extent:
-        """Its records from ``first`` to ``last``, at least one; each has an equal share of the bytes."""
+        """Return its records from ``first`` to ``last``, at least one, with an equal share of the bytes for each."""
         first, last = max(first, self.first), min(last, self.last)
         count = last - first + 1
         return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
@@ -49,11 +50,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The new records of one log.
+    """New records of one log.
 
     Attributes:
-        start, end: they are numbered start < s ≤ end.
-        extents: those that are wanted, in order; consumed only as far as needed.
+        start, end: start < s ≤ end.
+        extents: the wanted records, in order; consumed only as far as needed.
     """
 
     start: int
@@ -62,11 +63,11 @@ class Backlog:
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int]:
-    """The last sequence that this trigger reads of each.
+    """Return, for each backlog, the last sequence that this trigger reads.
 
     Args:
-        backlogs: none of them is empty.
-        turn: grows with each trigger, so that the logs take turns in being the first.
+        backlogs: not empty.
+        turn: number of the trigger, so that the logs take turns in being the first.
     """
     if limits == Limits() or not backlogs:
         return [backlog.end for backlog in backlogs]
@@ -81,7 +82,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
 
 @dataclass(slots=True)
 class _Room:
-    """How much may still be read."""
+    """Number of records and bytes that may still be read."""
 
     records: int
     raw_bytes: int
@@ -91,14 +92,14 @@ class _Room:
         return cls(limits.records or _ENDLESS, limits.raw_bytes or _ENDLESS)
 
     def share(self, count: int) -> _Room:
-        """One of ``count`` equal shares, with room for at least one record."""
+        """Return one of ``count`` equal shares, with room for at least one record."""
         return _Room(max(1, self.records // count), self.raw_bytes // count)
 
     def within(self, room: _Room) -> _Room:
         return _Room(min(self.records, room.records), min(self.raw_bytes, room.raw_bytes))
 
     def fitting(self, extent: Extent) -> Extent | None:
-        """As much of ``extent`` as there is room for; None if there is none."""
+        """Return the part of ``extent`` that fits; None if nothing does."""
         if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
             return extent
         by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
@@ -112,7 +113,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Lane:
-    """One log at one trigger, which is to read up to ``end``."""
+    """One log at one trigger, which reads up to ``end``."""
 
     end: int
     backlog: Backlog
@@ -121,7 +122,7 @@ class _Lane:
     _next: Extent | None = None
 
     def take(self, share: _Room, room: _Room) -> bool:
-        """Take as much as fits into ``share``, out of ``room``; returns whether that was anything."""
+        """Take records that fit into ``share``, out of ``room``; return False if none fit."""
         taken = False
         while share.records and (extent := self._peek()) and (part := share.fitting(extent)):
             self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
@@ -140,7 +141,7 @@ class _Lane:
             self.end = extent.first
 
     def _peek(self) -> Extent | None:
-        """The next extent; if there is none, the end is reached."""
+        """Return the next extent; None at the end."""
         if self._next is None:
             self._next = next(self.extents, None)
         if self._next is None:
@@ -149,7 +150,7 @@ class _Lane:
 
 
 def _share_out(in_turn: Sequence[_Lane], room: _Room) -> None:
-    """Give equal shares in rounds; if a share is too small for every log, the last in turn waits for a trigger."""
+    """Give equal shares in rounds; if none fits any log, the last in turn waits for the next trigger."""
     waiting = list(in_turn)
     while waiting and room.records:
         share = room.share(len(waiting))
@@ -161,7 +162,7 @@ def _share_out(in_turn: Sequence[_Lane], room: _Room) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The batches of the wanted routes in one sealed segment, as columns."""
+    """Batches of the wanted routes in one sealed segment, as columns."""
 
     base_sequence: int
     firsts: NDArray[np.int64]
@@ -178,14 +179,14 @@ class _Table:
         return cls(index.base_sequence, *(column.astype(np.int64)[kept] for column in columns))
 
     def extents(self, start: int) -> Iterator[Extent]:
-        """The extents behind ``start``, and the one that holds it, if any."""
+        """Yield the extents after ``start``, and the one that contains it, if any."""
         lasts = self.firsts + self.counts - 1
         for row in range(int(np.searchsorted(lasts, start, side="right")), len(lasts)):
             yield Extent(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
 
 
 class Extents:
-    """The records of ``routes`` (None: all) in one log; the sealed segment that was last asked for is remembered."""
+    """Records of ``routes`` (None: all) in one log; caches the table of the last sealed segment."""
 
     def __init__(self, routes: frozenset[str] | None) -> None:
         self._routes = routes
@@ -228,7 +229,7 @@ class Extents:
                 number, since = view.listing.index_covering(start + 1), start
 
     def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
-        """The extents of one segment from the one on that holds ``start``."""
+        """Yield the extents of one segment, starting with the one that contains ``start``."""
         if self._table is None or self._table.base_sequence != segment.base_sequence:
             try:
                 with closing(view.open(segment)) as opened:

@@ -1,13 +1,13 @@
-"""``wald cursor from-checkpoint``: a cursor follows a stream, as the directory of its checkpoint says.
+"""``wald cursor from-checkpoint``: moves a cursor to the position of a stream, read from its checkpoint.
 
     commits/N    batch N is in the sink
     offsets/N    where batch N ends, a line for each source of the stream; written before the batch is read
 
 A batch with offsets and without a commit does not count: Spark was stopped in it, and repeats it. Spark does not sync
-these files, so after a loss of power the last ones may be empty: the last batch counts that has both files complete.
+these files, so after a power cut the last ones may be empty: the last batch with two complete files counts.
 
 Both are text: the version, Spark's own JSON, and in offsets one line of each source: JSON as in
-:mod:`wald_spark.offsets`, or what other sources write. In ``v2`` the name of the source and a colon precede it.
+:mod:`wald_spark.offsets`, or the text of another source. In ``v2`` the name of the source and a colon precede it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def _directory(given: str) -> Path:
 
 
 def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id: bytes) -> int:
-    """The sequence up to which the stream has processed every record behind ``cursor``, which may move there.
+    """Return the sequence to which ``cursor`` may move: the stream has processed every record up to it.
 
     Raises:
         NotFound: there is no checkpoint, nothing in it is committed, or no source of the stream reads this log.
-        Refused: the stream does not read the cursor's route, or began behind records that the group has not processed.
-        Damaged, UnsupportedFormat: what is committed cannot be read.
+        Refused: the stream does not read the cursor's route, or began after records that the group has not processed.
+        Damaged, UnsupportedFormat: the committed files cannot be read.
         RolledBack: the log is an older copy of the one that the stream has read.
     """
     path, sources = _last_commit(checkpoint)
@@ -82,7 +82,7 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
 
 
 def _require_same_past(path: Path, root: Root, positions: Sequence[Position], log_id: bytes) -> None:
-    """Refuse a log that has other records than the stream has read: a cursor behind them would skip some."""
+    """Refuse a log with other records than the stream has read: a cursor would skip some of them."""
     setting = command_line(root.path, "cursor set")
     hint = f"{path} belongs to the log before the restore; move the cursor with {setting}, or use a new stream"
     for position in filter(lambda each: each.epoch, positions):
@@ -90,7 +90,7 @@ def _require_same_past(path: Path, root: Root, positions: Sequence[Position], lo
 
 
 def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: Position) -> None:
-    """Refuse if there are records in front of where the stream began that the group has not processed."""
+    """Refuse if the group has not processed records before the stream's beginning."""
     segments = list_segments(root).segments
     gone = segments[0].base_sequence - 1 if segments else position.began
     if max(cursor.effective, gone) < position.began:
@@ -103,13 +103,15 @@ def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: P
 
 
 def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
-    """The offsets file of the last batch that is committed, and the offsets in it of sources of wald."""
+    """Return the offsets file of the last committed batch, and the offsets of wald sources in it."""
     commits, offsets = checkpoint / "commits", checkpoint / "offsets"
     if not offsets.is_dir():
-        raise NotFound(f"{checkpoint}: not the checkpoint of a stream", hint=f"ls {checkpoint} shows what it is")
+        raise NotFound(f"{checkpoint}: not the checkpoint of a stream", hint=f"ls {checkpoint} shows its contents")
     numbers = sorted((int(path.name) for path in commits.glob("*") if path.name.isdecimal()), reverse=True)
     if not numbers:
-        raise NotFound(f"{commits}: the stream has committed nothing yet", hint=f"ls {offsets} shows what it has begun")
+        raise NotFound(
+            f"{commits}: the stream has committed nothing yet", hint=f"ls {offsets} shows batches that began"
+        )
     for number in numbers:
         path = offsets / str(number)
         if _complete_lines(commits / str(number)) and (lines := _complete_lines(path)):
@@ -121,10 +123,10 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
 
 
 def _complete_lines(path: Path) -> list[str]:
-    """The lines behind the version of a file that Spark has written; none if it is missing, or was cut short.
+    """Return the lines after the version of a file written by Spark; none if it is missing or truncated.
 
     Raises:
-        UnsupportedFormat: it is of an unknown version.
+        UnsupportedFormat: its version is unknown.
     """
     try:
         version, *lines = path.read_text(errors="replace").split("\n")
@@ -148,7 +150,7 @@ def _decoded(path: Path, line: str) -> Offsets:
 
 
 def _json(text: str) -> object:
-    """The value; None if it is not JSON."""
+    """Return the value; None if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

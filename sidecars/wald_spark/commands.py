@@ -1,4 +1,4 @@
-"""What the commands on Spark share: their options, the lock of an output, and the report of a run."""
+"""Options, output lock and run report that the commands on Spark share."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def master_option(function: F) -> F:
 
 @contextmanager
 def permissive_hint(outcome: str) -> Iterator[None]:
-    """Replace the hint of an error that names an option of the data source by ``--permissive``.
+    """Replace a hint about an option of the data source by one about ``--permissive``.
 
     Args:
-        outcome: what the error leaves behind; part of the message.
+        outcome: state after the error; part of the message.
     """
     try:
         yield
     except (Damaged, NotFound) as error:
         if ".option(" not in error.hint:
             raise
-        hint = "--permissive passes over what cannot be read"
+        hint = "--permissive skips unreadable records"
         if error.hint.startswith(PARTIAL_HINT):
             hint = f"{PARTIAL_HINT.replace(PARTIAL_OPTION, '--partial')}; {hint}"
         raise type(error)(f"{error.message}; {outcome}", hint=hint) from error
@@ -117,10 +117,10 @@ def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
 
 @contextmanager
 def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
-    """Hold ``directory/lock``, which names the program that owns the directory; make the directory if it is missing.
+    """Lock ``directory/lock``, which names the program that owns the directory; create the directory if it is missing.
 
     Raises:
-        Locked: another process holds it.
+        Locked: another process holds the lock.
         Refused: another program owns the directory.
     """
     disk.make_directory(directory)
@@ -147,10 +147,10 @@ def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run reports besides its result: its progress, and the routes that it leaves for the next run.
+    """Report of a run in addition to its result: progress, and routes left for the next run.
 
     Attributes:
-        held_back: a JSON object for each route whose newest record has begun and not ended.
+        held_back: a JSON object for each route with an unfinished record.
     """
 
     as_json: bool
@@ -161,7 +161,7 @@ class RunReport:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far."""
+        """Duration of the run so far."""
         return time.monotonic() - self._began
 
     def add_held_back(self, new: NewRecords) -> None:
@@ -182,9 +182,9 @@ class RunReport:
         self._bar.close()
 
     def lines(self) -> Iterator[str]:
-        """A line for each route that is held back."""
+        """Yield a line for each route that an unfinished record delays."""
         for each in self.held_back:
             yield (
-                f"{each['root']}: route {each['route']} waits: record {each['sequence']} has begun and not ended; "
-                "other routes go on"
+                f"{each['root']}: route {each['route']} waits: record {each['sequence']} has begun but not ended; "
+                "other routes continue"
             )

@@ -1,4 +1,4 @@
-"""Damage that a query meets: it ends the query, or it is passed over, counted and reported."""
+"""Damage met by a query: it ends the query, or it is skipped, counted and reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wald.errors import Damaged
 
 PARTIAL_OPTION = '.option("partial", "true")'
 PARTIAL_HINT = (
-    f"put the segments back; if this is a copy without them, {PARTIAL_OPTION} begins with the oldest record there is"
+    f"put the segments back; if this is a copy without them, {PARTIAL_OPTION} begins with the oldest record present"
 )
 _SHOWN = 10  # messages of one piece on stderr; the report has all
 _log = logging.getLogger("wald.spark")
@@ -20,13 +20,13 @@ _log = logging.getLogger("wald.spark")
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What may be missing.
+    """Data that may be missing.
 
     Attributes:
-        damage: whether what cannot be read is passed over (mode=PERMISSIVE).
-        loss: whether what RECLAIM has deleted is passed over (failOnDataLoss=false).
-        report: a directory that gets a file of JSON lines for each piece with passed-over damage; "" for none.
-        partial: whether records in front of the oldest segment may be missing (partial=true).
+        damage: True to skip unreadable records (mode=PERMISSIVE).
+        loss: True to skip records that RECLAIM has deleted (failOnDataLoss=false).
+        report: a directory for a file of JSON lines for each piece with skipped records; "" for none.
+        partial: True if records before the oldest segment may be missing (partial=true).
     """
 
     damage: bool = False
@@ -40,21 +40,20 @@ STRICT = Tolerance()
 
 @dataclass(slots=True)
 class DamageReport:
-    """The damage met in one piece; ``name`` identifies the piece."""
+    """Damage met in one piece; ``name`` identifies the piece."""
 
     tolerance: Tolerance
     name: str
     messages: list[str] = field(default_factory=list)
 
     def add(self, error: Damaged) -> None:
-        """
+        """Add damage to the report.
+
         Raises:
             Damaged: ``error``, unless damage is tolerated.
         """
         if not self.tolerance.damage:
-            raise Damaged(
-                error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") passes over what cannot be read'
-            )
+            raise Damaged(error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") skips unreadable records')
         self.pass_over(error.message)
 
     def pass_over(self, message: str) -> None:
@@ -62,13 +61,13 @@ class DamageReport:
         self.messages.append(message)
 
     def close(self) -> None:
-        """Report what was passed over on stderr and in a file; if a piece is read again, its file is replaced."""
+        """Report skipped records on stderr and in a file, which replaces that of an earlier attempt."""
         if not self.messages:
             return
         for message in self.messages[:_SHOWN]:
-            _log.warning("passed over: %s", message)
+            _log.warning("skipped: %s", message)
         if len(self.messages) > _SHOWN:
-            _log.warning("passed over: %d more like these in %s", len(self.messages) - _SHOWN, self.name)
+            _log.warning("skipped: %d more like these in %s", len(self.messages) - _SHOWN, self.name)
         if self.tolerance.report:
             self._write(self.tolerance.report)
 

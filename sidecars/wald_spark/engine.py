@@ -1,30 +1,66 @@
-"""The entry point by which ``wald-archive`` finds the engine on Spark, which starts when the first bundle is made."""
+"""Engine of ``wald-archive`` on Spark: executors measure the records of a run, then each bundle is made by one of them.
+
+The driver reads no more of the log than the indexes and the batches in which bundles end. An executor reads the records
+of a bundle from the log, writes the bundle to the destination and reads it back; the driver checks that it exists. Log
+and destination need the same path on every machine, unless the destination is a URL.
+
+A retried task makes the same bytes, and continues the first attempt as after an interruption. In a directory two
+attempts may run at once, because both write the same bytes. In an object store only one of them succeeds; Spark makes
+such attempts only if spark.speculation is set.
+
+A bundle ends where :class:`wald_archive.api.BundleBatches` would end it. A record adds the same number of bytes to a
+bundle in every batch, so it suffices to know the bytes of each stretch of records, and to read again the stretch in
+which a bundle ends.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import pickle
+import socket
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wald.errors import NotFound
+from wald.errors import NotFound, Unavailable
+from wald.files.disk import Disk
+from wald.files.layout import Root
 from wald.log import Log
-from wald_archive.api import Destination, Engine
+from wald.reading.assembler import Batch
+from wald.segments.durable_end import Bound
+from wald_archive.api import PAYLOAD, Bundle, Destination, Engine, Run, Size, open_destination, split, write_bundle
+from wald_spark.locations import LogLocation
+from wald_spark.plan import LogPiece, Range, pieces_of
 from wald_spark.session import find_java, require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STRETCH_BYTES = 1 << 20  # of payload; a stretch is 24 bytes for the driver, and is read again if a bundle ends in it
+PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
 def is_there() -> bool:
-    """Whether PySpark and a Java for it are installed."""
+    """Return True if PySpark and a Java for it are installed."""
     return all(map(find_spec, ("pyspark", "pyarrow"))) and find_java() is not None
 
 
 def start(log: Log, destination: Destination, master: str | None, stack: ExitStack) -> Engine:
-    """The engine on ``master``, a URL of Spark; None: all cores of this machine. Spark stops when ``stack`` closes.
+    """Return the engine on ``master``, a URL of Spark; None for all cores of this machine.
+
+    Spark starts with the first bundle, and stops when ``stack`` closes.
 
     Raises:
         NotFound: PySpark or its Java is not installed.
     """
     try:
-        from wald_spark.archiving import SparkEngine
+        import pyspark  # noqa: F401
+
         from wald_spark.session import LOCAL, session
     except ImportError as error:
         raise NotFound(
@@ -34,3 +70,194 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
     return SparkEngine(
         log, destination, cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive records ``first`` to ``last`` of a route, and how much they add to a bundle."""
+
+    first: int
+    last: int
+    adds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Records ``first`` to ``last`` of one bundle; ``after`` is the last record of the previous bundle."""
+
+    after: int
+    first: int
+    last: int
+
+
+def stretches(batches: Iterable[Batch], size: Size, *, limit_bytes: int = STRETCH_BYTES) -> Iterator[Stretch]:
+    """Yield the records of ``batches`` in stretches of up to ``limit_bytes``; a larger batch is a separate stretch."""
+    stretch: Stretch | None = None
+    room = 0
+    for batch in batches:
+        adds = size.of(batch)
+        if stretch is not None and len(batch.payload) <= room:
+            stretch = Stretch(stretch.first, batch.last_sequence, stretch.adds + adds)
+        else:
+            if stretch is not None:
+                yield stretch
+            stretch, room = Stretch(batch.first_sequence, batch.last_sequence, adds), limit_bytes
+        room -= len(batch.payload)
+    if stretch is not None:
+        yield stretch
+
+
+def encode(measured: Iterable[Stretch]) -> bytes:
+    """Encode each stretch in 24 bytes."""
+    return array("Q", [number for each in measured for number in (each.first, each.last, each.adds)]).tobytes()
+
+
+def decode(data: bytes) -> Iterator[Stretch]:
+    """Reverse :func:`encode`."""
+    numbers = iter(memoryview(data).cast("Q"))
+    return (Stretch(first, last, adds) for first, last, adds in zip(numbers, numbers, numbers, strict=True))
+
+
+def shares(
+    measured: Iterable[Stretch], size: Size, *, after: int, read: Callable[[Stretch], Iterable[Batch]]
+) -> Iterator[Share]:
+    """Yield the records of each bundle.
+
+    Args:
+        measured: the stretches of the whole run, in order.
+        after: the last record that was packed before the run.
+        read: returns the records of a stretch.
+    """
+    first = last = 0  # of the current bundle; 0: it is empty
+    room = size.limit
+    for stretch in measured:
+        if stretch.adds <= room:
+            first, last = first or stretch.first, stretch.last
+            room -= stretch.adds
+            continue
+        for batch in read(stretch):
+            rest: Batch | None = batch
+            while rest is not None:
+                count = size.fitting(rest, room) if first else max(1, size.fitting(rest, room))
+                head, rest = split(rest, count)
+                if head is not None:
+                    first, last = first or head.first_sequence, head.last_sequence
+                    room -= size.of(head)
+                if rest is not None:
+                    yield Share(after, first, last)
+                    after, first, room = last, 0, size.limit
+    if first:
+        yield Share(after, first, last)
+
+
+class SparkEngine:
+    """Maker of the bundles of a run on Spark.
+
+    Args:
+        spark: returns the session; called only if there is a bundle to make.
+    """
+
+    def __init__(self, log: Log, destination: Destination, spark: Callable[[], SparkSession]) -> None:
+        self._location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
+        self._destination = destination
+        self._spark = spark
+
+    def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
+        """Implement :class:`wald_archive.api.Engine`.
+
+        Raises:
+            Unavailable: Spark does not start or gives up, or the log or the destination is missing on a machine; the
+                next run continues this one.
+        """
+        view = self._location.view()
+        bound = view.bound
+        wanted = Range(frozenset([run.origin.route]), run.first, run.last)
+        pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
+        measured = self._measured(pieces, run.size)
+
+        def read(stretch: Stretch) -> Iterator[Batch]:
+            return LogPiece(self._location, wanted.routes, stretch.first, stretch.last, bound, 0).batches()
+
+        parted = list(shares(measured, run.size, after=run.after, read=read))
+        yield from self._made(run, bound, parted, on_record)
+
+    def _measured(self, pieces: list[LogPiece], size: Size) -> Iterator[Stretch]:
+        from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for it
+
+        found = dict(run_tasks(self._spark(), pieces, _Measure(size), on_done=_ignore))
+        for number in range(len(pieces)):
+            yield from decode(found[number])
+
+    def _made(self, run: Run, bound: Bound, parted: list[Share], on_record: Callable[[int], None]) -> Iterator[Bundle]:
+        """Yield the bundles in order, each as soon as it and those before it are made."""
+        from wald_spark.tasks import run as run_tasks
+
+        made: dict[int, Bundle] = {}
+        done, due = run.first - 1, 0
+        with closing(run_tasks(self._spark(), parted, _Make(run, self._location, bound), on_done=_ignore)) as results:
+            for number, result in results:
+                made[number] = pickle.loads(result)  # noqa: S301 - it comes from an executor of this session
+                self._require_written(run, made[number])
+                done += parted[number].last - max(parted[number].after, run.first - 1)
+                on_record(done)
+                while due in made:
+                    yield made.pop(due)
+                    due += 1
+
+    def _require_written(self, run: Run, made: Bundle) -> None:
+        """Check that an executor has written to the shared destination rather than to its own disk."""
+        name = f"{run.bag}/{PAYLOAD}/{made.name}"
+        try:
+            found = self._destination.length(name)
+        except FileNotFoundError:
+            found = None
+        if found != made.bytes:
+            raise Unavailable(
+                f"{self._destination.full_name(name)}: an executor has written it, but it is not here; nothing was "
+                "acknowledged",
+                hint="--dest has to name the same directory on every machine, or a URL",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """Task that measures a piece."""
+
+    size: Size
+
+    def __call__(self, piece: LogPiece) -> bytes:
+        _require(piece.location)
+        return encode(stretches(piece.batches(), self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Make:
+    """Task that makes the bundle of a share, writes it and reads it back."""
+
+    run: Run
+    location: LogLocation
+    bound: Bound
+
+    def __call__(self, share: Share) -> bytes:
+        _require(self.location)
+        route = frozenset([self.run.origin.route])
+        batches = LogPiece(self.location, route, share.first, share.last, self.bound, 0).batches()
+        made = write_bundle(open_destination(self.run.dest, Disk()), self.run, batches, share.after)
+        return pickle.dumps(replace(made, frames=()))
+
+
+def _require(location: LogLocation) -> None:
+    """Check that the log is on this machine.
+
+    Raises:
+        Unavailable: it is not, which is not damage.
+    """
+    if not location.root.identity.exists():
+        raise Unavailable(
+            f"{location.root.path}: not a log on {socket.gethostname()}",
+            hint="every machine needs the log under the same path; --engine local needs no other machine",
+        )
+
+
+def _ignore(_: int) -> None:
+    """Ignore progress, which the results show."""

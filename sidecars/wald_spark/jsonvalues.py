@@ -102,12 +102,12 @@ def _arrow_type(of: Any, name: str) -> Any:  # a type of PySpark, a type of pyar
 
 @dataclass(frozen=True, slots=True)
 class JsonValues:
-    """Parses the columns of ``schema``, which is one of :func:`arrow_fields`."""
+    """Parser of values into the columns of ``schema``, which is one of :func:`arrow_fields`."""
 
     schema: pa.Schema
 
     def parse(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray]:
-        """The columns, in the order of the schema; and which values are bad: those are null in every column.
+        """Return the columns, in the order of the schema, and flags of the bad values, which are null in every column.
 
         Args:
             values: a null is bad; together less than 2 GiB.
@@ -156,7 +156,7 @@ class JsonValues:
         return found
 
     def _wires(self) -> list[pa.Schema]:
-        """The schemas to ask Arrow for, in turn: nine decimals of a second are usual, and so is the year 9999."""
+        """Return the schemas to try in turn: nine decimals of a second are usual, and so is the year 9999."""
         wires = [
             pa.schema([field.with_type(_parsed_type(field.type, time)) for field in self.schema])
             for time in (_EXACT_TIME, _TIME)
@@ -164,7 +164,7 @@ class JsonValues:
         return wires[:1] if wires[0] == wires[1] else wires
 
     def _read(self, part: pa.Buffer, count: int, wires: list[pa.Schema]) -> pa.Table | int | None:
-        """The columns of ``count`` values; or the row that does not fit, None if it is not known."""
+        """Return the columns of ``count`` values; or the row that does not fit, None if it is unknown."""
         row = None
         for wire in wires:
             try:
@@ -185,7 +185,7 @@ class JsonValues:
 
 
 class Weed:
-    """Finds values that are certainly bad, by ``json.loads``; it must not find one that Arrow would accept."""
+    """Filter of values that are certainly bad for ``json.loads``; it must not find one that Arrow would accept."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fits = _check_of_fields(list(schema))
@@ -307,7 +307,7 @@ class _Text:
         return cls(joined, np.concatenate([[0], np.cumsum(lengths)]), count)
 
     def part(self, first: int, end: int) -> pa.Buffer:
-        """Values ``first`` ≤ n < ``end``."""
+        """Return values ``first`` ≤ n < ``end``."""
         start, stop = int(self.starts[first]), int(self.starts[end]) - 1
         return self.data.slice(start, stop - start)
 
@@ -317,7 +317,7 @@ def _taken(values: pa.BinaryArray, rows: np.ndarray) -> pa.BinaryArray:
 
 
 def _enclosed(values: pa.BinaryArray) -> np.ndarray:
-    """Which values are text between braces, as every object is."""
+    """Return a flag for each value, True if it is text between braces, as every object is."""
     text = values.view(pa.string())
     whole = _in_braces(text)
     if not whole.all():
@@ -350,10 +350,10 @@ def _is_text(value: pa.BinaryScalar) -> bool:
 
 
 def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
-    """``part`` as ``count`` rows.
+    """Parse ``part`` into ``count`` rows.
 
     Raises:
-        ArrowInvalid: it is not.
+        ArrowInvalid: it has others.
     """
     table = arrow_json.read_json(
         pa.BufferReader(part),
@@ -366,7 +366,7 @@ def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
 
 
 def _parsed_type(kind: Any, time: Any) -> Any:
-    """The type to ask Arrow for instead of ``kind``: it parses no dates, and all times in one unit."""
+    """Return the type to ask Arrow for instead of ``kind``: it parses no dates, and all times in one unit."""
     if pa.types.is_date(kind):
         return pa.string()
     if pa.types.is_timestamp(kind):

@@ -1,12 +1,12 @@
-"""What a path names: a log, segments that were shipped elsewhere, or an archive of bundles.
+"""Locations named by paths: a log, segments that were shipped elsewhere, or an archive of bundles.
 
-a directory with log.json                 a log: read up to its head
-a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the segments say which log it is
-a directory of bags, or a URL of one      an archive that wald-archive has made
-any of these with * ? [                   all that match; anything else that matches is ignored. An existing directory
-                                          is never a pattern, whatever its name
+    a directory with log.json                 a log: read up to its head
+    a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the segments name their log
+    a directory of bags, or a URL of one      an archive made by wald-archive
+    any of these with * ? [                   everything that matches; other matches are ignored. An existing directory
+                                              is never a pattern
 
-Several directories may hold parts of one log, because older segments were shipped: they are read as one log.
+Several directories may contain parts of one log, because older segments were shipped: they are read as one log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]
 
 @dataclass(frozen=True, slots=True)
 class Shipped(Root):
-    """Segments without the rest of a log, in a directory of their own, and in ``more``."""
+    """Segments without the rest of a log, in a separate directory and in ``more``."""
 
     more: tuple[Path, ...] = ()
 
@@ -75,7 +75,7 @@ class LogLocation:
         return self.log_id.hex()
 
     def view(self) -> View:
-        """The log as it is now; shipped segments may be read to their ends.
+        """Return a view of the current log; shipped segments may be read to their ends.
 
         Raises:
             Damaged: the directory is gone.
@@ -85,7 +85,7 @@ class LogLocation:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLocation:
-    """A directory of bags: its absolute path, or its URL."""
+    """Directory of bags: its absolute path, or its URL."""
 
     address: str
 
@@ -94,14 +94,14 @@ Location = LogLocation | ArchiveLocation
 
 
 def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Location]:
-    """All that ``paths`` name, in their order and each once; parts of one log are one location.
+    """Return the locations that ``paths`` name, in order and without repetition; parts of one log are one location.
 
     Args:
-        patterns: whether paths may be patterns.
+        patterns: False if paths are not patterns.
 
     Raises:
-        NotFound: a path, or a pattern, names nothing that can be read.
-        InvalidInput: two of them hold the same records of a log in different segments, or both are the log itself.
+        NotFound: a path or a pattern names nothing that can be read.
+        InvalidInput: two locations have the same records of a log in different segments, or both are the log itself.
         Damaged, UnsupportedFormat: the identity of a log cannot be read.
     """
     found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
@@ -178,10 +178,10 @@ def _holds_bags(path: Path) -> bool:
 
 
 def require_bags(address: str) -> None:
-    """Make sure that ``address``, a path or a URL, holds an archive; in a store an empty directory is none.
+    """Check that ``address``, a path or a URL, is an archive; an empty directory in a store is not.
 
     Raises:
-        NotFound: there are no bags.
+        NotFound: it has no bags.
         InvalidInput, DiskFailure: it cannot be reached.
     """
     from wald_archive.api import open_destination, parse_bag_name
@@ -204,7 +204,7 @@ def require_bags(address: str) -> None:
 
 
 def _log_id_of_segments(directory: Path) -> bytes:
-    """The id of the log that the oldest readable segment is of; when the others are read, they are checked for it."""
+    """Return the log id in the oldest readable segment; a reader checks the others against it."""
     for segment in list_segments(Shipped(directory)).segments:
         try:
             if segment.kind is Kind.SEALED:
@@ -218,7 +218,7 @@ def _log_id_of_segments(directory: Path) -> bytes:
 
 
 def _joined(parts: Sequence[LogLocation]) -> LogLocation:
-    """The parts of one log as one location."""
+    """Join the parts of one log into one location."""
     if len(parts) == 1:
         return parts[0]
     whole = [part for part in parts if not isinstance(part.root, Shipped)]
@@ -235,7 +235,7 @@ def _joined(parts: Sequence[LogLocation]) -> LogLocation:
 
 
 def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
-    """Segments of a log overlap only if it was continued twice from a copy; within a directory the reader finds it."""
+    """Refuse overlaps: the log was continued twice from a copy. A reader finds overlaps within one directory."""
     for segment, following in pairwise(segments):
         if segment.path.parent != following.path.parent and _end(segment, log_id) > following.base_sequence:
             raise InvalidInput(
@@ -246,7 +246,7 @@ def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
 
 
 def _end(segment: Segment, log_id: bytes) -> int:
-    """The sequence behind the last one of a segment; 0 if it cannot be opened, which a reader of it meets."""
+    """Return the sequence after the last one of a segment; 0 if it cannot be opened, which its reader reports."""
     try:
         with closing(open_segment(segment, log_id)) as opened:
             if isinstance(opened, SealedSegment):
@@ -264,7 +264,7 @@ def _end_of(met: SegmentItem) -> int:
 
 
 def is_remote(address: str) -> bool:
-    """Whether ``address`` is a URL of something other than a directory.
+    """Return True if ``address`` is a URL of something other than a directory.
 
     >>> is_remote("s3://lake/logs"), is_remote("file:///spool"), is_remote("/spool"), is_remote("a:b")
     (True, False, False, False)
@@ -274,13 +274,13 @@ def is_remote(address: str) -> bool:
 
 
 def local_path(address: str, *, hint: str) -> str:
-    """The path that ``address`` names: the address itself, or what follows ``file://``.
+    """Return the path that ``address`` names: the address itself, or the part after ``file://``.
 
     >>> local_path("file:///spool", hint=""), local_path("file:/spool", hint=""), local_path("spool", hint="")
     ('/spool', '/spool', 'spool')
 
     Raises:
-        InvalidInput: it is a URL of something else; taken as a path, it would name a directory ``s3:`` here.
+        InvalidInput: it is another URL, which as a path would name a directory ``s3:`` here.
     """
     match = _SCHEME.match(address)
     if match is None:

@@ -1,16 +1,16 @@
-"""How far a stream has read which logs, as JSON: what Spark keeps in a checkpoint.
+"""Offsets of a stream in its logs, as JSON that Spark keeps in a checkpoint.
 
     {"version": 1, "logs": {"<32 hex>": 700}, "began": {"<32 hex>": 250}, "routes": ["access"],
      "starts": {"<32 hex>": [3, "<life>"]}}
 
-    logs     id of the log → the last sequence that was delivered; the stream goes on with the next one
-    began    id of the log → the sequence behind which the stream began; equal to ``logs``: nothing was delivered yet
-    routes   the routes that are read; null: all
-    starts   id of the log → epoch and life of the daemon's start when that sequence was read; offsets of an older wald
-             have none
+    logs     id of the log → the last sequence that was delivered; the stream continues with the next one
+    began    id of the log → the sequence after which the stream began; equal to ``logs`` if nothing was delivered yet
+    routes   the routes that are read; null for all
+    starts   id of the log → epoch and life of the daemon's start when that sequence was read; missing in offsets of
+             older versions
 
-A stream may begin at any record of a log. It has not read what is in front of that, so ``began`` is kept. Equal offsets
-have equal bytes, because Spark compares them as text.
+A stream may begin at any record of a log. It has not read earlier records, so ``began`` is kept. Equal offsets have
+equal bytes, because Spark compares them as text.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOG = re.compile(r"[0-9a-f]{32}")
 
 
 class BadOffsets(ValueError):
-    """Not the offsets of a stream of wald, or those of a newer version."""
+    """JSON that is not offsets of wald, or those of a newer version."""
 
 
 class Position(NamedTuple):
-    """In one log: records began < s ≤ last were delivered.
+    """Position in one log: records began < s ≤ last were delivered.
 
     Attributes:
         epoch, life: the daemon's start when ``last`` was read, as in :class:`LastSeen`.
@@ -45,11 +45,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """How far a stream has read.
+    """Positions of a stream.
 
     Attributes:
         logs: by id, in hexadecimal; empty before the first trigger.
-        routes: None: all.
+        routes: None for all.
     """
 
     logs: Mapping[str, Position] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Offsets:
 
 
 def encode_offsets(offsets: Offsets) -> dict[str, object]:
-    """``offsets`` as JSON values, always in the same order."""
+    """Return ``offsets`` as JSON values, always in the same order."""
     logs = sorted(offsets.logs.items())
     starts = {log: [position.epoch, position.life] for log, position in logs if position.epoch}
     encoded: dict[str, object] = {
@@ -70,15 +70,15 @@ def encode_offsets(offsets: Offsets) -> dict[str, object]:
 
 
 def is_offsets(decoded: object) -> bool:
-    """Whether decoded JSON is meant to be offsets of wald, of any version."""
+    """Return True if decoded JSON claims to be offsets of wald, of any version."""
     return isinstance(decoded, dict) and {"version", "logs", "began", "routes"} <= decoded.keys()
 
 
 def decode_offsets(decoded: object) -> Offsets:
-    """The offsets in decoded JSON.
+    """Return the offsets in decoded JSON.
 
     Raises:
-        BadOffsets: it is not what :func:`encode_offsets` returns.
+        BadOffsets: :func:`encode_offsets` does not return such JSON.
     """
     if not isinstance(decoded, dict) or not is_offsets(decoded):
         raise BadOffsets("not the offsets of a stream that reads logs")
@@ -112,7 +112,7 @@ def _routes(routes: object) -> frozenset[str] | None:
     if routes is None:
         return None
     if not isinstance(routes, list) or not all(isinstance(route, str) and is_route(route) for route in routes):
-        raise BadOffsets(f"these are no routes: {routes!r}")
+        raise BadOffsets(f"not a list of routes: {routes!r}")
     return frozenset(routes)
 
 

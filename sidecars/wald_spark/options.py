@@ -1,30 +1,30 @@
-"""The options of the data source: what a query or a stream asks for, checked once.
+"""Options of the data source, for queries and streams, checked once.
 
     path, paths                             .load("/var/spool/wald"), .load(["/a", "/b"]); patterns are allowed
     route, routes                           "access", "access,orders"; default: every route
-    startingSequence, endingSequence        records numbered so, both included
-    startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, "1h ago" and its like,
-                                            or ms since 1970
-    timeZone                                the zone for times without one: "America/New_York", "+02:00"; if it is not
-                                            set, such times are refused: Spark passes no session time zone to a source
+    startingSequence, endingSequence        sequences of the first and the last record
+    startingTimestamp, endingTimestamp      appended at or after, and before: ISO 8601, a duration such as "1h ago", or
+                                            milliseconds since 1970
+    timeZone                                the zone for times without one: "America/New_York", "+02:00"; without it
+                                            such times are refused: Spark passes no session time zone to a source
     includeActive                           "false": leave out the segment that is being written; default "true"
-    maxBytesPerPartition                    raw bytes that one task reads at most; default 64MiB
+    maxBytesPerPartition                    largest number of raw bytes that one task reads; default 64MiB
     maxValueBytes                           a longer value ends the query; default 64MiB
-    mode                                    FAILFAST (default): damage ends the query; PERMISSIVE: it is passed over
-    damagePath                              a directory for reports of what was passed over
+    mode                                    FAILFAST (default): damage ends the query; PERMISSIVE: it is skipped
+    damagePath                              a directory for reports of skipped records
     partial                                 "true": a copy that lacks the oldest segments, which is damage otherwise
-    failOnDataLoss                          "false": go on if RECLAIM has deleted what was asked for; default "true"
+    failOnDataLoss                          "false": continue if RECLAIM has deleted requested records; default "true"
     jsonSchema                              "status INT, host STRING": columns parsed from values that are JSON
 
-A stream has these, too:
+Further options of a stream:
 
     startingOffsets       where a new stream begins: earliest (default), latest, or JSON {"<log id>": SEQUENCE}, the
-                          first record wanted of each log; a log that is not named there begins with its oldest record
-    maxRecordsPerTrigger  of the routes that are read, from all logs together
-    maxBytesPerTrigger    raw bytes, about; at least one record is read, of any length
+                          first record of each log; other logs begin with their oldest record
+    maxRecordsPerTrigger  number of records of these routes, from all logs together
+    maxBytesPerTrigger    approximate number of raw bytes; at least one record is read, of any length
 
-A stream that goes on from a checkpoint begins where that ends, and a log that appears later begins with its oldest
-record, whatever ``startingOffsets`` says.
+A stream that continues from a checkpoint begins at the end of the checkpoint, and a log that appears later begins with
+its oldest record, regardless of ``startingOffsets``.
 
 Names are case-insensitive, as everywhere in Spark.
 """
@@ -52,7 +52,7 @@ from wald_spark.locations import local_path
 PARTITION_BYTES = 64 * MIB
 VALUE_BYTES = 64 * MIB
 _LAST = (1 << 63) - 1
-_MILLISECONDS_DIGITS = 12  # from 1973 on; fewer are seconds by mistake, or a date
+_MILLISECONDS_DIGITS = 12  # since 1973; fewer digits are seconds by mistake, or a date
 _SEQUENCE = count(1, 10**18 - 1)
 _KNOWN = (
     "path",
@@ -90,15 +90,15 @@ _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a query asks for.
+    """Options of a query.
 
     Attributes:
-        paths: as they were given.
-        routes: None: all.
-        first, last: sequences; ``first`` is None if no beginning was asked for.
-        from_ns, until_ns: append times, from ≤ t < until; None: not asked for.
-        json_ddl: the columns that are parsed from values, as DDL; "": none.
-        given: all of it as it came, names in lower case.
+        paths: as given.
+        routes: None for all.
+        first, last: sequences; ``first`` is None if not given.
+        from_ns, until_ns: append times, from ≤ t < until; None if not given.
+        json_ddl: the columns parsed from values, as DDL; "" for none.
+        given: all options as given, names in lower case.
     """
 
     paths: tuple[str, ...]
@@ -116,12 +116,13 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Options:
-    """
+    """Parse the options of a query.
+
     Args:
         also: names of further options, which are not parsed here.
 
     Raises:
-        InvalidInput: an option that does not exist, or a value that is not allowed.
+        InvalidInput: an option does not exist, or a value is not allowed.
     """
     asked = _Given({name.lower(): value for name, value in given.items()})
     asked.check_names((*_KNOWN, *also))
@@ -153,7 +154,7 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The options as Spark passes them, names in lower case."""
+    """Options as Spark passes them, names in lower case."""
 
     options: Mapping[str, str]
 
@@ -166,8 +167,8 @@ class _Given:
         for name in self.options:
             if name not in lower and "." not in name:  # names with dots are Spark's own
                 near = difflib.get_close_matches(name, lower, n=1)
-                hint = f"did you mean {lower[near[0]]}?" if near else f"there are {', '.join(known)}"
-                raise InvalidInput(f"there is no option {name!r}", hint=_MEANT.get(name, hint))
+                hint = f"did you mean {lower[near[0]]}?" if near else f"options: {', '.join(known)}"
+                raise InvalidInput(f"unknown option {name!r}", hint=_MEANT.get(name, hint))
 
     def text(self, name: str, default: str = "") -> str:
         return self.options.get(name.lower(), default)
@@ -182,7 +183,7 @@ class _Given:
         return default if given is None else int(self._parsed(name, kind, given))
 
     def word(self, name: str, *words: str) -> str:
-        """One of ``words``, in upper or lower case; the first is the default."""
+        """Return one of ``words``, given in upper or lower case; the first is the default."""
         given = self.text(name, words[0])
         return str(self._parsed(name, choice(*words), next((word for word in words if word == given.upper()), given)))
 
@@ -208,7 +209,7 @@ class _Given:
         return nanoseconds(found)
 
     def _zone(self, name: str, given: str) -> tzinfo:
-        """The zone of ``given``, which names none."""
+        """Return the zone of ``given``, which does not name one."""
         zone = self.text("timeZone")
         if not zone:
             raise InvalidInput(
@@ -248,18 +249,18 @@ def _paths(asked: _Given) -> tuple[str, ...]:
 
 
 def _routes(asked: _Given) -> frozenset[str] | None:
-    """The routes; an empty list is an error, and does not mean all routes."""
+    """Return the routes; an empty list is an error rather than all routes."""
     given = [asked.options[name] for name in ("route", "routes") if name in asked.options]
     return frozenset(check_route(name.strip()) for name in ",".join(given).split(",")) if given else None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one trigger may read; None: all there is.
+    """Limits of one trigger; None for none.
 
     Attributes:
         records: of the routes that are read.
-        raw_bytes: as they are in a segment before it is compressed.
+        raw_bytes: size in a segment before compression.
     """
 
     records: int | None = None
@@ -268,11 +269,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a stream asks for.
+    """Options of a stream.
 
     Attributes:
         starting: where to begin in a log that ``first`` does not name.
-        first: id of the log, in hexadecimal → the first record wanted.
+        first: id of the log, in hexadecimal → the first record to read.
     """
 
     starting: Literal["earliest", "latest"] = "earliest"
@@ -281,12 +282,13 @@ class StreamOptions:
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """
+    """Parse the options of a stream.
+
     Args:
         given: all options, names in lower case.
 
     Raises:
-        InvalidInput: a value that is not allowed, or an option that streams do not have.
+        InvalidInput: a value is not allowed, or streams do not have the option.
     """
     for name in _QUERIES_ONLY:
         if name.lower() in given:

@@ -1,36 +1,41 @@
-"""How far a job has read a log, and what has come since.
+"""Progress of a job in a log, and the records that are new since.
 
-A route whose newest record has begun and not ended is held back; the other routes go on.
+A record that has begun and not ended delays its route; the job continues with the others.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wald.errors import InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
+from wald.format.log_state import BadControl, LogState, decode_state
 from wald.hints import command_line
 from wald.segments.continuity import Continuity, LastSeen, last_seen_at
-from wald.segments.view import View
-from wald_spark.blocks import Range, packed
+from wald.segments.durable_end import Bound
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
+from wald.segments.reader import OpenSegment, RawSegment, SegmentItem, SkippedBatches
+from wald.segments.view import SegmentGone, View
 from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation, Shipped, find_locations
-from wald_spark.log_end import LogEnd, log_end
-from wald_spark.pieces import LogPiece, first_record, pieces_of
+from wald_spark.plan import LogPiece, Range, first_record, packed, pieces_of
 
 PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Up to which record a log is done.
+    """Position up to which a log has been processed.
 
     Attributes:
         last: of all routes except those in ``held_back``.
-        held_back: for each route that a record without an end holds back, the last record that is done.
-        epoch, life: the daemon's start when that was read, as in :class:`LastSeen`.
+        held_back: the last processed record of each route that an unfinished record delays.
+        epoch, life: the daemon's start at that time, as in :class:`LastSeen`.
     """
 
     last: int
@@ -39,18 +44,18 @@ class Progress:
     life: str = field(default="", compare=False)
 
     def to(self, end: LogEnd) -> Progress:
-        """How far a job can get by ``end``; no further than here, if it is not known which routes are held back."""
+        """Return the position reachable by ``end``; unchanged if the routes with unfinished records are unknown."""
         unknown = end.routes is None and (end.begun or self.held_back)
         if unknown or end.last < self.last:
             return self
         return Progress(end.last, {route: begun - 1 for route, begun in end.begun.items()})
 
     def ranges(self, after: Progress, end: LogEnd, wanted: frozenset[str] | None) -> list[Range]:
-        """The records from here to ``after``, each once.
+        """Return ranges with each record from here to ``after`` once.
 
         Args:
-            end: the end by which ``after`` was made.
-            wanted: the routes; None: all.
+            end: the end of the log that led to ``after``.
+            wanted: the routes; None for all.
         """
         apart = {*self.held_back, *after.held_back} if wanted is None else {*self.held_back, *after.held_back} & wanted
         others = wanted
@@ -66,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring pieces of one log, which one task reads."""
+    """Neighbouring pieces of one log that one task reads."""
 
     pieces: tuple[LogPiece, ...]
 
@@ -81,10 +86,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class NewRecords:
-    """What has come in one log since the last run.
+    """Records of one log that are new since the last run.
 
     Attributes:
-        before, after: ``pieces``, which may be none, hold all wanted records between them.
+        before, after: ``pieces``, which may be empty, contain all wanted records in between.
     """
 
     location: LogLocation
@@ -94,7 +99,7 @@ class NewRecords:
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to do."""
+        """True if there is anything to do."""
         return self.before != self.after
 
     @property
@@ -106,11 +111,11 @@ class NewRecords:
 
 
 def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLocation]:
-    """The logs at ``paths``; they have all of ``routes``, unless there are shipped segments, which do not list them.
+    """Return the logs at ``paths``, which have all of ``routes``; shipped segments do not list theirs.
 
     Raises:
         InvalidInput: an archive is among them.
-        NotFound: a path names nothing, or no log has such a route.
+        NotFound: a path does not exist, or no log has such a route.
     """
     locations = []
     for location in find_locations(paths):
@@ -122,19 +127,19 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLoc
     known = {route for location in locations for route in location.root.route_names()}
     unknown = [route for route in routes or () if route not in known]
     if unknown and not any(isinstance(location.root, Shipped) for location in locations):
-        raise NotFound(f"there is no route {unknown[0]!r}", hint=f"there are {', '.join(sorted(known))}")
+        raise NotFound(f"no log has route {unknown[0]!r}", hint=f"routes: {', '.join(sorted(known))}")
     return locations
 
 
 def new_records(
     location: LogLocation, before: Progress | None, routes: Sequence[str] | None, tolerance: Tolerance
 ) -> NewRecords:
-    """What has come behind ``before``; None: all there is.
+    """Plan the records after ``before``; all records if it is None.
 
     Raises:
-        Damaged: something is missing, and that is not tolerated.
-        NotFound: RECLAIM has deleted records behind ``before``, and that is not tolerated.
-        RolledBack: the log is an older copy of the one that ``before`` is about.
+        Damaged: records are missing, and damage is not tolerated.
+        NotFound: RECLAIM has deleted records after ``before``, and loss is not tolerated.
+        RolledBack: the log is an older copy of the one that ``before`` describes.
     """
     view = location.view()
     wanted = None if routes is None else frozenset(routes)
@@ -166,13 +171,146 @@ def _pieces(view: View, ranges: Sequence[Range], tolerance: Tolerance, *, gaps: 
 
 
 def passed_over(new: NewRecords, notes: Path) -> list[str]:
-    """Messages about what of ``new`` could not be read.
+    """Return messages about records of ``new`` that could not be read.
 
     Args:
-        notes: the directory of the reports, as in the tolerance with which ``new`` was planned.
+        notes: directory of the reports, as in the tolerance with which ``new`` was planned.
     """
     reports = sorted(notes.glob(f"{new.location.log}-*.jsonl"))
     messages = [
         json.loads(line)["message"] for path in reports for line in path.read_text(encoding="utf-8").splitlines()
     ]
     return list(dict.fromkeys(messages))  # two ranges of one log may report the same damage
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """End of a log.
+
+    Attributes:
+        last: sequence of the last record that has begun.
+        begun: for each route with an unfinished record, the sequence of that record.
+        routes: those of the requested routes that have had records; None if unknown.
+    """
+
+    last: int = 0
+    begun: Mapping[str, int] = field(default_factory=dict)
+    routes: frozenset[str] | None = frozenset()
+
+    @property
+    def complete(self) -> int:
+        """The last sequence up to which every record is complete; 0 if no record is."""
+        return min((sequence - 1 for sequence in self.begun.values()), default=self.last)
+
+
+def log_end(view: View, routes: frozenset[str] | None) -> LogEnd:
+    """Return the end of ``routes`` (None: all).
+
+    A record whose end is lost to damage does not delay its route: a reader of it meets the damage.
+
+    Raises:
+        UnsupportedFormat: the newest segment begins with control data of a newer wald.
+        Damaged: a segment is missing.
+    """
+    return LogEndTracker(routes).end(view)
+
+
+class LogEndTracker:
+    """:func:`log_end` for repeated calls, each of which reads only new records."""
+
+    def __init__(self, routes: frozenset[str] | None) -> None:
+        self._routes = routes
+        self._seen: Bound | None = None
+        self._base = 0
+        self._position = FIRST_BATCH  # in the segment of this base; everything in front of it has been read
+        self._state = LogState()  # at that position
+        self._all_routes = True  # whether the state has all routes
+
+    def end(self, view: View) -> LogEnd:
+        """Return the end of the log; reads no file if the bound has not moved."""
+        bound = view.bound
+        if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not show changes
+            self._read_newest(view)
+            self._seen = bound
+        begun = self._state.open_records
+        last = self._state.next_sequence - 1 if bound.sequence is None else bound.sequence
+        if self._routes is None:
+            return LogEnd(last, dict(begun), frozenset(self._state.routes) if self._all_routes else None)
+        return LogEnd(last, {route: at for route, at in begun.items() if route in self._routes}, self._routes)
+
+    def _read_newest(self, view: View) -> None:
+        while (newest := _newest(view)) is not None:
+            try:
+                self._read(newest, view)
+                return
+            except SegmentGone as gone:
+                view = view.without(gone, newest)
+        self._base, self._state, self._all_routes = 0, LogState(), False
+
+    def _read(self, newest: Segment, view: View) -> None:
+        limit = view.limit(newest)
+        try:
+            opened = view.open(newest)
+        except SegmentGone:
+            raise
+        except Damaged:
+            self._base, self._state, self._all_routes = 0, LogState(newest.base_sequence), False
+            return
+        with closing(opened) as segment:
+            known = newest.base_sequence == self._base and (limit is None or self._position <= limit)
+            # A segment without records may have been replaced, and its first batch may have another length.
+            if not known or self._position == FIRST_BATCH:
+                self._begin(segment)
+            for found in segment.batches(self._position, limit, self._routes):
+                self._apply(found)
+            self._finish(segment, limit)
+
+    def _begin(self, segment: OpenSegment) -> None:
+        self._base, self._position = segment.base_sequence, FIRST_BATCH
+        self._state, self._all_routes = LogState(segment.base_sequence), False
+        first = next(segment.batches(FIRST_BATCH, None), None)  # durable before the segment had its name
+        if not isinstance(first, StoredBatch) or not first.header.is_control:
+            return
+        try:
+            state = decode_state(first.payload)
+        except BadControl as error:
+            raise UnsupportedFormat(
+                f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",
+                hint="install a newer wald: docs/install.md",
+            ) from error
+        # A record followed by another one of its route has lost its end.
+        begun = {route: at for route, at in state.open_records.items() if state.routes.get(route) == at}
+        self._state = LogState(segment.base_sequence, routes=state.routes, open_records=begun)
+        self._all_routes = True
+
+    def _apply(self, found: SegmentItem) -> None:
+        state = self._state
+        if isinstance(found, DamagedBytes):
+            state.open_records.clear()  # a piece of any of them may be missing
+            self._position = found.offset + found.length
+        elif isinstance(found, SkippedBatches):
+            state.next_sequence = max(state.next_sequence, found.next_sequence)
+            self._position = found.position
+        elif not found.header.is_control:
+            self._position = found.end
+            continued = found.header.continues_sequence
+            lost = continued != 0 and state.open_records.get(found.route) != continued
+            state.apply(found.header, found.route)
+            if lost and not found.header.count:
+                state.open_records.pop(found.route, None)  # its beginning is missing
+
+    def _finish(self, segment: OpenSegment, limit: int | None) -> None:
+        """Forget open records if a raw segment ends in damage or too early."""
+        tail = segment.tail if isinstance(segment, RawSegment) else None
+        if tail is not None and (tail.garbage_bytes or (limit is not None and tail.offset < limit)):
+            self._state.open_records.clear()
+            self._position = tail.offset if limit is None else limit
+
+
+def _newest(view: View) -> Segment | None:
+    """Return the segment in which the readable bytes end; None if it is missing."""
+    bound = view.bound
+    readable = (segment for segment in reversed(view.segments) if segment.base_sequence <= bound.segment)
+    newest = next(readable, None)
+    missing = newest is not None and bound.sequence is not None and newest.base_sequence < bound.segment
+    return None if missing else newest

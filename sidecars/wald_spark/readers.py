@@ -1,9 +1,9 @@
-"""The readers of the data source: for a query, and for a stream.
+"""Readers of the data source: for a query, and for a stream.
 
 Spark writes the end of a trigger into ``offsets/N`` of the checkpoint before it reads anything, and ``commits/N`` once
-the sink has it. After a crash it plans a trigger again that has the one and not the other, and never one that has both.
-So a stream needs no ``commit()``, which Spark calls one trigger late, and for the last one never. For a cursor that
-follows a stream there is ``wald cursor from-checkpoint``.
+the sink has it. After a crash it repeats a trigger that has only the former, and never one that has both. So a stream
+needs no ``commit()``, which Spark calls one trigger late, and for the last one never. A cursor follows a stream with
+``wald cursor from-checkpoint``.
 
 Readers are pickled and sent to executors, which read with them.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Task(InputPartition):
-    """What one task reads."""
+    """Pieces that one task reads."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
@@ -45,7 +45,7 @@ class Task(InputPartition):
 
 @dataclass(frozen=True)
 class QueryReader(DataSourceReader):
-    """Reads what there is when the query is planned; what is appended later is not part of it."""
+    """Reader of the records that exist when the query is planned."""
 
     options: Options
     rows: Rows
@@ -61,14 +61,14 @@ class QueryReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the triggers of a stream in one process, as long as the query runs; copies of it read on executors.
+    """Reader of a stream: one process plans its triggers as long as the query runs, and copies of it read on executors.
 
     Raises:
-        InvalidInput: an option that streams do not have, or a value that is not allowed.
+        InvalidInput: streams do not have an option, or a value is not allowed.
     """
 
     def __init__(self, options: Options, rows: Rows) -> None:
-        from wald_spark.triggers import Triggers
+        from wald_spark.stream import Triggers
 
         self._options = options
         self._rows = rows
@@ -104,14 +104,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._rows, partition)
 
     def _limits_within(self, limit: ReadLimit) -> Limits:
-        """Spark has one limit at a time, that of rows if there is one; the limit of bytes is kept here."""
+        """Return the limits with that of Spark, which has one at a time; the limit of bytes is kept here."""
         if isinstance(limit, ReadMaxRows):
             return replace(self._limits, records=limit.max_rows)
         return Limits(raw_bytes=limit.max_bytes) if isinstance(limit, ReadMaxBytes) else Limits()
 
 
 class RefusedStream(DataSourceStreamReader):
-    """A stream that cannot be read. PySpark would lose the reason of an error before there is a reader."""
+    """Stream that cannot be read, because PySpark loses the reason of an error raised before a reader exists."""
 
     def __init__(self, error: WaldError) -> None:
         self._error = error
@@ -137,13 +137,13 @@ def with_hint() -> Iterator[None]:
 
 
 def _tasks(pieces: Sequence[Piece], options: Options) -> list[InputPartition]:
-    from wald_spark.blocks import shared
+    from wald_spark.plan import shared
 
     return [Task(task) for task in shared(pieces, most_bytes=options.partition_bytes)]
 
 
 def _read(rows: Rows, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Where there is nothing to read, Spark makes one task of its own, without pieces."""
+    """Yield the rows of one task; Spark also makes a task without pieces if there is nothing to read."""
     with with_hint():
         for piece in partition.pieces if isinstance(partition, Task) else ():
             yield from rows.read(piece)

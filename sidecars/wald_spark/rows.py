@@ -2,25 +2,24 @@
 
     log         STRING     id of the log, 32 hexadecimal digits
     route       STRING
-    seq         BIGINT     number of the record in its log, across routes
-    timestamp   TIMESTAMP  when the daemon received it
-    event_time  TIMESTAMP  when it happened, if the producer said so
-    key         BINARY     null where there is none
+    seq         BIGINT     sequence of the record in its log, across routes
+    timestamp   TIMESTAMP  time at which the daemon received it
+    event_time  TIMESTAMP  time given by the producer, if any
+    key         BINARY     null without a key
     value       BINARY     the record, without its newline
-    headers     STRING     a JSON object of strings, null where there are none
-    segment     BIGINT     base sequence of the segment that it is in; null for a record of a bundle
+    headers     STRING     a JSON object of strings, null without headers
+    segment     BIGINT     base sequence of its segment; null for a record of a bundle
 
 and, if a query asks for them, instead of the value:
 
     json             STRUCT<…>  these fields of a value that is a JSON object
     _corrupt_record  BINARY     any other value; ``json`` is null then
 
-These are the columns of Spark's Kafka source, as far as wald has them. A query that names its own schema gets
-only those columns, in that order; no others are made. Key and value may be STRING, too; bytes that are not UTF-8 then
-appear as U+FFFD.
+These are the columns of Spark's Kafka source, as far as wald has them. A query with its own schema gets only those
+columns, in that order. Key and value may be STRING, too; bytes that are not UTF-8 then appear as U+FFFD.
 
 Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are not dictionaries, and every
-column may be null. A batch holds up to 8 MiB, because the JVM copies each as a whole, or one longer value.
+column is nullable. A batch holds up to 8 MiB, because the JVM copies each as a whole, or one longer value.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "bina
 
 
 class Piece(Protocol):
-    """What a task reads in one go: see :class:`wald_spark.pieces.LogPiece`."""
+    """Part of the data that a task reads in one go: see :class:`wald_spark.plan.LogPiece`."""
 
     @property
     def log(self) -> str: ...
@@ -66,7 +65,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the data source: its DDL types, the default first, and the column of the log it is made of."""
+    """Column of the data source: its DDL types, the default first, and the column of the log that it is made from."""
 
     types: tuple[str, ...]
     source: str = ""
@@ -87,10 +86,10 @@ _COLUMNS = {
 
 
 def schema_ddl(json_ddl: str = "") -> str:
-    """The schema of a query that names none, as DDL.
+    """Return the schema of a query that does not give one, as DDL.
 
     Args:
-        json_ddl: the columns to parse from values that are JSON; "": the values themselves.
+        json_ddl: the columns to parse from values that are JSON; "" for the values themselves.
     """
     left_out = {"value"} if json_ddl else {CORRUPT}
     ours = ", ".join(f"{name} {column.types[0]}" for name, column in _COLUMNS.items() if name not in left_out)
@@ -113,9 +112,10 @@ class Rows:
 
     @classmethod
     def of(cls, schema: StructType, *, value_bytes: int, tolerance: Tolerance = STRICT) -> Rows:
-        """
+        """Return rows of a schema given by Spark.
+
         Raises:
-            InvalidInput: a column that does not exist, or of a type that it cannot have.
+            InvalidInput: a column does not exist, or cannot have this type.
         """
         fields = [_field(field) for field in schema]
         json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
@@ -124,25 +124,25 @@ class Rows:
         return cls(pa.schema(fields), json, value_bytes, tolerance)
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """The rows of ``piece``.
+        """Yield the rows of ``piece``.
 
         Raises:
-            Refused: something is longer than ``value_bytes``.
-            NotFound, Damaged: as reading the piece does.
+            Refused: a value is longer than ``value_bytes``.
+            NotFound, Damaged: as for reading the piece.
         """
         sources = {
             column.source for name in self.schema.names if (column := _COLUMNS.get(name.lower())) and column.source
         }
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
-            sources |= {"route"}  # a report of what is too long names the route
+            sources |= {"route"}  # a report of a long value names the route
         with closing(DamageReport(self.tolerance, f"{piece.name}-values")) as damage:
             for batch in piece.arrow(sorted(sources)):
                 for part in _parts(self._bounded(batch, damage)):
                     yield self._rows(part, piece.log)
 
     def _bounded(self, batch: pa.RecordBatch, damage: DamageReport) -> pa.RecordBatch:
-        """The same, without values that are too long for the JVM."""
+        """Return the batch without values that are too long for the JVM."""
         if batch.nbytes <= self.value_bytes:
             return batch
         for name in _LONG:
@@ -190,7 +190,7 @@ class Rows:
 
 
 def _field(field: StructField) -> pa.Field:
-    """The Arrow field that Spark accepts for a field of the schema."""
+    """Return the Arrow field that Spark accepts for a field of the schema."""
     if field.name.lower() == JSON:
         from pyspark.sql.types import StructType
 
@@ -202,9 +202,7 @@ def _field(field: StructField) -> pa.Field:
     column, kind = _COLUMNS.get(field.name.lower()), field.dataType.simpleString()
     if column is None:
         names = ", ".join([*_COLUMNS, JSON])
-        raise InvalidInput(
-            f"there is no column {field.name!r}", hint=f"there are {names}; fields of JSON are in {JSON}"
-        )
+        raise InvalidInput(f"unknown column {field.name!r}", hint=f"columns: {names}; fields of JSON are in {JSON}")
     if kind not in column.types:
         types = " or ".join(map(str.upper, column.types))
         raise InvalidInput(
@@ -224,7 +222,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _microseconds(times: pa.Array) -> pa.Array:
-    """Nanoseconds as the microsecond they are in; a cast and Arrow's division round towards 1970."""
+    """Round nanoseconds down to microseconds; a cast and Arrow's division round towards 1970."""
     numbers = times.view(pa.int64())
     quotient = compute.divide(numbers, 1000)
     before = compute.greater(compute.multiply(quotient, 1000), numbers)
@@ -232,7 +230,7 @@ def _microseconds(times: pa.Array) -> pa.Array:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """``batch`` in slices of up to :data:`BATCH_BYTES`, or of one longer row."""
+    """Yield slices of ``batch`` of up to :data:`BATCH_BYTES`, or of one longer row."""
     if batch.nbytes + batch.num_rows * _NAMES_BYTES <= BATCH_BYTES:
         yield batch
         return
@@ -246,7 +244,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """About how many bytes each row of a column takes."""
+    """Estimate the bytes in each row of a column."""
     if pa.types.is_binary(column.type):
         lengths = compute.fill_null(compute.binary_length(column), 0)
         return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)

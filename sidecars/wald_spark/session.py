@@ -1,4 +1,4 @@
-"""A Spark session as the jobs need it: the Java it runs on, in UTC, quiet, and with workers that run this Python."""
+"""Spark sessions for the jobs: with a suitable Java, in UTC, quiet, and with workers that run this Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLDEST = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 LOCAL = "local[*]"
 _PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
-ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
+ATTEMPTS = 4  # of each task, as on a cluster; a local master without this tries once
 _LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
 _THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
 _STANDALONE = "spark://"
@@ -47,7 +47,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """An installed Java; ``home`` is what JAVA_HOME has to be."""
+    """Installed Java; ``home`` is the value of JAVA_HOME."""
 
     home: Path
     version: int
@@ -55,7 +55,7 @@ class Java:
 
 @cache
 def find_java() -> Java | None:
-    """The first Java new enough: that of JAVA_HOME, the one on the PATH, then those of the distribution."""
+    """Return the first Java that is new enough: that of JAVA_HOME, of PATH, then those of the distribution."""
     for home in _homes():
         version = _version(home / "bin" / "java")
         if version is not None and version >= OLDEST:
@@ -64,15 +64,15 @@ def find_java() -> Java | None:
 
 
 def require_java() -> Java:
-    """As :func:`find_java`.
+    """Return a Java that is new enough.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such Java.
     """
     java = find_java()
     if java is None:
         raise NotFound(
-            f"Spark needs Java {OLDEST} or newer, and there is none in JAVA_HOME, on the PATH or in /usr/lib/jvm",
+            f"Spark needs Java {OLDEST} or newer, but JAVA_HOME, PATH and /usr/lib/jvm have none",
             hint="apt install default-jre-headless; or set JAVA_HOME",
         )
     return java
@@ -96,9 +96,10 @@ def _version(program: Path) -> int | None:
 
 
 def require_spark() -> None:
-    """
+    """Check that the packages for the jobs are installed.
+
     Raises:
-        NotFound: a package that the jobs need is not installed.
+        NotFound: a package is missing.
     """
     for package in _PACKAGES:
         try:
@@ -112,16 +113,16 @@ def require_spark() -> None:
 
 @contextmanager
 def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for one job, which is stopped at the end.
+    """Yield a session for one job, which is stopped at the end.
 
-    What spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit set is kept, except for the master and for what is in
+    Settings from spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit are kept, except for the master and for
     ``settings``.
 
     Args:
         master: a URL of Spark; a local one gets :data:`ATTEMPTS` for each task.
 
     Raises:
-        NotFound: no PySpark, or no Java that is new enough.
+        NotFound: there is no PySpark, or no Java that is new enough.
         Unavailable: Spark does not start, or its master does not answer.
     """
     started = start(app, master=master, settings=settings)
@@ -134,7 +135,7 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
 
 
 def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """As :func:`session`; the caller stops it."""
+    """Return a :func:`session` that the caller stops."""
     os.environ["JAVA_HOME"] = str(require_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -164,13 +165,13 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
             raise Unavailable(
                 f"Spark does not start on {master}: {_reason(error)}", hint="--master 'local[2]' needs no cluster"
             ) from error
-        except BaseException:  # interrupted: the JVM would go on
+        except BaseException:  # interrupted: the JVM would continue
             _end_children(started_before)
             raise
 
 
 def _require_master(master: str) -> None:
-    """Check that a standalone master answers; else Spark tries it for a minute, and then reports a stopped context.
+    """Check that a standalone master answers; Spark would try for a minute, and then report a stopped context.
 
     Raises:
         Unavailable: none of the addresses answers.
@@ -187,20 +188,20 @@ def _require_master(master: str) -> None:
 
 
 def _await_executor(session: SparkSession, master: str) -> None:
-    """Wait until a standalone master has started an executor: it may have no workers, or none that are free."""
+    """Wait until a standalone master has started an executor: it may have no workers, or no free ones."""
     if not master.startswith(_STANDALONE):
         return
     tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own tracker does not have it
     report_at = time.monotonic() + SILENT_SECONDS
     while len(tracker.getExecutorInfos()) < 2:  # the driver is one of them
         if time.monotonic() >= report_at:
-            sys.stderr.write(f"waiting for {master}: no worker has joined it, or other jobs hold them all\n")
+            sys.stderr.write(f"waiting for {master}: no worker has joined it, or other jobs use them all\n")
             report_at += 6 * SILENT_SECONDS
         time.sleep(0.1)
 
 
 def _last_line(printed: list[str]) -> str:
-    """The last line that the JVM has printed and that is not a stack frame; "" if there is none.
+    """Return the last line printed by the JVM that is not a stack frame; "" if there is no such line.
 
     >>> _last_line(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
     'org.apache.SparkException: no'
@@ -211,7 +212,7 @@ def _last_line(printed: list[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What the JVM threw, without the text of py4j around it, which ends in stack frames."""
+    """Return the JVM's exception without the text of py4j around it, which ends in stack frames."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line[2:] for line in lines if line.startswith(": ")), next(filter(None, lines), type(error).__name__))
 
@@ -230,7 +231,7 @@ def _end_children(before: set[int]) -> None:
 
 
 def _set_elsewhere() -> set[str]:
-    """The names of the settings that the user has made elsewhere; those of a builder would replace them."""
+    """Return the names of settings made elsewhere, which those of a builder would replace."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM has them
         from pyspark import SparkConf, SparkContext
 
@@ -247,7 +248,7 @@ def _set_elsewhere() -> set[str]:
 
 
 def _with_attempts(master: str) -> str:
-    """A local master with a number of attempts; any other master as it is.
+    """Return a local master with a number of attempts; any other master unchanged.
 
     >>> _with_attempts("local[*]"), _with_attempts("local[2,1]"), _with_attempts("spark://a:7077")
     ('local[*,4]', 'local[2,1]', 'spark://a:7077')
@@ -258,7 +259,7 @@ def _with_attempts(master: str) -> str:
 
 @contextmanager
 def _stderr_captured() -> Iterator[Callable[[], list[str]]]:
-    """While Spark starts, collect what the JVM prints on stderr: it prints warnings even if nothing is wrong."""
+    """Capture the JVM's output on stderr while Spark starts: it prints warnings even if nothing is wrong."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:

@@ -1,12 +1,12 @@
-"""The data source ``wald``: logs, shipped segments and archives as a DataFrame, once or as they grow.
+"""Data source ``wald``: logs, shipped segments and archives as a DataFrame, once or as a stream.
 
     spark.read.format("wald").load("/var/spool/wald")
     spark.readStream.format("wald").load("/var/spool/*")
 
-Options and columns are those of :mod:`wald_spark.options` and :mod:`wald_spark.rows`. Where ``pyspark_wald`` is
-installed beside PySpark, Spark finds the source by itself; elsewhere ``spark.dataSource.register(WaldDataSource)``.
+Options and columns are those of :mod:`wald_spark.options` and :mod:`wald_spark.rows`. If ``pyspark_wald`` is installed
+next to PySpark, Spark finds the source automatically; otherwise call ``spark.dataSource.register(WaldDataSource)``.
 
-Spark imports this module for every format that it does not know, so it imports nothing else before it is used.
+Spark imports this module for every format that it does not know, so other imports wait until it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WaldDataSource(DataSource):
-    """What Spark calls ``wald``."""
+    """Data source that Spark calls ``wald``."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,9 +1,9 @@
-"""Pieces of work on executors: a function is called with each piece, and each result is returned as soon as it is made.
+"""Work on executors: a function is called with each piece, and results are returned as they become available.
 
-A result travels as an update of an accumulator. Spark passes it to the driver when a task ends, once for each task even
+A result is sent as an update of an accumulator. Spark passes it to the driver when a task ends, once for each task even
 if it was tried several times. So the first result arrives while the last piece still waits, unlike with ``collect``,
-and all executors work, unlike with ``toLocalIterator``. No rows are sent this way: a piece says what to do (a path and
-a range, for example), the executor reads and writes by itself, and the result is a summary.
+and all executors work, unlike with ``toLocalIterator``. No rows are sent: a piece describes the work (a path and a
+range, for example), the executor reads and writes, and the result is a summary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 _Outcome = tuple[int, bytes | WaldError | OSError]
 
-_TASKS_PER_CORE = 64  # a task by itself costs some 30 ms; more pieces share tasks
+_TASKS_PER_CORE = 64  # a task costs some 30 ms, so more pieces share tasks
 _PR_SET_PDEATHSIG = 1
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -39,20 +39,20 @@ _TRACEBACK = "Traceback (most recent call last):"
 def run(
     spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes], *, on_done: Callable[[int], None]
 ) -> Generator[tuple[int, bytes], None, None]:
-    """Call ``work`` with each piece on an executor; yields the number of each piece and its result, as they finish.
+    """Call ``work`` with each piece on an executor; yield the number of each piece and its result, as they finish.
 
-    The first ``next`` starts the job. Pieces are started in their order, so the largest belong first. A piece is tried
-    again after a failure, and after an executor was lost, so ``work`` has to be repeatable. Closing the generator
-    cancels what still runs.
+    The first ``next`` starts the job. Pieces are started in their order, so put the largest first. A piece is tried
+    again after a failure, and after an executor was lost, so ``work`` must be repeatable. Closing the generator cancels
+    the rest.
 
     Args:
         pieces: can be pickled.
         work: can be pickled, too: a function of a module that executors can import, or a frozen dataclass with
-            ``__call__``. The results have to be small, all together less than ``spark.driver.maxResultSize``.
-        on_done: called in this thread with the number of each piece that is done, before its result is yielded.
+            ``__call__``. The results must be small, in total less than ``spark.driver.maxResultSize``.
+        on_done: called in this thread with the number of each finished piece, before its result is yielded.
 
     Raises:
-        WaldError, OSError: the first that ``work`` has raised; pieces that wait are not started any more.
+        WaldError, OSError: the first error that ``work`` has raised; waiting pieces are not started any more.
         Unavailable: Spark has given up: a piece failed at every attempt for another reason, or no executor is left.
     """
     job = _Job(spark, pieces, work)
@@ -67,7 +67,7 @@ def run(
 
 
 class _Job(Generic[P]):
-    """The job of one run, and the thread that waits for Spark."""
+    """Job of one run, and the thread that waits for Spark."""
 
     def __init__(self, spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes]) -> None:
         self._context = spark.sparkContext
@@ -81,7 +81,7 @@ class _Job(Generic[P]):
         self._thread.start()
 
     def outcomes(self) -> Iterator[_Outcome]:
-        """Each as it arrives, until there are no more to come."""
+        """Yield outcomes as they arrive."""
         while (arrived := self._inbox.queue.get()) is not None:
             if isinstance(arrived, Exception):
                 hint = "the logs of the executors have more; an executor that runs out of memory needs fewer cores"
@@ -89,7 +89,7 @@ class _Job(Generic[P]):
             yield arrived
 
     def cancel(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the rest of the work."""
         while self._thread.is_alive():
             with suppress(Exception):  # the JVM may have been killed; then the thread ends with an error
                 self._context.cancelJobGroup(self._group)  # has no effect before the job has been submitted
@@ -107,7 +107,7 @@ class _Job(Generic[P]):
 
 
 class _Inbox(list[_Outcome]):
-    """The driver's value of the accumulator: what is added to it goes into a queue."""
+    """Driver's value of the accumulator: additions go into a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Inbox(list[_Outcome]):
 
 
 class _Updates(AccumulatorParam[list[_Outcome]]):
-    """Collects outcomes in a list on an executor, and in the inbox on the driver."""
+    """Accumulator of outcomes: a list on an executor, the inbox on the driver."""
 
     def zero(self, value: list[_Outcome]) -> list[_Outcome]:  # noqa: ARG002
         return []
@@ -131,7 +131,7 @@ class _Updates(AccumulatorParam[list[_Outcome]]):
 
 @dataclass(frozen=True, slots=True)
 class _Task(Generic[P]):
-    """What an executor does with the pieces of one task."""
+    """Work of an executor on the pieces of one task."""
 
     work: Callable[[P], bytes]
     outcomes: Accumulator[list[_Outcome]]
@@ -151,8 +151,8 @@ class _Task(Generic[P]):
 def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
     """Let this process end when its parent ends, if ``program`` is on the command line of the parent.
 
-    PySpark forks workers from a separate process. If that is killed with the driver, a worker would not notice until it
-    has finished its piece, and would still write while the next run does.
+    PySpark forks workers from a separate process. If that process is killed with the driver, a worker would not notice
+    until it has finished its piece, and would still write while the next run does.
     """
     parent = os.getppid()
     try:
@@ -166,7 +166,7 @@ def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The line of Spark's message that has the reason: the exception of Python, if there is one."""
+    """Return the line of Spark's message that states the reason: the exception of Python, if there is one."""
     lines = str(error).splitlines()
     reason = lines[:1]
     for number, line in enumerate(lines):

@@ -35,9 +35,8 @@ from wald.reading.selection import select
 from wald.segments.view import State
 from wald_archive.sizes import Records
 from wald_reclaim import policy
-from wald_spark.blocks import Range
-from wald_spark.log_end import log_end
-from wald_spark.pieces import pieces_of
+from wald_spark.plan import Range, pieces_of
+from wald_spark.progress import log_end
 
 ROUTES = ("a", "b", "c")
 OPERATIONS = 90  # of a run

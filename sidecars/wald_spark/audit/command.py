@@ -1,11 +1,16 @@
-"""``wald-audit``: many logs and their archives, read and judged at once."""
+"""``wald-audit``: reads and judges many logs, the archives that their ledgers name, and all bags in these."""
 
 from __future__ import annotations
 
 import glob
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +18,16 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import SequenceNumber, json_option
 from wald.cli.progress import progress
-from wald.errors import NotFound
-from wald_spark.audit.job import audit, plan
-from wald_spark.audit.report import audit_lines
+from wald.errors import DiskFailure, InvalidInput, NotFound
+from wald.files.layout import Root
+from wald_spark.audit.audits import ArchiveAudit, LogAudit, Outcomes, Work, archives_of, pickled_outcome, reports
+from wald_spark.audit.report import Audit, audit_lines
 from wald_spark.commands import master_option, roots_option
-from wald_spark.locations import is_pattern
+from wald_spark.locations import is_pattern, require_bags
 from wald_spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,7 +69,6 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], first: int, m
 
 
 def main() -> None:
-    """The console script."""
     sys.exit(run(command, "wald-audit", sys.argv[1:]))
 
 
@@ -70,3 +78,57 @@ def expanded(patterns: Sequence[str]) -> Iterator[Path]:
         if not names:
             raise NotFound(f"{pattern}: nothing matches", hint=f"ls -d {pattern}")
         yield from map(Path, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Logs and archives to audit; records before ``first`` may be missing."""
+
+    logs: Sequence[LogAudit]
+    archives: Sequence[ArchiveAudit]
+    first: int = 1
+
+    @property
+    def work(self) -> list[Work]:
+        """Work for executors, the largest first, so that the last task to start is short."""
+        work: chain[Work] = chain(*(log.work for log in self.logs), *(archive.work for archive in self.archives))
+        return sorted(work, key=lambda each: each.stored_bytes, reverse=True)
+
+
+def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) -> Plan:
+    """Plan the audit of ``roots``, of the archives that their ledgers name, and of those at ``destinations``.
+
+    Args:
+        first: earlier records may be missing, from the logs and from the archives.
+
+    Raises:
+        NotFound: one of the roots is not a log, or one of ``destinations`` is not an archive.
+    """
+    for destination in destinations:
+        with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
+            require_bags(destination)
+    logs = [LogAudit(Root(path), first=first) for path in dict.fromkeys(path.absolute() for path in roots)]
+    named = (destination for log in logs for destination in log.destinations)
+    return Plan(logs, archives_of([log.root for log in logs], [*named, *destinations]), first)
+
+
+def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
+    """Read and judge everything; nothing is changed.
+
+    Args:
+        on_bytes: called with the number of stored bytes that have been read since the last call.
+
+    Raises:
+        Unavailable: Spark gives up, or an executor lacks a log or an archive.
+    """
+    from wald_spark.tasks import run
+
+    began = time.perf_counter()
+    work, outcomes = planned.work, Outcomes()
+    done = run(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
+    with closing(done) as results:
+        for number, pickled in results:
+            outcomes.add(work[number], pickled)
+    logs = tuple(log.report(outcomes) for log in planned.logs)
+    archives = tuple(reports(planned.archives, outcomes, first=planned.first))
+    return Audit(logs, archives, time.perf_counter() - began)

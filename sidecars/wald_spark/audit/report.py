@@ -1,4 +1,4 @@
-"""The result of an audit: numbers and findings for each log and each archive; and the lines that show it."""
+"""Result of an audit: numbers and findings for each log and each archive, and the lines that show them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """
+    """Result for one log.
+
     Attributes:
-        segments, records, raw_bytes: what was read.
+        segments, records, raw_bytes: numbers read.
         reclaimed: deleted segments. expired: records in those that no group had read.
         bundles: in its ledger.
     """
@@ -75,7 +76,7 @@ class ArchiveReport:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The whole result; ``seconds`` leaves out the start of Spark."""
+    """Result of an audit; ``seconds`` excludes the start of Spark."""
 
     logs: tuple[LogReport, ...]
     archives: tuple[ArchiveReport, ...]
@@ -100,7 +101,6 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command."""
         if self.errors:
             return Damaged.exit_code
         return Unavailable.exit_code if self.unread else 0

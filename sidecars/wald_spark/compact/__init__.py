@@ -1,8 +1,8 @@
-"""COMPACT: the latest value of each key, brought up to date by each run.
+"""COMPACT: the latest value of each key, updated by each run.
 
     OUT/latest -> gen-000007           the current generation; replaced in one step
     OUT/gen-000007/*.parquet           a row for each route and key
-    OUT/gen-000007/_wald.json          how far each log was read for it
+    OUT/gen-000007/_wald.json          position in each log
     OUT/gen-000006/                    the previous generation, for readers that have opened it
     OUT/_wald/lock                     held by the run
     OUT/_partial/                      files that executors hand to Spark during a run
@@ -11,19 +11,19 @@
     key         BINARY
     value       BINARY     null: the key was deleted, by a record with an empty value
     log         STRING     id of the log
-    seq         BIGINT     number of the record in its log
-    timestamp   TIMESTAMP  when the daemon received it
+    seq         BIGINT     sequence of the record in its log
+    timestamp   TIMESTAMP  time at which the daemon received it
     event_time  TIMESTAMP
     headers     STRING
 
-Records without a key are counted and left out. The latest record of one log is the one with the highest number; of
-several logs it is the last by timestamp (to the microsecond), log and number. Deleted keys stay, because a log that is
-read later may still have an older value of them. ``WHERE value IS NOT NULL`` leaves them out.
+Records without a key are counted and left out. The latest record of one log is the one with the highest sequence; of
+several logs it is the last by timestamp (to the microsecond), log and sequence. Deleted keys stay, because a log that
+is read later may still have an older value of them. ``WHERE value IS NOT NULL`` leaves them out.
 
-Executors find the last record of each key in a part of a log. Only those records reach the JVM, where Spark takes the
+Executors find the last record of each key in a part of a log. Only those records reach the JVM, where Spark keeps the
 last of them and of the rows of the current generation. A run that dies before it has replaced the link leaves only
 files that the next run removes.
 
-``OUT/latest`` is for programs that open it and read it at once. A program that reads for longer than a run takes has to
-read the directory that the link points to (``readlink -f``), which stays for one more run.
+``OUT/latest`` is for programs that open and read it immediately. A program that reads for longer than a run takes
+must read the directory that the link points to (``readlink -f``), which stays for one more run.
 """

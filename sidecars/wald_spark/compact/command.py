@@ -1,4 +1,4 @@
-"""``wald-compact``: the latest value of each key, brought up to date."""
+"""``wald-compact``: keeps the latest value of each key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wald_spark.commands import (
     roots_option,
     routes_option,
 )
-from wald_spark.compact.generations import Generations
+from wald_spark.compact.job import Generations
 from wald_spark.session import require_spark, session
 
 if TYPE_CHECKING:
@@ -80,13 +80,12 @@ def command(
             on_begin=partial(report.begin, "compact"),
             on_done=report.advance,
         )
-        with permissive_hint("everything is as it was"):
+        with permissive_hint("nothing has changed"):
             compacted = compactor.compact(locations)
     (_print_json if as_json else _print_lines)(compacted, report, compactor.notes)
 
 
 def main() -> None:
-    """The console script."""
     sys.exit(run(command, "wald-compact", sys.argv[1:]))
 
 
@@ -104,7 +103,7 @@ def _print_json(compacted: Compacted, report: RunReport, _: Path) -> None:
 
 def _print_lines(compacted: Compacted, report: RunReport, notes: Path) -> None:
     if not compacted.parts:
-        click.echo("nothing to compact: every complete record is in what there is")
+        click.echo("nothing to compact: the generation includes every complete record")
     for line in report.lines():
         click.echo(line)
     if (made := compacted.generation) is not None:
@@ -112,6 +111,6 @@ def _print_lines(compacted: Compacted, report: RunReport, notes: Path) -> None:
         click.echo(f"{counts.records} records, {counts.unkeyed} of them without a key and left out")
         click.echo(f"{made.keys} keys, {made.deleted} of them deleted, in {compacted.directory}")
     if passed := compacted.passed_over:
-        click.echo(f"passed over {len(passed)} times, listed in {notes}: {passed[0]}")
+        click.echo(f"skipped damage {len(passed)} times, listed in {notes}: {passed[0]}")
     if raw := compacted.raw_bytes:
         click.echo(f"{format_bytes(raw)} of records in {report.seconds:.1f} s with Spark's start")

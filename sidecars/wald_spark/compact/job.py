@@ -1,4 +1,4 @@
-"""A run of a compaction: executors reduce what has come, and Spark merges that with the last generation.
+"""Run of a compaction: executors reduce new records, and Spark merges them with the last generation.
 
 An executor finds the last record of each key in a chunk without a loop over records.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,16 +20,17 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from wald.errors import Refused
-from wald_spark.compact.generations import Generation, Generations
+from wald.errors import Damaged, Refused
+from wald.files.disk import Disk
 from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation
-from wald_spark.progress import Chunk, NewRecords, new_records, passed_over
+from wald_spark.progress import Chunk, NewRecords, Progress, new_records, passed_over
 from wald_spark.rows import Rows
 from wald_spark.tasks import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 REDUCE_BYTES = 32 << 20  # rows are gathered up to this size before they are reduced again
 _TIME = pa.timestamp("us", "UTC")
@@ -55,7 +57,7 @@ _LATEST = ("timestamp", "log", "seq")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many records were read, and how many of them have no key."""
+    """Number of records that were read, and of those without a key."""
 
     records: int = 0
     unkeyed: int = 0
@@ -66,7 +68,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReduction:
-    """Writes a file to ``directory`` with one row for each route and key of a chunk; the result has the counts."""
+    """Task that writes a row for each route and key of a chunk to a file in ``directory``, and returns the counts."""
 
     directory: str
 
@@ -82,7 +84,7 @@ class ChunkReduction:
 
 
 def decode_counts(result: bytes) -> Counts:
-    """The counts in the result of a task."""
+    """Return the counts in the result of a task."""
     return Counts(**json.loads(result))
 
 
@@ -93,7 +95,7 @@ def _batches(chunk: Chunk) -> Iterator[pa.RecordBatch]:
 
 
 class _LastRows:
-    """The last row of each route and key so far."""
+    """Last row of each route and key so far."""
 
     def __init__(self) -> None:
         self._waiting: list[pa.Table] = []
@@ -109,7 +111,7 @@ class _LastRows:
             self._limit = max(REDUCE_BYTES, 2 * self.table().nbytes)
 
     def table(self) -> pa.Table:
-        """One row for each route and key; an empty value is a null."""
+        """Return one row for each route and key; an empty value becomes a null."""
         table = last_of(pa.concat_tables([SCHEMA.empty_table(), *self._waiting]))
         self._waiting, self._waiting_bytes = [table], table.nbytes
         values = table.column("value")
@@ -118,7 +120,7 @@ class _LastRows:
 
 
 def last_of(table: pa.Table) -> pa.Table:
-    """The last row of each route and key, in their order."""
+    """Return the last row of each route and key, in order."""
     numbered = table.select(["route", "key"]).append_column("row", pa.array(np.arange(table.num_rows)))
     found = numbered.group_by(["route", "key"], use_threads=False).aggregate([("row", "max")])
     return table.take(pa.array(np.sort(found.column("row_max").to_numpy())))
@@ -136,11 +138,11 @@ def _write(table: pa.Table, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a run has made.
+    """Result of a run.
 
     Attributes:
-        parts: what was read of each log; none: nothing had come, and the generation is the previous one.
-        passed_over: messages about what could not be read.
+        parts: the records read from each log; empty if there were none, and the generation is the previous one.
+        passed_over: messages about unreadable records.
     """
 
     directory: Path | None
@@ -151,26 +153,26 @@ class Compacted:
 
     @property
     def raw_bytes(self) -> int:
-        """Of the records that were read."""
+        """Size of the records read."""
         return sum(new.raw_bytes for new in self.parts)
 
 
 def _ignore(_: object) -> None:
-    """The default of callbacks."""
+    """Ignore a callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """What a run is asked to do.
+    """Settings of a run.
 
     Attributes:
-        permissive: whether to pass over what cannot be read.
-        partial: whether logs may lack their oldest segments.
-        notes: a directory for reports of what is passed over.
+        permissive: True to skip unreadable records.
+        partial: True if logs may lack their oldest segments.
+        notes: a directory for reports of skipped records.
         at: the time of the run, as text.
-        spark: makes a session; called only if there is something to do.
-        on_new: called with what has come in each log.
-        on_begin, on_done: called with the raw bytes of all that is due, and of each part of it that is reduced.
+        spark: returns a session; called only if there is something to do.
+        on_new: called with the new records of each log.
+        on_begin, on_done: called with the raw bytes of all new records, and of each part that has been reduced.
     """
 
     generations: Generations
@@ -185,11 +187,11 @@ class Compactor:
     on_done: Callable[[int], None] = field(default=_ignore)
 
     def compact(self, locations: Sequence[LogLocation]) -> Compacted:
-        """Make the next generation, if anything has come.
+        """Make the next generation, if there are new records.
 
         Raises:
-            Refused: the last generation is of other routes.
-            Damaged, NotFound: something cannot be read, or was reclaimed; then everything stays as it is.
+            Refused: the last generation has other routes.
+            Damaged, NotFound: records cannot be read, or were deleted; the current generation stays.
             Unavailable: Spark does not start, or gives up.
         """
         before = self.generations.read()
@@ -224,7 +226,7 @@ class Compactor:
             )
 
     def _new_records(self, started: Generation, locations: Sequence[LogLocation]) -> list[NewRecords]:
-        """What has come in each log where anything has."""
+        """Return the new records of each log that has any."""
         tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
         found = [new_records(each, started.logs.get(each.log), self.routes, tolerance) for each in locations]
         for new in found:
@@ -232,7 +234,7 @@ class Compactor:
         return [new for new in found if new.due]
 
     def _reduced(self, spark: SparkSession, parts: Sequence[NewRecords]) -> Counts:
-        """Let executors write the partial files; returns what they have counted."""
+        """Let executors write the partial files; return their counts."""
         total = sum(new.raw_bytes for new in parts)
         self.on_begin(total)
         limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
@@ -245,7 +247,7 @@ class Compactor:
 
 
 def _merged(spark: SparkSession, directories: Sequence[Path | None], made: Path) -> tuple[int, int]:
-    """Write the latest row of each route and key to ``made``; returns how many there are, and how many are deleted."""
+    """Write the latest row of each route and key to ``made``; return the number of keys and of deleted keys."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
@@ -265,3 +267,115 @@ def _merged(spark: SparkSession, directories: Sequence[Path | None], made: Path)
 
 def _named(routes: tuple[str, ...] | None) -> str:
     return "all routes" if routes is None else f"route {', '.join(routes)}"
+
+
+FORMAT = 1
+_LINK, _STATE = "latest", "_wald.json"
+_NAME = re.compile(r"gen-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Contents of a generation.
+
+    Attributes:
+        routes: None for all.
+        logs: position in each log.
+        keys, deleted: its rows, and those of them whose value is null.
+        records, unkeyed: records read by all runs together, and those of them without a key, which are in no row.
+        passed_over: number of reports about unreadable records.
+        at: time at which it was made.
+    """
+
+    routes: tuple[str, ...] | None
+    logs: dict[str, Progress]
+    keys: int = 0
+    deleted: int = 0
+    records: int = 0
+    unkeyed: int = 0
+    passed_over: int = 0
+    at: str = ""
+
+
+class Generations:
+    """Directory ``out``, which this process has locked."""
+
+    def __init__(self, out: Path, disk: Disk) -> None:
+        self._out = out
+        self._disk = disk
+
+    @property
+    def partial(self) -> Path:
+        """The directory of files that executors hand to Spark."""
+        return self._out / "_partial"
+
+    def latest(self) -> Path | None:
+        """Return the current generation's directory; None before the first run has ended."""
+        try:
+            return self._out / os.readlink(self._out / _LINK)
+        except FileNotFoundError:
+            return None
+
+    def read(self) -> Generation | None:
+        """Return the contents of the current generation.
+
+        Raises:
+            Damaged: its description is missing or damaged.
+        """
+        latest = self.latest()
+        if latest is None:
+            return None
+        path = latest / _STATE
+        try:
+            content = json.loads(path.read_bytes())
+            if content.pop("format") != FORMAT:
+                raise Refused(f"{path}: made by another wald", hint="install a newer wald: docs/install.md")
+            routes = content.pop("routes")
+            logs = {log: Progress(**reached) for log, reached in content.pop("logs").items()}
+            return Generation(None if routes is None else tuple(routes), logs, **content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Damaged(
+                f"{path}: not written by a compaction ({error})",
+                hint="another --out starts from scratch",
+            ) from error
+
+    def begin(self) -> Path:
+        """Remove the remains of interrupted runs; return the directory of the next generation."""
+        number = self._sweep()
+        self.partial.mkdir()
+        return self._out / f"gen-{number + 1:06d}"
+
+    def commit(self, directory: Path, generation: Generation) -> None:
+        """Sync ``directory`` with all its files, and make it the current generation."""
+        for path in directory.iterdir():
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._disk.sync(descriptor)
+            finally:
+                os.close(descriptor)
+        content = {"format": FORMAT} | asdict(generation)
+        self._disk.replace(directory / _STATE, json.dumps(content, indent=1).encode() + b"\n")
+        self._disk.sync_directory(self._out)
+        temporary = self._out / f"{_LINK}.tmp"
+        os.symlink(directory.name, temporary)
+        self._disk.rename(temporary, self._out / _LINK)
+        self._disk.sync_directory(self._out)
+        self._sweep()
+
+    def _sweep(self) -> int:
+        """Remove all but the current generation and the previous one; return the number of the current one."""
+        latest = self.latest()
+        number = _number(latest) if latest else 0
+        for path in self._out.glob("gen-*"):
+            if not number - 1 <= _number(path) <= number:
+                shutil.rmtree(path)
+        shutil.rmtree(self.partial, ignore_errors=True)
+        (self._out / f"{_LINK}.tmp").unlink(missing_ok=True)
+        return number
+
+
+def _number(directory: Path) -> int:
+    match = _NAME.fullmatch(directory.name)
+    if match is None:
+        raise Damaged(f"{directory}: not a generation of wald-compact", hint=f"mv {directory} to another place")
+    return int(match[1])

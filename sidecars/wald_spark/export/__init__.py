@@ -1,18 +1,18 @@
 """EXPORT: records become Parquet, each once, in a directory that Spark, DuckDB and pandas read as one table.
 
     OUT/route=access/date=2026-11-21/<log>-<first>-<last>.parquet   date: UTC, of the append time
-    OUT/_wald/<log>.json                                            how far a log is exported, and how
+    OUT/_wald/<log>.json                                            position in a log, and options
     OUT/_wald/lock                                                  held by the run
     OUT/_staging/<run>/                                             files that are being written
 
 Spark and pyarrow ignore names that begin with ``_``, and no file below such a name ends in ``.parquet``. The columns
 are those of the data source (:mod:`wald_spark.rows`); ``route`` is in the names of directories only.
 
-Executors write and sync files below ``_staging``. When all are there, the file of each log is replaced in one step: it
-says how far the log is exported now, and which files have to be moved for that. Then they are moved. A run that dies
-before that step leaves only files that the next run removes; after it, the next run moves the rest. So a record is
-never in two files, and a file has its name only when it is complete. While a run ends, readers may see some of its
-files and not yet others.
+Executors write and sync files below ``_staging``. When all are complete, the file of each log is replaced in one step:
+it records the new position in the log, and the files to move. Then they are moved. A run that dies before that step
+leaves only files that the next run removes; after it, the next run moves the rest. So a record is never in two files,
+and a file has its name only when it is complete. While a run ends, readers may see some of its files and not yet
+others.
 
-A run exports up to the last sequence up to which all records are complete, and the next run goes on behind it.
+A run exports up to the last sequence up to which all records are complete, and the next run continues after it.
 """

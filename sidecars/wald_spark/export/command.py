@@ -1,4 +1,4 @@
-"""``wald-export``: the records that have come since the last run, as Parquet."""
+"""``wald-export``: writes the records since the last run as Parquet."""
 
 from __future__ import annotations
 
@@ -101,20 +101,19 @@ def command(
 
 
 def main() -> None:
-    """The console script."""
     sys.exit(run(command, "wald-export", sys.argv[1:]))
 
 
 def _report_recovered(entries: Sequence[ExportedLog]) -> None:
     """Report the files of an interrupted run that were moved to their names."""
     for entry in entries:
-        message = f"moved what an interrupted run had left: {_files(len(entry.pending))} of log {entry.log}"
+        message = f"moved {_files(len(entry.pending))} that an interrupted run had left for log {entry.log}"
         click.echo(f"wald-export: {message}", err=True)
 
 
 def _report_shape(ddl: str) -> None:
     """Report the inferred types."""
-    click.echo(f"wald-export: as --json-schema '{ddl}'", err=True)
+    click.echo(f"wald-export: inferred --json-schema '{ddl}'", err=True)
 
 
 def _print_json(out: Path, results: Sequence[LogResult], report: RunReport, _: Path) -> None:
@@ -135,7 +134,7 @@ def _print_lines(out: Path, results: Sequence[LogResult], report: RunReport, not
     for line in report.lines():
         click.echo(line)
     if passed_over := [message for result in results for message in result.passed_over]:
-        click.echo(f"passed over {len(passed_over)} times, listed in {notes}: {passed_over[0]}")
+        click.echo(f"skipped damage {len(passed_over)} times, listed in {notes}: {passed_over[0]}")
     if raw := sum(result.due.new.raw_bytes for result in results):
         click.echo(f"{format_bytes(raw)} of records in {report.seconds:.1f} s with Spark's start, to {out}")
 

@@ -1,26 +1,31 @@
-"""A run of an export: what is due is planned here, written by executors, and committed to the output."""
+"""Run of an export: planned here, written by executors, and committed to the output."""
 
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from wald.errors import InvalidInput, Refused
+from wald.files.disk import Disk
 from wald_spark.damage import Tolerance
-from wald_spark.export.files import ChunkExport, decode_files
-from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape
+from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, staged_name
 from wald_spark.locations import LogLocation
-from wald_spark.pieces import LogPiece
+from wald_spark.plan import LogPiece
 from wald_spark.progress import Chunk, NewRecords, new_records, passed_over
-from wald_spark.rows import Rows, schema_ddl
+from wald_spark.rows import CORRUPT, Rows, schema_ddl
 from wald_spark.tasks import run
 
 if TYPE_CHECKING:
@@ -34,13 +39,13 @@ _TYPES: dict[type, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be exported of one log, and what was exported of it before."""
+    """New records of one log, and its export so far."""
 
     new: NewRecords
     before: ExportedLog
 
     def chunks(self, *, file_bytes: int, cores: int) -> list[Chunk]:
-        """In chunks that make files of about ``file_bytes``, and that keep all cores at work.
+        """Divide the records into chunks that make files of about ``file_bytes`` and keep all cores busy.
 
         A chunk makes a file of each route, so with many routes in the log it has to be larger.
         """
@@ -51,10 +56,10 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class LogResult:
-    """What a run has exported of one log.
+    """Result of a run for one log.
 
     Attributes:
-        passed_over: messages about what could not be read.
+        passed_over: messages about unreadable records.
     """
 
     due: Due
@@ -64,23 +69,23 @@ class LogResult:
 
 
 def _ignore(_: object) -> None:
-    """The default of callbacks."""
+    """Ignore a callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """What a run is asked to do.
+    """Settings of a run.
 
     Attributes:
-        shape: as it was requested; the types of its columns may be known from earlier runs.
-        permissive: whether to pass over what cannot be read.
-        partial: whether logs may lack their oldest segments.
-        notes: a directory for reports of what is passed over.
+        shape: as requested; the types of its columns may be known from earlier runs.
+        permissive: True to skip unreadable records.
+        partial: True if logs may lack their oldest segments.
+        notes: a directory for reports of skipped records.
         at: the time of the run, as text.
-        spark: makes a session; called only if there is something to do.
-        on_shape: called with the types that were inferred.
-        on_new: called with what has come in each log.
-        on_begin, on_done: called with the raw bytes of all that is due, and of each part of it that is written.
+        spark: returns a session; called only if there is something to do.
+        on_shape: called with inferred types.
+        on_new: called with the new records of each log.
+        on_begin, on_done: called with the raw bytes of all new records, and of each part that has been written.
     """
 
     output: Output
@@ -97,12 +102,12 @@ class Exporter:
     on_done: Callable[[int], None] = field(default=_ignore)
 
     def export(self, locations: Sequence[LogLocation]) -> list[LogResult]:
-        """Export what has come since the last run; logs without anything new are not in the result.
+        """Export the records since the last run; the result leaves out logs without new records.
 
         Raises:
-            Refused: what was exported before is of another shape, or is not known.
+            Refused: the earlier export has another shape, or an unknown one.
             InvalidInput: the fields of JSON are not DDL, or their types cannot be inferred.
-            Damaged, NotFound: something cannot be read, or was reclaimed; nothing of this run is exported.
+            Damaged, NotFound: records cannot be read, or were deleted; nothing of this run is exported.
             Unavailable: Spark does not start, or gives up.
         """
         before = self.output.catalog.entries()
@@ -120,7 +125,7 @@ class Exporter:
         return results
 
     def _due(self, locations: Sequence[LogLocation], before: Mapping[str, ExportedLog], shape: Shape) -> list[Due]:
-        """The logs in which something has come."""
+        """Return the logs with new records."""
         tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
         found = due(locations, before, shape, tolerance)
         for each in found:
@@ -128,7 +133,7 @@ class Exporter:
         return [each for each in found if each.new.due]
 
     def _with_types(self, shape: Shape, pieces: Sequence[LogPiece]) -> Shape:
-        """``shape``, with inferred types if its names have none yet."""
+        """Return ``shape`` with inferred types if its names have no types yet."""
         if not shape.names or shape.json or not pieces:
             return shape
         ddl = inferred_ddl(shape.names, values_of(pieces))
@@ -136,7 +141,7 @@ class Exporter:
         return replace(shape, json=ddl)
 
     def _written(self, wanted: Sequence[Due], json_ddl: str, staging: Path) -> list[list[ExportedFile]]:
-        """The files of each log, which executors make in ``staging``."""
+        """Return the files of each log, which executors write to ``staging``."""
         self.on_begin(sum(each.new.raw_bytes for each in wanted))
         files: list[list[ExportedFile]] = [[] for _ in wanted]
         with self.spark() as spark:
@@ -163,10 +168,10 @@ class Exporter:
 def due(
     locations: Sequence[LogLocation], entries: Mapping[str, ExportedLog], shape: Shape, tolerance: Tolerance
 ) -> list[Due]:
-    """What has come in each log, which may be nothing.
+    """Return the new records of each log, which may be none.
 
     Raises:
-        Damaged, NotFound: as :func:`wald_spark.progress.new_records` does.
+        Damaged, NotFound: as for :func:`wald_spark.progress.new_records`.
     """
     found = []
     for location in locations:
@@ -178,10 +183,10 @@ def due(
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
-    """``shape``, with the types that an earlier run has inferred for its names.
+    """Return ``shape`` with the types that an earlier run has inferred for its names.
 
     Raises:
-        Refused: the files of earlier runs are of another shape.
+        Refused: the files of earlier runs have another shape.
     """
     logs = {location.log for location in locations}
     for log, entry in entries.items():
@@ -197,7 +202,7 @@ def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Se
 
 
 def rows_of(json_ddl: str) -> Rows:
-    """The rows of the data source, with these columns of JSON, as the files have them; it needs a running session.
+    """Return the rows of the data source as the files have them, with these columns of JSON; needs a running session.
 
     Raises:
         InvalidInput: it is not DDL of Spark, or JSON cannot be parsed as such a type.
@@ -218,7 +223,7 @@ def rows_of(json_ddl: str) -> Rows:
 
 
 def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
-    """DDL for ``names``, from the first :data:`SAMPLE` values that are JSON objects.
+    """Infer DDL for ``names`` from the first :data:`SAMPLE` values that are JSON objects.
 
     Raises:
         InvalidInput: a field is missing from all of them, has several types, or is not a scalar.
@@ -228,7 +233,7 @@ def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
 
 
 def values_of(pieces: Iterable[LogPiece]) -> Iterator[bytes]:
-    """The values of all records, read only as far as the caller consumes them."""
+    """Yield the values of all records, reading only as far as the caller consumes them."""
     for piece in pieces:
         for batch in piece.batches():
             yield from (record.value for record in batch.records())
@@ -266,3 +271,200 @@ def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
             "_corrupt_record",
         )
     return _TYPES[next(iter(types))]
+
+
+ROW_GROUP_BYTES = 32 << 20
+BUFFERED_BYTES = 128 << 20  # of all files that a task is writing
+OPEN_FILES = 128
+_SMALL_BYTES, _MIXED_BYTES = 256 << 10, 16 << 20
+_DAY_US = 86_400_000_000
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LOG = pa.field("log", pa.dictionary(pa.int8(), pa.string()))  # a STRING in the file
+_NO_DICTIONARY = ("seq", "value", CORRUPT)
+_NO_STATISTICS = ("value", "headers", CORRUPT)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkExport:
+    """Task that writes the files of a chunk to ``staging``, and returns a list for :func:`decode_files`.
+
+    Attributes:
+        rows: all columns but ``log``, in order; ``route`` as a dictionary.
+    """
+
+    staging: str
+    rows: Rows
+
+    def __call__(self, chunk: Chunk) -> bytes:
+        pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
+        files = _Files(Path(self.staging), chunk.log, self.rows.schema)
+        try:
+            for piece in chunk.pieces:
+                for route, day, part in by_route_and_day(self.rows.read(piece)):
+                    files.add(route, day, part)
+            written = files.close()
+        except BaseException:
+            files.abandon()
+            raise
+        return json.dumps([asdict(file) for file in written]).encode()
+
+
+def decode_files(result: bytes) -> list[ExportedFile]:
+    """Return the files in the result of a task."""
+    return [ExportedFile(**file) for file in json.loads(result)]
+
+
+def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """Yield rows by route and day since 1970, in UTC; those of one route in order.
+
+    Batches that are small, or have several routes or days, are joined and then split, so that the parts are large
+    enough even with a hundred routes. The parts are copied: a few waiting records would keep whole frames in memory.
+    """
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        size = batch.nbytes
+        if not waiting and size >= _SMALL_BYTES and _is_uniform(batch):
+            yield batch.column("route")[0].as_py(), int(_days(batch)[0]), batch
+            continue
+        waiting.append(batch)
+        waiting_bytes += size
+        if waiting_bytes >= _MIXED_BYTES:
+            yield from _parted(pa.concat_batches(waiting))
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield from _parted(pa.concat_batches(waiting))
+
+
+def _is_uniform(batch: pa.RecordBatch) -> bool:
+    """Return True if all rows are of one route and day; times never decrease within a route."""
+    days = _days(batch)
+    return len(batch.column("route").dictionary) == 1 and bool(days[0] == days[-1])
+
+
+def _parted(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    routes, days = batch.column("route"), _days(batch)
+    groups = routes.indices.to_numpy().astype(np.int64) << 32 | (days - days.min())
+    order = np.argsort(groups, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        part = batch.take(pa.array(rows))
+        yield part.column("route")[0].as_py(), int(days[rows[0]]), part
+
+
+def _days(batch: pa.RecordBatch) -> np.ndarray:
+    days: np.ndarray = batch.column("timestamp").view(pa.int64()).to_numpy() // _DAY_US
+    return days
+
+
+@dataclass(slots=True)
+class _File:
+    """File that is being written, under a unique name, because another attempt at the same task may run."""
+
+    path: Path
+    writer: parquet.ParquetWriter
+    log: str
+    first: int
+    last: int = 0
+    records: int = 0
+    corrupt: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Keep ``batch`` for the next row group; return its bytes."""
+        size = int(batch.nbytes)
+        self.waiting.append(batch)
+        self.waiting_bytes += size
+        self.last = batch.column("seq")[-1].as_py()
+        self.records += batch.num_rows
+        if CORRUPT in batch.schema.names:
+            self.corrupt += batch.num_rows - batch.column(CORRUPT).null_count
+        return size
+
+    def write(self) -> int:
+        """Write the waiting batches as a row group; return their bytes."""
+        if self.waiting:
+            table = pa.Table.from_batches(self.waiting)
+            rows = table.num_rows
+            log = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int8), pa.array([self.log]))
+            self.writer.write_table(table.add_column(0, _LOG, log), row_group_size=rows)
+        written, self.waiting_bytes = self.waiting_bytes, 0
+        self.waiting.clear()
+        return written
+
+
+class _Files:
+    """Open files of one task, by route and day; the most recently used is last."""
+
+    def __init__(self, staging: Path, log: str, schema: pa.Schema) -> None:
+        self._staging = staging
+        self._log = log
+        self._columns = [name for name in schema.names if name != "route"]
+        self._schema = pa.schema([_LOG, *(schema.field(name) for name in self._columns)])
+        columns = [path for field in self._schema for path in _leaves(field.type, field.name)]
+        self._repetitive = [path for path in columns if path not in _NO_DICTIONARY]
+        self._compared = [path for path in columns if path not in _NO_STATISTICS]
+        self._open: dict[tuple[str, int], _File] = {}
+        self._buffered = 0
+        self._finished: list[ExportedFile] = []
+
+    def add(self, route: str, day: int, batch: pa.RecordBatch) -> None:
+        file = self._open.pop((route, day), None) or self._begin(batch)
+        self._open[route, day] = file
+        self._buffered += file.add(batch.select(self._columns))
+        if file.waiting_bytes >= ROW_GROUP_BYTES:
+            self._buffered -= file.write()
+        while self._buffered > BUFFERED_BYTES:
+            self._buffered -= max(self._open.values(), key=lambda each: each.waiting_bytes).write()
+
+    def close(self) -> list[ExportedFile]:
+        while self._open:
+            self._finish_oldest()
+        return self._finished
+
+    def abandon(self) -> None:
+        """Remove unfinished files."""
+        for file in self._open.values():
+            file.writer.close()
+            file.path.unlink(missing_ok=True)
+
+    def _begin(self, batch: pa.RecordBatch) -> _File:
+        if len(self._open) >= OPEN_FILES:
+            self._finish_oldest()
+        path = self._staging / f"{uuid.uuid4().hex}.tmp"
+        writer = parquet.ParquetWriter(
+            path,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=self._repetitive,
+            write_statistics=self._compared,
+            column_encoding={"seq": "DELTA_BINARY_PACKED"},
+            store_schema=False,  # else a reader might read a column as a dictionary
+        )
+        return _File(path, writer, self._log, first=batch.column("seq")[0].as_py())
+
+    def _finish_oldest(self) -> None:
+        route, day = next(iter(self._open))
+        file = self._open[route, day]
+        self._buffered -= file.write()
+        file.writer.close()
+        with file.path.open("rb") as finished:
+            Disk().sync(finished.fileno())
+            size = os.fstat(finished.fileno()).st_size
+        date = (_UNIX_EPOCH + timedelta(days=day)).date()
+        name = f"route={route}/date={date}/{self._log}-{file.first:020d}-{file.last:020d}.parquet"
+        file.path.rename(self._staging / staged_name(name))
+        del self._open[route, day]
+        self._finished.append(ExportedFile(name, file.records, size, file.corrupt))
+
+
+def _leaves(kind: pa.DataType, path: str) -> Iterator[str]:
+    """Yield the columns of Parquet that make up one column of Arrow."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(field.type, f"{path}.{field.name}")
+    elif pa.types.is_list(kind):
+        yield from _leaves(kind.value_type, f"{path}.list.element")
+    else:
+        yield path

@@ -1,4 +1,4 @@
-"""The directory of an export: its files, and for each log a file that says how far it is exported.
+"""Directory of an export: its files, and for each log a file with its position.
 
 Files are staged, listed in the file of their log, and moved to their names, in steps that the next run can finish or
 undo.
@@ -23,12 +23,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What files hold: the same for every run of a log and, but for the routes, for every log of an export.
+    """Contents of files: the same for every run of a log and, except for the routes, for every log of an export.
 
     Attributes:
-        routes: None: all.
-        names: of fields of JSON whose types are inferred; none if the types were given.
-        json: the columns parsed from values, as DDL; "": none, and the values are exported as they are.
+        routes: None for all.
+        names: fields of JSON whose types are inferred; empty if the types were given.
+        json: the columns parsed from values, as DDL; "" to export the values unchanged.
     """
 
     routes: tuple[str, ...] | None = None
@@ -36,7 +36,7 @@ class Shape:
     json: str = ""
 
     def as_options(self) -> str:
-        """As options of the command."""
+        """Return the options of the command that request this shape."""
         words = [] if self.routes is None else [f"--route {route}" for route in self.routes]
         if self.names:
             words.append(f"--columns {','.join(self.names)}")
@@ -47,11 +47,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """A file of an export.
+    """File of an export.
 
     Attributes:
         name: below the directory of the export.
-        corrupt: how many of its records are not JSON of these columns.
+        corrupt: number of its records that are not JSON of these columns.
     """
 
     name: str
@@ -62,16 +62,16 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class ExportedLog:
-    """How far one log is exported.
+    """Progress of the export of one log.
 
     Attributes:
         last: records up to this sequence are exported, except those of the routes in ``held_back``.
-        held_back: of each route whose newest record had no end yet, the last record that is exported.
+        held_back: the last exported record of each route that an unfinished record delays.
         epoch, life: the daemon's start during the last run, as in :class:`Progress`.
         records, corrupt, files, bytes: of all runs together.
-        passed_over: how often something could not be read, and was passed over.
-        at: when the last run ended.
-        staging: directory of the files, ``pending``, that are still to be moved; "": none.
+        passed_over: number of reports about unreadable records.
+        at: time at which the last run ended.
+        staging: directory of the files, ``pending``, that are still to be moved; "" for none.
     """
 
     log: str
@@ -97,7 +97,7 @@ class ExportedLog:
     def with_files(
         self, new: list[ExportedFile], *, progress: Progress, staging: str, passed_over: int, at: str
     ) -> ExportedLog:
-        """The same after one more run."""
+        """Return the progress after one more run."""
         return replace(
             self,
             last=progress.last,
@@ -116,22 +116,22 @@ class ExportedLog:
 
 
 class Catalog:
-    """The file of each log below ``OUT/_wald``."""
+    """Files of the logs below ``OUT/_wald``."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory = directory
         self._disk = disk
 
     def entries(self) -> dict[str, ExportedLog]:
-        """How far each log is exported, by id.
+        """Return the progress of each log, by id.
 
         Raises:
-            Damaged: a file is not as it was written.
+            Damaged: a file was not written by an export.
         """
         return {path.stem: self._read(path) for path in sorted(self._directory.glob("*.json"))}
 
     def write(self, exported: ExportedLog) -> None:
-        """Replace the file of a log; it is on disk when this returns."""
+        """Replace the file of a log durably."""
         content = {"format": FORMAT} | asdict(exported)
         self._disk.replace(self._path(exported.log), json.dumps(content, indent=1).encode() + b"\n")
 
@@ -162,7 +162,7 @@ def _exported(content: dict[str, Any]) -> ExportedLog:
 
 
 class Output:
-    """The directory ``out``, which this process has locked."""
+    """Directory ``out``, which this process has locked."""
 
     def __init__(self, out: Path, disk: Disk) -> None:
         self._out = out
@@ -174,7 +174,7 @@ class Output:
         """Move the files of a run that was interrupted while it moved them, and remove those of any other.
 
         Returns:
-            How far the logs of the moved files are exported.
+            The progress of the logs of the moved files.
 
         Raises:
             Damaged: a file that was to be moved is neither at its old name nor at its new one.
@@ -188,7 +188,7 @@ class Output:
         return finished
 
     def stage(self) -> Path:
-        """A new directory for files that are being made."""
+        """Create a directory for new files."""
         staging = self._stagings / uuid.uuid4().hex
         staging.mkdir(parents=True)
         return staging
@@ -196,7 +196,7 @@ class Output:
     def commit(self, entries: Sequence[ExportedLog], staging: Path) -> None:
         """List the staged files in the files of their logs, and move them to their names.
 
-        A crash leaves each log as it was or as it is to be, once :meth:`recover` has been called.
+        A crash leaves each log either unchanged or complete, once :meth:`recover` has been called.
         """
         for directory in (staging, self._stagings, self._out):
             self._disk.sync_directory(directory)
@@ -210,7 +210,7 @@ class Output:
         """Refuse files of a log that has no file in the catalog.
 
         Raises:
-            Refused: there are such files, so it is not known which records they hold.
+            Refused: there are such files, so their records are unknown.
         """
         stray = next(self._out.glob(f"route=*/date=*/{log}-*.parquet"), None)
         if stray is not None:
@@ -240,10 +240,10 @@ class Output:
 
 
 def private(out: Path) -> Path:
-    """Where an export keeps files that are not for readers."""
+    """Return the directory for files that are not for readers."""
     return out / "_wald"
 
 
 def staged_name(name: str) -> str:
-    """The name of the file ``name`` while it is staged: it has no directories, and matches no pattern of readers."""
+    """Return the name of a staged file: it has no directories, and matches no pattern of readers."""
     return name.replace("/", ",") + ".staged"

@@ -29,8 +29,8 @@ from wald_archive.codecs import Codec
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packed
 from wald_archive.sizes import Bytes, Records, Size
-from wald_spark import archiving
-from wald_spark.archiving import SparkEngine
+from wald_spark import engine
+from wald_spark.engine import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +105,7 @@ def test_parts_of_a_bundle_end_where_they_do_in_one_process(
     tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bundles of several parts, out of several pieces."""
-    monkeypatch.setattr(archiving, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine, "PIECE_BYTES", 1 << 20)
     built = Built(tmp_path / "root", segment_max_bytes=8 << 20)
     for number in range(24):
         built.append("a", b"record %06d of a log that is not too small\n" % number * 20_000, 20_000)
@@ -235,7 +235,7 @@ class TestErrors:
             return spark
 
         engine = SparkEngine(built.log, open_destination(str(dest), Disk()), gone_once_planned)
-        with pytest.raises(Unavailable, match="there is no log here on"):
+        with pytest.raises(Unavailable, match="not a log on"):
             archive(built, dest, engine=engine)
 
         assert [line["event"] for line in ledger_lines(Root(tmp_path / "away"))] == ["begun"]

@@ -29,10 +29,9 @@ from wald.format.names import WORK_SUFFIX, Kind
 from wald.work.group import WorkGroup
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits
-from wald_spark.audit.archives import reports
-from wald_spark.audit.job import audit, plan
+from wald_spark.audit.audits import BagWork, Outcomes, pickled_outcome, reports
+from wald_spark.audit.command import audit, plan
 from wald_spark.audit.report import Audit, audit_lines
-from wald_spark.audit.work import BagWork, Outcomes, pickled_outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,14 +17,13 @@ from spark_jobs import run_job
 from wald.errors import Damaged, InvalidInput
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald_spark.blocks import Range
 from wald_spark.commands import permissive_hint
 from wald_spark.damage import Tolerance
 from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
-from wald_spark.pieces import LogPiece, first_record, pieces_of
+from wald_spark.plan import LogPiece, Range, first_record, pieces_of
 from wald_spark.progress import find_logs, new_records
 from wald_spark.query import plan_query
-from wald_spark.triggers import Triggers
+from wald_spark.stream import Triggers
 
 Reader = Callable[..., list[LogPiece]]
 
@@ -175,7 +174,7 @@ def test_the_commands_name_their_own_options(built: Built) -> None:
         job(built.root.path)
     assert damaged.value.hint == (
         "put the segments back; if this is a copy without them, --partial begins with the oldest record there is; "
-        "--permissive passes over what cannot be read"
+        "--permissive skips unreadable records"
     )
 
 

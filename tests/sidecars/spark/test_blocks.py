@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald_spark.blocks import Block, fair_share, joined_blocks, packed
+from wald_spark.plan import Block, fair_share, joined_blocks, packed
 
 SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(0, 3)), max_size=30)
 

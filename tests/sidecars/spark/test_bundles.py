@@ -20,11 +20,10 @@ from wald.errors import Damaged
 from wald.reading.arrow import record_batches, schema
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
-from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import ArchiveLocation
 from wald_spark.options import parse_options
-from wald_spark.query import plan_query
+from wald_spark.query import BundlePiece, bundle_pieces, plan_query
 
 NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
 

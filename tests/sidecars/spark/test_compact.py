@@ -24,8 +24,17 @@ from spark_jobs import run_job
 from wald.errors import Damaged, Refused
 from wald.format.names import Kind
 from wald_spark.compact import job
-from wald_spark.compact.generations import Generation, Generations
-from wald_spark.compact.job import SCHEMA, ChunkReduction, Compacted, Compactor, Counts, decode_counts, last_of
+from wald_spark.compact.job import (
+    SCHEMA,
+    ChunkReduction,
+    Compacted,
+    Compactor,
+    Counts,
+    Generation,
+    Generations,
+    decode_counts,
+    last_of,
+)
 from wald_spark.damage import STRICT
 from wald_spark.progress import Chunk, Progress, find_logs, new_records
 

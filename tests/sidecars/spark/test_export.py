@@ -250,4 +250,4 @@ def test_the_command_says_what_is_wrong_before_spark_starts(night: Built, tmp_pa
 
     done = run(sidecar("spark.export", *words, "--route", "none"))
     assert done.returncode == 3
-    assert refused(done)[1:] == ("there is no route 'none'", "there are a, b, keyed")
+    assert refused(done)[1:] == ("no log has route 'none'", "routes: a, b, keyed")

@@ -18,9 +18,8 @@ from wald.files.disk import Disk
 from wald.format.names import Kind
 from wald_spark.commands import locked_by
 from wald_spark.damage import STRICT
-from wald_spark.export import files
-from wald_spark.export.files import ChunkExport, by_route_and_day, decode_files
-from wald_spark.export.job import agreed_shape, due, inferred_ddl
+from wald_spark.export import job
+from wald_spark.export.job import ChunkExport, agreed_shape, by_route_and_day, decode_files, due, inferred_ddl
 from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, private, staged_name
 from wald_spark.progress import Chunk, Progress, find_logs, new_records
 from wald_spark.rows import Rows
@@ -269,8 +268,8 @@ def parted(batches: list[pa.RecordBatch]) -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize("small_bytes", [1, 1 << 30])
 def test_rows_are_parted_by_route_and_day_in_their_order(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
     """A record in several pieces comes late, and with an earlier time than what has come before it."""
-    monkeypatch.setattr(files, "_SMALL_BYTES", small_bytes)
-    monkeypatch.setattr(files, "_MIXED_BYTES", 100)
+    monkeypatch.setattr(job, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(job, "_MIXED_BYTES", 100)
     mixed = [("a", 4, 8), ("b", 6, 9), ("a", 5, 9), ("b", 7, 9)]
     late = [("b", 9, 9), ("a", 8, 8)]
     batches = [
@@ -301,9 +300,9 @@ def exported(root: Path, staging: Path) -> list[ExportedFile]:
 
 def test_open_files_and_what_waits_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More routes than files may be open: some routes get several files, and no record is in two."""
-    monkeypatch.setattr(files, "OPEN_FILES", 3)
-    monkeypatch.setattr(files, "BUFFERED_BYTES", 100)
-    monkeypatch.setattr(files, "_MIXED_BYTES", 1)
+    monkeypatch.setattr(job, "OPEN_FILES", 3)
+    monkeypatch.setattr(job, "BUFFERED_BYTES", 100)
+    monkeypatch.setattr(job, "_MIXED_BYTES", 1)
     built = Built(tmp_path / "root")
     for number in range(40):
         built.lines(f"route-{number % 8}", [b"%d" % (number + 1)])

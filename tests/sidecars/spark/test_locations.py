@@ -16,12 +16,11 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
 from wald_archive.sizes import Records
 from wald_spark.audit.command import expanded
-from wald_spark.blocks import Range
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.options import parse_options
-from wald_spark.pieces import pieces_of
+from wald_spark.plan import Range, pieces_of
 from wald_spark.query import plan_query
-from wald_spark.stream_logs import StreamLogs
+from wald_spark.stream import StreamLogs
 
 
 @pytest.fixture

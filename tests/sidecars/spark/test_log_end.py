@@ -18,7 +18,7 @@ from wald.format.names import Kind
 from wald.segments.durable_end import Bound
 from wald.segments.view import View
 from wald_spark.locations import LogLocation, Shipped
-from wald_spark.log_end import LogEndTracker, log_end
+from wald_spark.progress import LogEndTracker, log_end
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_modes_and_sizes() -> None:
 
 def test_what_cannot_be_right_is_refused_with_its_name() -> None:
     for given, words in [
-        ({"startingSequnce": "1"}, "there is no option 'startingsequnce'"),
+        ({"startingSequnce": "1"}, "unknown option 'startingsequnce'"),
         ({"startingSequence": "0"}, "startingSequence must be"),
         ({"startingSequence": "-1"}, "startingSequence must be"),
         ({"endingSequence": "1.5"}, "endingSequence must be"),

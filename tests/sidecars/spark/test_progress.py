@@ -140,7 +140,7 @@ def test_logs_are_found_and_others_are_refused(tmp_path: Path) -> None:
     root = str(built.root.path)
 
     assert [place.root.path for place in find_logs([root], ["a"])] == [built.root.path]
-    with pytest.raises(NotFound, match="there is no route 'b'"):
+    with pytest.raises(NotFound, match="no log has route 'b'"):
         find_logs([root], ["b"])
     with pytest.raises(InvalidInput, match="archive: an archive; jobs read logs"):
         find_logs([root, str(tmp_path / "archive")], None)

@@ -14,15 +14,15 @@ from running import refusal_of, refused, sidecar
 from spark_jobs import run_job
 
 from wald.errors import Replaced, RolledBack
-from wald_spark.compact.generations import Generation, Generations
+from wald_spark.compact.job import Generation, Generations
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.export.output import Catalog, ExportedLog, Shape, private
 from wald_spark.offsets import Offsets, decode_offsets, encode_offsets
 from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
-from wald_spark.pieces import LogPiece
+from wald_spark.plan import LogPiece
 from wald_spark.progress import NewRecords, Progress, find_logs, new_records
 from wald_spark.query import plan_query
-from wald_spark.triggers import Triggers
+from wald_spark.stream import Triggers
 
 OLDER = "an older copy of the log was restored here"
 LATER_NS = START_NS + 3600 * 10**9

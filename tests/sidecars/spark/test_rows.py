@@ -13,10 +13,9 @@ from logs import SECOND_NS, START_NS, Built
 from pyspark.sql.types import StructField, StructType
 
 from wald.errors import InvalidInput, Refused
-from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import LogLocation
-from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.plan import LogPiece, Range, pieces_of
 from wald_spark.rows import BATCH_BYTES, Rows, schema_ddl
 
 DEFAULT = {
@@ -141,7 +140,7 @@ def test_not_null_stays_not_null() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"sequence": "bigint"}, "there is no column 'sequence'"),
+        ({"sequence": "bigint"}, "unknown column 'sequence'"),
         ({"seq": "integer"}, "seq must be BIGINT, not INT"),
         ({"value": "integer"}, "value must be BINARY or STRING, not INT"),
         ({"_corrupt_record": "binary"}, "without json"),

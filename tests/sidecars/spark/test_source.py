@@ -155,7 +155,7 @@ def test_one_damaged_log_among_three_is_named_or_passed_over(load: Load, tmp_pat
     ("options", "words"),
     [
         ({"startingSequnce": 1}, "did you mean startingSequence?"),
-        ({"route": "nope"}, "there is no route 'nope'"),
+        ({"route": "nope"}, "the data has no route 'nope'"),
         ({"schema": "seq INT"}, "seq must be BIGINT"),
     ],
 )

@@ -21,8 +21,8 @@ from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
-from wald_spark.pieces import LogPiece
-from wald_spark.triggers import Triggers
+from wald_spark.plan import LogPiece
+from wald_spark.stream import Triggers
 
 NO_LIMITS = Limits()
 
@@ -358,5 +358,5 @@ def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(bui
 
 
 def test_a_route_that_no_log_has_is_reported_at_once(built: Built) -> None:
-    with pytest.raises(NotFound, match="there is no route 'nope'"):
+    with pytest.raises(NotFound, match="the data has no route 'nope'"):
         Stream(built.root.path, route="nope").trigger()

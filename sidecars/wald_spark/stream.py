@@ -1,0 +1,371 @@
+"""Streams: where a stream begins in each log, where the next trigger ends, and the pieces to read for it.
+
+A trigger covers the records of each log from the end of the last trigger to the last sequence up to which all records
+are complete, or fewer if limits apply. So triggers neither overlap nor leave gaps.
+
+The first trigger that meets a log decides where the stream begins in it, and the offsets record that. So the trigger is
+the same when Spark plans it again after a crash, even if records were appended or deleted in between.
+
+A poll of an unchanged log only reads its head; for shipped segments it lists their directory. The paths are searched
+again every few seconds, because a pattern may match more logs by then; matches that are not logs are ignored.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, Replaced, RolledBack
+from wald.files.identity import read_identity
+from wald.format.head import Head
+from wald.segments.continuity import Continuity, LastSeen
+from wald.segments.durable_end import lost_head, read_head
+from wald.segments.view import View
+from wald_spark.admission import Backlog, Extents, admit
+from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
+from wald_spark.offsets import Offsets, Position
+from wald_spark.options import Limits, Options, StreamOptions
+from wald_spark.plan import LogPiece, Range, first_record, pieces_of
+from wald_spark.progress import LogEndTracker
+from wald_spark.query import require_routes
+
+
+class Triggers:
+    """Planner of the triggers of one stream.
+
+    Attributes:
+        latest: where the last trigger would have ended without a limit; None before the first.
+    """
+
+    def __init__(self, options: Options, stream: StreamOptions) -> None:
+        self._options = options
+        self._stream = stream
+        self._logs = StreamLogs(options.paths, options.routes)
+        self._last: dict[str, int] | None = None
+        self._turn = 0
+        self.latest: Offsets | None = None
+
+    def start(self) -> Offsets:
+        """Return the offsets of a new stream, which has met no log yet."""
+        return Offsets(routes=self._options.routes)
+
+    def close(self) -> None:
+        """Let the stream end with the records that exist now."""
+        self._last = {log: found.end for log, found in self._poll().items()}
+
+    def end(self, start: Offsets, limits: Limits) -> Offsets:
+        """Return the end of the trigger after ``start``; ``start`` itself if there are no new records.
+
+        Raises:
+            NotFound: a log is gone, and loss is not tolerated; or a path, a route or a first record does not exist.
+            RolledBack: a log is an older copy of the one read before.
+            Damaged: a log cannot be read.
+            Refused: ``start`` is of a stream that reads other routes.
+            InvalidInput, UnsupportedFormat: as for :meth:`StreamLogs.poll`.
+        """
+        self._require_same_routes(start)
+        logs = self._poll()
+        for log, position in start.logs.items():
+            if log not in logs:
+                self._require_loss_tolerated(log, position)
+        if logs and not start.logs:
+            self._require_known(logs)
+            require_routes([found.location for found in logs.values()], self._options.routes or frozenset())
+        positions = dict(start.logs)
+        backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
+        latest = {log: backlog.end for log, backlog in backlogs.items()}
+        self.latest = _moved(logs, positions, latest, start.routes)
+        ends = admit(list(backlogs.values()), limits, turn=self._turn)
+        self._turn += 1
+        return _moved(logs, positions, dict(zip(backlogs, ends, strict=True)), start.routes)
+
+    def _backlogs(
+        self, logs: Mapping[str, StreamLog], positions: dict[str, Position], *, new: bool
+    ) -> Iterator[tuple[str, Backlog]]:
+        """Yield the logs with new records, and give a position to each log that is met for the first time."""
+        for log, found in logs.items():
+            end = found.end if self._last is None else self._last.get(log)
+            if end is None:
+                continue
+            position = positions[log] = positions.get(log) or self._begin(log, found, end, new=new)
+            found.require_past(position)
+            if position.last < end:
+                assert found.view is not None
+                yield log, Backlog(position.last, end, found.extents.between(found.view, position.last, end))
+
+    def pieces(self, start: Offsets, end: Offsets) -> list[LogPiece]:
+        """Plan the pieces to read for the trigger from ``start`` to ``end``.
+
+        Raises:
+            NotFound: records are gone, and loss is not tolerated.
+            Damaged: records cannot be read.
+            RolledBack: a log is an older copy of the one read before.
+            Refused: the offsets are of a stream that reads other routes.
+            InvalidInput, UnsupportedFormat: as for :meth:`StreamLogs.poll`.
+        """
+        self._require_same_routes(end)
+        logs = self._poll()
+        pieces: list[LogPiece] = []
+        for log, position in end.logs.items():
+            after = start.logs[log].last if log in start.logs else position.began
+            if after < position.last:
+                if log in logs:
+                    logs[log].require_past(position)
+                    pieces += self._log_pieces(logs[log], after + 1, position.last)
+                else:
+                    self._require_loss_tolerated(log, position)
+        return pieces
+
+    def _poll(self) -> Mapping[str, StreamLog]:
+        return self._logs.poll(may_vanish=self._options.tolerance.loss)
+
+    def _log_pieces(self, found: StreamLog, first: int, last: int) -> list[LogPiece]:
+        assert found.view is not None
+        known = found.view.bound.sequence
+        if last > (found.end if known is None else known):
+            raise _rewound(found, last)
+        return pieces_of(
+            found.view,
+            Range(self._options.routes, first, last),
+            limit_bytes=self._options.partition_bytes,
+            tolerance=self._options.tolerance,
+        )
+
+    def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
+        """Return the position at which the stream begins in a log: in a new one, the oldest record.
+
+        Raises:
+            Damaged: earlier records are missing, and that is not tolerated.
+        """
+        assert found.view is not None
+        if new and self._stream.starting == "latest":
+            began = end
+        elif new and log in self._stream.first:
+            began = self._stream.first[log] - 1
+            if began > max(end, found.head.sequence if found.head else 0):
+                raise NotFound(
+                    f"{found.location.root.path}: record {began + 1}, which startingOffsets names, was never issued",
+                    hint='.option("startingOffsets", "latest") begins with the next one',
+                )
+        else:
+            began = first_record(found.view, partial=self._options.tolerance.partial) - 1
+            if began + 1 < found.oldest:  # reported before Spark keeps an offset
+                self._log_pieces(found, began + 1, found.oldest - 1)
+        return found.at(Position(began, began), began)
+
+    def _require_known(self, logs: Mapping[str, StreamLog]) -> None:
+        if unknown := sorted(self._stream.first.keys() - logs.keys()):
+            raise InvalidInput(
+                f"startingOffsets names log {unknown[0]}, which is missing", hint=f"there are {', '.join(logs)}"
+            )
+
+    def _require_same_routes(self, offsets: Offsets) -> None:
+        """Refuse other routes, whose earlier records the stream has skipped."""
+        if offsets.routes != self._options.routes:
+            before, now = _named(offsets.routes), _named(self._options.routes)
+            raise Refused(
+                f"the checkpoint is that of a stream of {before}, and this one reads {now}",
+                hint="use a separate checkpointLocation, with startingOffsets at the other one's position",
+            )
+
+    def _require_loss_tolerated(self, log: str, position: Position) -> None:
+        if not self._options.tolerance.loss:
+            raise NotFound(
+                f"{', '.join(self._options.paths)}: log {log}, read up to record {position.last}, is missing",
+                hint='restore it; .option("failOnDataLoss", "false") continues without it',
+            )
+
+
+def _moved(
+    logs: Mapping[str, StreamLog],
+    positions: Mapping[str, Position],
+    ends: Mapping[str, int],
+    routes: frozenset[str] | None,
+) -> Offsets:
+    """Return the positions moved to ``ends``; one that does not move stays equal, even if the daemon was restarted."""
+    moved = {log: logs[log].at(positions[log], end) for log, end in ends.items() if end != positions[log].last}
+    return Offsets({**positions, **moved}, routes)
+
+
+def _named(routes: frozenset[str] | None) -> str:
+    return "all routes" if routes is None else f"routes {', '.join(sorted(routes))}"
+
+
+def _rewound(found: StreamLog, last: int) -> Damaged:
+    """Return the error for a log without a head that ends before the last record of a trigger."""
+    root = found.location.root
+    if found.view is not None and found.view.bound.sequence is not None:
+        return lost_head(root, found.view.bound)
+    return Damaged(
+        f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record {last}: "
+        "its newest segments are missing",
+        hint=f"ls {root.segments}; copy the segments again",
+    )
+
+
+SEARCH_SECONDS = 5.0
+_HINT = "a stream of this copy needs another checkpointLocation"
+
+
+class StreamLog:
+    """One log at its last poll.
+
+    Attributes:
+        head: None if it is lost, or the segments were shipped.
+        view: None before the first poll.
+        end: the last sequence up to which every record of the routes is complete.
+    """
+
+    def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
+        self.location = location
+        self.extents = Extents(routes)
+        self.head: Head | None = None
+        self.view: View | None = None
+        self.end = 0
+        self._end_tracker = LogEndTracker(routes)
+        self._continuity = Continuity(location.root, location.log_id, hint=_HINT)
+        self._verified: Position | None = None
+
+    @property
+    def oldest(self) -> int:
+        """The oldest record; the next one if there are no records."""
+        segments = self.view.segments if self.view else ()
+        return segments[0].base_sequence if segments else self.end + 1
+
+    def poll(self) -> None:
+        """Read how far the log extends now.
+
+        Raises:
+            NotFound: the log is gone, or another log is at its path.
+            RolledBack: an older copy of the log is at its path.
+            Damaged, UnsupportedFormat: the log cannot be read.
+        """
+        head = self._read_head()
+        if head is not None:
+            self._require_continuity(head)
+        if head is not None and head == self.head:
+            return
+        self._require_same_log()
+        view = self.location.view()
+        if self.view is None or (view.bound, view.listing) != (self.view.bound, self.view.listing):
+            self.end = self._end_tracker.end(view).complete
+        self.head, self.view = head, view
+
+    def require_past(self, position: Position) -> None:
+        """Check that ``position`` was reached in the polled log.
+
+        Raises:
+            RolledBack: the log is an older copy.
+        """
+        if self.head is not None and position != self._verified:
+            seen = LastSeen(position.last, position.epoch, position.life)
+            Continuity(self.location.root, self.location.log_id, seen, hint=_HINT).check(self.head)
+            self._verified = position
+
+    def at(self, position: Position, last: int) -> Position:
+        """Return ``position`` moved to ``last``, with the daemon's start that the last poll has seen."""
+        seen = self._continuity.last_seen
+        return Position(position.began, last, seen.epoch, seen.life) if seen else Position(position.began, last)
+
+    def _require_continuity(self, head: Head) -> None:
+        try:
+            self._continuity.check(head)
+        except RolledBack:
+            raise
+        except Replaced:
+            self._require_same_log()
+
+    def _read_head(self) -> Head | None:
+        if isinstance(self.location.root, Shipped):
+            return None
+        try:
+            return read_head(self.location.root)
+        except Damaged:  # derived, and written again at the next commit
+            return None
+
+    def _require_same_log(self) -> None:
+        root = self.location.root
+        if isinstance(root, Shipped):
+            if not root.path.is_dir():
+                raise NotFound(f"{root.path}: log {self.location.log} is no longer there", hint=f"ls {root.path}")
+        elif read_identity(root).log_id != self.location.log_id:
+            raise NotFound(f"{root.path}: log {self.location.log} is no longer there", hint=f"cat {root.identity}")
+
+
+class StreamLogs:
+    """Logs at ``paths``, by id.
+
+    Args:
+        search_seconds: interval between searches of the paths.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], routes: frozenset[str] | None, *, search_seconds: float = SEARCH_SECONDS
+    ) -> None:
+        self._paths = [path if is_remote(path) else local_path(path, hint="") for path in paths]
+        self._patterns = {path for path in self._paths if is_pattern(path)}
+        self._routes = routes
+        self._search_seconds = search_seconds
+        self._logs: dict[str, StreamLog] = {}
+        self._next_search: float | None = None
+
+    def poll(self, *, may_vanish: bool) -> Mapping[str, StreamLog]:
+        """Return the current logs, by id.
+
+        Args:
+            may_vanish: True to leave out a log that is gone instead of raising an error.
+
+        Raises:
+            NotFound: a path has no log, or no longer the same one; or nothing matches.
+            InvalidInput: a path cannot be streamed, or two paths have the same log.
+            Damaged, UnsupportedFormat: a log cannot be read.
+        """
+        if self._next_search is None or time.monotonic() >= self._next_search:
+            self._search()
+        for log_id, log in list(self._logs.items()):
+            try:
+                log.poll()
+            except NotFound:
+                if not may_vanish:
+                    raise
+                del self._logs[log_id]
+                self._next_search = 0.0
+        return self._logs
+
+    def _search(self) -> None:
+        found = {}
+        for location in self._locations(first=self._next_search is None):
+            if not isinstance(location, LogLocation):
+                raise _not_streamable(location.address)
+            known = self._logs.get(location.log)
+            found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
+        self._logs = found
+        self._next_search = time.monotonic() + self._search_seconds
+
+    def _locations(self, *, first: bool) -> Sequence[Location]:
+        """Return the current logs; at the first search, each path that is not a pattern must be one."""
+        names: list[str] = []
+        if remote := next(filter(is_remote, self._paths), None):
+            raise _not_streamable(remote)
+        for path in self._paths:
+            if path in self._patterns:
+                names += filter(_holds_log, sorted(glob.glob(os.path.abspath(path))))
+            elif first or _holds_log(path):
+                names.append(path)
+        if first and not names:
+            raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
+        return find_locations(names, patterns=False) if names else []
+
+
+def _not_streamable(address: str) -> InvalidInput:
+    return InvalidInput(f"{address}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
+
+
+def _holds_log(name: str) -> bool:
+    """Return True if a path can be streamed; a log that is being created has no identity yet."""
+    try:
+        return any(isinstance(location, LogLocation) for location in find_locations([name], patterns=False))
+    except NotFound:
+        return False
