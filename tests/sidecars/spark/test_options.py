@@ -142,7 +142,7 @@ def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
     ],
 )
 def test_options_of_streams_and_of_kafka_lead_to_those_of_queries(name: str, hint: str) -> None:
-    with pytest.raises(InvalidInput, match=f"no option '{name.lower()}'") as refused:
+    with pytest.raises(InvalidInput, match=f"unknown option '{name.lower()}'") as refused:
         parsed(**{name: "latest"})
     assert hint in refused.value.hint
 
