@@ -19,7 +19,7 @@ from wald.hints import PROGRAMS, TEMPLATES, hint_for
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
-COMMANDS = "run|init|append|read|grep|status|head|where|show|route|cursor|explain|top|hold|cut|history|repair|verify"
+COMMANDS = "run|init|append|read|status|head|where|show|route|cursor|explain|top|hold|cut|history|repair|verify"
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
 OWN_HINTS = [ROOT / "wald" / part for part in ("answers", "cli", "work")]
 CORE = [path for path in FILES if ROOT / "wald" in path.parents and not any(map(path.is_relative_to, OWN_HINTS))]

@@ -1,4 +1,4 @@
-"""`wald grep` on sealed segments, beside `zstdcat | grep -F`: a string nowhere, in few records, in every record."""
+"""`wald read --grep` on sealed segments and `zstdcat | grep -F`: a string nowhere, in few or in all records."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     rows = []
     for where, pattern in _PATTERNS:
         # A shell, because nothing found is no failure here.
-        ours = f"{sys.executable} -m wald --root {root} grep -F '{pattern}' || test $? = 1"
+        ours = f"{sys.executable} -m wald --root {root} read --prefix -F --grep '{pattern}' || test $? = 1"
         theirs = f"zstdcat {segments} | grep -aF '{pattern}' || test $? = 1"
-        contenders = {"wald grep": lambda ours=ours: rate / timed(["sh", "-c", ours])}
+        contenders = {"wald read --grep": lambda ours=ours: rate / timed(["sh", "-c", ours])}
         if not missing:
             contenders["zstdcat | grep -F"] = lambda theirs=theirs: rate / timed(["sh", "-c", theirs])
         samples = Samples.alternate(contenders, stage.repeat)
         goals = {} if missing else {"zstdcat | grep -F": None}
-        rows += samples.rows("Search", "GB/s", ("wald grep", f"a string {where}"), goals)
+        rows += samples.rows("Search", "GB/s", ("wald read --grep", f"a string {where}"), goals)
         if where == "nowhere":
-            reached = samples.median("wald grep")
+            reached = samples.median("wald read --grep")
             rows.append(Row("Search", "a string nowhere, start included", "GB/s", reached, goal=Goal(1)))
     return rows, missing

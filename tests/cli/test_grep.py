@@ -1,8 +1,9 @@
-"""``wald grep``: what it prints, and how it ends."""
+"""``wald read --grep``: output, exit codes, and the memory of a search."""
 
 from __future__ import annotations
 
-import json
+import random
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -14,10 +15,16 @@ from running import command, launched, output_of, refusal_of, wald
 from wald.format.names import Kind
 from wald.format.times import utc
 
+LOG_BYTES = 160 << 20
+MEMORY_MAX_BYTES = 128 << 20
 
-def typed(hint: str, behind: str) -> list[str]:
-    """The arguments of the command that a hint begins with."""
-    return shlex.split(hint.partition(behind)[0])[1:]
+
+def found(root: Path, pattern: str, *options: object) -> bytes:
+    return output_of("read", "--root", root, "--prefix", *options, "--grep", pattern)
+
+
+def code(root: Path, pattern: str, *options: object) -> int:
+    return wald("read", "--root", root, *options, "--grep", pattern).returncode
 
 
 @pytest.fixture
@@ -30,97 +37,94 @@ def built(tmp_path: Path) -> Built:
     return log
 
 
-def test_it_prints_sequence_route_and_record_as_it_is(built: Built) -> None:
-    assert output_of("grep", "--root", built.root.path, "d") == b"3 a second \xff\x00\n"
-    assert output_of("grep", "--root", built.root.path, "-i", "error") == b"1 a first error\n4 b An ERROR\n"
-    assert output_of("grep", "--root", built.root.path, "-v", "[a-z]", "a") == b"2 a \n"
-    assert output_of("grep", "--root", built.root.path, "\\xff", "--times").split(b" ", 3)[::3] == [
-        b"3",
-        b"second \xff\x00\n",
-    ]
-    assert output_of("grep", "--root", built.root.path, "-c", "r") == b"1\n"
+def test_it_prints_sequence_route_and_record(built: Built) -> None:
+    root = built.root.path
+    assert found(root, "d") == b"3 a second \xff\x00\n"
+    assert found(root, "error", "-i") == b"1 a first error\n4 b An ERROR\n"
+    assert found(root, "[a-z]", "-v", "a") == b"2 a \n"
+    assert found(root, "\\xff", "--times").split(b" ", 3)[::3] == [b"3", b"second \xff\x00\n"]
+    assert output_of("read", "--root", root, "--grep", "error") == b"first error\n"
+    assert output_of("read", "--root", root, "-c", "--grep", "r") == b"1\n"
+    assert output_of("read", "--root", root, "-c", "-n", 1, "--grep", "r") == b"1\n"
+    assert output_of("read", "--root", root, "b", "--prefix") == b"4 b An ERROR\n5 b nothing\n"
 
 
-def test_a_fixed_string_is_no_regular_expression(built: Built) -> None:
-    built.lines("a", [b"a.c", b"abc"])
-
-    assert output_of("grep", "--root", built.root.path, "-F", "a.c") == b"6 a a.c\n"
-    assert refusal_of("grep", "--root", built.root.path, "(")[0] == 2
+@pytest.mark.parametrize("options", [["-i"], ["-c"], ["--jobs", "2"], ["--grep", "x", "-c", "-f"]])
+def test_options_that_exclude_each_other_are_refused(built: Built, options: list[str]) -> None:
+    assert refusal_of("read", "--root", built.root.path, *options)[0] == 2
 
 
 @pytest.mark.parametrize("pattern", ["(", "-(", "it's ("])
-def test_the_hint_on_what_is_no_regular_expression_finds_it_as_it_is(built: Built, pattern: str) -> None:
+def test_the_hint_on_an_invalid_pattern_finds_it_literally(built: Built, pattern: str) -> None:
     built.lines("a", [f"<{pattern}>".encode()])
-    _, _, hint = refusal_of("grep", "--root", built.root.path, "--", pattern)
+    _, _, hint = refusal_of("read", "--root", built.root.path, "--grep", pattern)
 
-    assert output_of(*typed(hint, " finds it literally")) == f"6 a <{pattern}>\n".encode()
-
-
-def test_json_has_what_wald_read_has_of_the_record(built: Built) -> None:
-    (found,) = map(json.loads, output_of("grep", "--root", built.root.path, "--json", "An").splitlines())
-    read = json.loads(output_of("read", "--root", built.root.path, "--from", "4", "--limit", "1", "--format", "json"))
-    count = json.loads(output_of("grep", "--root", built.root.path, "--json", "-c", "An"))
-
-    about = {"schema": "wald.grep/1", "kind": "record", "append_time": utc(read["append_time_ns"], 9)}
-    assert found | {"sender": read["sender"]} == about | read
-    assert count == {"schema": "wald.grep/1", "kind": "count", "records": 1}
+    assert output_of(*shlex.split(hint.partition(" finds it literally")[0])[1:]) == f"<{pattern}>\n".encode()
 
 
-def test_only_records_between_two_places_are_looked_at(built: Built) -> None:
+def test_json_is_that_of_every_read(built: Built) -> None:
+    at = ("read", "--root", built.root.path, "--format", "json", "--times")
+
+    assert output_of(*at, "--grep", "An") == output_of(*at, "--from", "4", "--limit", "1")
+
+
+def test_only_a_range_is_searched(built: Built) -> None:
     built.lines("a", [b"later"])
     root = built.root.path
 
-    assert output_of("grep", "--root", root, "", "--from", "4", "--to", "4") == b"4 b An ERROR\n"
-    assert wald("grep", "--root", root, "", "--until", utc(START_NS - 1, 9)).returncode == 1
-    assert refusal_of("grep", "--root", root, "", "--from", "4", "--since", "1h")[0] == 2
+    assert found(root, "", "--from", "4", "--to", "4") == b"4 b An ERROR\n"
+    assert code(root, "", "--until", utc(START_NS - 1, 9)) == 1
+    assert code(root, "", "--from", "4", "--since", "1h") == 2
+    output_of("cursor", "set", "a", 2, "--root", root)
+    assert found(root, "", "a", "--group", "processed") == b"3 a second \xff\x00\n6 a later\n"
 
 
 def test_exit_codes_are_those_of_grep_and_of_read(built: Built) -> None:
     root = built.root.path
-    assert wald("grep", "--root", root, "no such thing").returncode == 1
-    assert wald("grep", "--root", root, "error", "nosuchroute").returncode == 3
+    assert code(root, "no such thing") == code(root, "no such thing", "-n", 1) == 1
+    assert code(root, "error", "nosuchroute") == 3
 
     path = built.path(1, Kind.SEALED)
     data = bytearray(path.read_bytes())
     data[len(data) // 10] ^= 1
     path.write_bytes(data)
-    damaged = wald("grep", "--root", root, "ERROR")
-    assert (damaged.returncode, damaged.stdout) == (4, b"4 b An ERROR\n")
+    damaged = wald("read", "--root", root, "--grep", "ERROR")
+    assert (damaged.returncode, damaged.stdout) == (4, b"An ERROR\n")
     assert str(path).encode() in damaged.stderr
 
     built.reclaim(1)
-    partial = wald("grep", "--root", root, "ERROR")
-    assert (partial.returncode, partial.stdout) == (12, b"4 b An ERROR\n")
+    partial = wald("read", "--root", root, "--grep", "ERROR")
+    assert (partial.returncode, partial.stdout) == (12, b"An ERROR\n")
     assert b"RECLAIM has removed records 1 to 3" in partial.stderr
-    assert wald("grep", "--root", root, "ERROR", "--from", "2").returncode == 3
+    assert code(root, "ERROR", "--from", "2") == 3
+    assert code(root, "ERROR", "--from", "2", "--on-missing", "skip") == 0
 
 
 @pytest.mark.parametrize(
     ("options", "output"),
     [
-        (["An "], b"4 b An ERROR\n6 a An error\n"),
-        (["-iF", "an e", "a", "--until", utc(START_NS + 60 * SECOND_NS, 9)], b"6 a An error\n"),
-        (["-v", "-c", "--to", "99", "--", "-An"], b"3\n"),
+        (["--grep", "An "], b"4 b An ERROR\n6 a An error\n"),
+        (["-iF", "--grep", "an e", "a", "--until", utc(START_NS + 60 * SECOND_NS, 9)], b"6 a An error\n"),
+        (["-v", "-c", "--to", "99", "--grep", "-An"], b"3\n"),
     ],
 )
 @pytest.mark.parametrize("start", [["--from", "1"], []])
-def test_the_hint_on_reclaimed_records_searches_what_there_is(
+def test_the_hint_on_reclaimed_records_searches_the_rest(
     built: Built, options: list[str], output: bytes, start: list[str]
 ) -> None:
     built.lines("a", [b"An error"])
     built.reclaim(1)
-    done = wald("grep", "--root", built.root.path, *start, *options)
+    done = wald("read", "--root", built.root.path, "--prefix", *start, *options)
     *_, hint = done.stderr.decode().rpartition("hint: ")
 
     assert done.returncode == (3 if start else 12)
     assert output_of(*shlex.split(hint.removeprefix("to read the rest: "))[1:]) == output
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(built: Built) -> None:
+def test_a_closed_pipe_ends_it_quietly(built: Built) -> None:
     built.lines("a", [b"x" * 1000] * 2000)
-    with launched(
-        command("grep", "--root", built.root.path, "x"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    line = command("read", "--root", built.root.path, "--grep", "x")
+    with launched(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(10)
@@ -128,3 +132,41 @@ def test_a_reader_that_goes_away_ends_it_quietly(built: Built) -> None:
 
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process and its children have resident; what several share is counted once (proportional set size)."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = 0
+    for each in (str(pid), *children):
+        try:
+            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        found += sum(int(kib) << 10 for kib in re.findall(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE))
+    return found
+
+
+@pytest.mark.slow
+def test_its_processes_stay_within_128_mib_where_every_record_is_found(tmp_path: Path) -> None:
+    log = Built(tmp_path / "log", segment_max_bytes=32 << 20)
+    chance = random.Random(1)
+    lines = [b"%d GET /%x.html 200" % (chance.getrandbits(40), chance.getrandbits(200)) for _ in range(1500)]
+    for number in range(LOG_BYTES // sum(map(len, lines))):
+        log.lines("a", lines)
+        if number % 256 == 255:
+            log.cut()
+    log.cut()
+    log.seal()
+    log.crash()
+
+    seen: list[int] = []
+    words = command("read", "--root", log.root.path, "--jobs", 2, "--prefix", "--grep", "GET")
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while process.stdout.read(1 << 20):
+            seen.append(memory_bytes(process.pid))
+
+    assert process.returncode == 0
+    assert len(seen) > LOG_BYTES >> 20
+    assert max(seen) <= MEMORY_MAX_BYTES, seen

@@ -11,6 +11,7 @@ from running import refusal_of
     [
         ("routes", "wald route list"),
         ("latency", "wald status --latency"),
+        ("grep", "wald read --grep PATTERN --prefix"),
         ("dump", "wald inspect --content FILE"),
         ("file", "wald inspect FILE"),
     ],

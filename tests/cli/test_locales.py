@@ -53,7 +53,7 @@ def test_every_command_prints_in_every_encoding(filled: Path, tmp_path: Path, en
         ["history"],
         ["cursor", "list"],
         ["verify"],
-        ["grep", "latin"],
+        ["read", "--prefix", "--grep", "latin"],
     ]
     lines = [["wald", *each, "--root", str(filled)] for each in (*words, ["read", "none"], ["doctor"])]
     lines += [["wald", *each, "--json", "--root", str(filled)] for each in (["history"], ["route", "list"], ["status"])]

@@ -150,10 +150,10 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `grep`, `head`, `where`, `show`, `history`, `status`, `route list`, `explain`, `top`, `metrics`, "
+    "`wald read`, `head`, `where`, `show`, `history`, `status`, `route list`, `explain`, `top`, `metrics`, "
     "`verify`, `cursor get`, `cursor show`, `cursor list`": [
         command("read", "a"),
-        command("grep", "", "a"),
+        command("read", "a", "--grep", ""),
         command("head"),
         command("where", 1),
         command("show", 1),

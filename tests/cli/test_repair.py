@@ -132,7 +132,7 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
     (active,) = (log / "segments").glob("*.wal")
     os.truncate(active, active.stat().st_size - 5)
     output_of("repair", "--accept-loss", "--root", log)
-    for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("grep", "e", "a")):
+    for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("read", "a", "--grep", "e")):
         done = wald(*reading, "--root", log)
         assert b"are missing; they were given up by a repair" in done.stderr
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code

@@ -136,8 +136,6 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         *(("wald where", command("where", number, *at)) for number in (1, 4, 99)),
         ("wald where --since", command("where", "--since", "2020-01-01", *at)),
         *(("wald show", command("show", number, *at)) for number in (4, 6)),
-        ("wald grep", command("grep", "", *at)),
-        ("wald grep", command("grep", "-c", "", *at)),
         ("wald status --latency", command("status", "--latency", *at)),
         ("wald status", command("status", *at)),
         ("wald status --settings", command("status", "--settings", *at)),

@@ -82,7 +82,7 @@ def whole(root: Path) -> bytes:
         ("read", "a"),
         ("read", "a", "--from", "cursor", "--group", "g"),
         ("read", "a", "--from", 1, "--to", 1),
-        ("grep", "begins", "a"),
+        ("read", "a", "--prefix", "--grep", "begins"),
         ("show", 1),
     ],
     ids=lambda command: " ".join(map(str, command)),

@@ -267,7 +267,7 @@ def test_the_way_back(tmp_path: Path) -> None:
     with Daemon(root):
         output_of("append", "--root", root, "a", stdin=b"frozen\n")
         until = ("a", "--until", "now")
-        for words in (("read", *until), ("grep", "x", *until), ("where", "--since", "1h")):
+        for words in (("read", *until), ("read", "--grep", "x", *until), ("where", "--since", "1h")):
             assert b"newer records look later than they are" in wald(*words, "--root", root).stderr
         assert b"append times begin again with record 4" in output_of("clock", "step", "--root", root)
         output_of("append", "--root", root, "a", stdin=b"right\n")
@@ -277,7 +277,7 @@ def test_the_way_back(tmp_path: Path) -> None:
         eventually(lambda: read_with_warning(root, *recent) == b"right\n")
         assert read_with_warning(root, *recent, "-n", 5) == b"right\n"
         assert read_with_warning(root, "--until", "now") == b"right\n"
-        for words in (("grep", "x", "a", "--until", "now"), ("where", "--since", "1h")):
+        for words in (("read", "a", "--grep", "x", "--until", "now"), ("where", "--since", "1h")):
             assert WRONG_TIMES in wald(*words, "--root", root).stderr
         assert output_of("read", "--root", root, "a", "--until", "2h ago") == b""
         assert output_of("read", "--root", root, "a", "--from", 4) == b"right\n"

@@ -287,7 +287,7 @@ class WholeLog:
         return [(row["sequence"], row["value"]) for row in rows][:limit]
 
     def _by_search(self, route: str, group: str, limit: int) -> list[Numbered]:
-        """Search like ``wald grep``, for something that every record has."""
+        """Search like ``wald read --grep``, for something that every record has."""
         view, found = self.built.view, list[Numbered]()
 
         def show(batch: Batch) -> Match:

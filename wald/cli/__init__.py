@@ -26,8 +26,7 @@ _COMMANDS = {
     "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
     "init": ("service", "init", "Create a log for a daemon that must not create one."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
-    "read": ("read", "read", "Write records to stdout, starting at a position."),
-    "grep": ("grep", "grep", "Print the records in which a pattern is found."),
+    "read": ("read", "read", "Write records to stdout, from a position or with --grep."),
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
     "head": ("positions", "head", "Show how far the log is durable."),
     "where": ("positions", "where", "Show where a record is, or why it is gone."),
@@ -50,6 +49,7 @@ _COMMANDS = {
 _REMOVED = {
     "dump": "inspect --content FILE",
     "file": "inspect FILE",
+    "grep": "read --grep PATTERN --prefix",
     "latency": "status --latency",
     "routes": "route list",
 }

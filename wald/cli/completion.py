@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald append": ("route",),
     "wald read": ("route",),
-    "wald grep": ("", "route"),
     "wald route add": ("route",),
     "wald route retire": ("route",),
     "wald cursor get": ("route",),

@@ -1,31 +1,40 @@
-"""``wald read``: records to stdout, whole chunks at a time, and the cursor after stdout took them."""
+"""``wald read``: write records to stdout, search them, and move a cursor after stdout has accepted them."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 import wald
 from wald.cli.options import GROUP_HELP, count_option, root_option
-from wald.cli.read_output import Output
 from wald.cli.read_range import Asked, Range, of_latest
+from wald.cli.streams import write_stdout
 from wald.cli.times import warn_of_wrong_times
 from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.format.times import utc
 
 if TYPE_CHECKING:
+    from wald.format.records import Record
     from wald.log import Log
-    from wald.reading.assembler import Batch
+    from wald.reading.assembler import Batch, Senders
+    from wald.reading.pattern import Matcher
+    from wald.reading.search import Match
     from wald.retention.missing import Missing
 
 COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syncs
+NOTHING_FOUND = 1
+_JOBS_MAX = 64
+_OBJECTS = 1000  # JSON objects in one write
 
 
 @click.command()
@@ -37,7 +46,12 @@ COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syn
 @click.option("--until", metavar="TIME", help="Records appended before then.")
 @count_option("-n", "--last", "count", count_min=0, help_text="Only the last N of them.")
 @count_option("--limit", count_min=0, help_text="Only the first N of them.")
-@click.option("--grep", metavar="REGEX", help="Only records in which the regular expression is found.")
+@click.option("--grep", metavar="PATTERN", help="Only records whose value matches this regular expression.")
+@click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore the case of ASCII letters.")
+@click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="With --grep: PATTERN is a plain string.")
+@click.option("-v", "--invert-match", "invert", is_flag=True, help="With --grep: the records that do not match.")
+@click.option("-c", "--count", "only_count", is_flag=True, help="With --grep: print only the number of records.")
+@count_option("--jobs", count_max=_JOBS_MAX, help_text="With --grep: the number of processes.  [default: processors]")
 @click.option("-f", "--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
 @click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
@@ -46,6 +60,7 @@ COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syn
     type=click.Choice(["error", "skip"]),
     help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )
+@click.option("--prefix", is_flag=True, help="Print the sequence and the route before each record.")
 @click.option("--times", is_flag=True, help="Print the append time before each record.")
 @click.option(
     "--format",
@@ -62,61 +77,98 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records. `wald read R -n 20 -f`
     shows the last 20 records and then new ones.
 
+    With --grep, the exit code is 1 if no record matches. PATTERN is a Python regular expression for bytes; ^ and $
+    match the ends of a value, and keys are not searched. Several processes search, but not with -n, --limit, --follow
+    or --commit.
+
     Damaged records are reported and skipped, and the exit code is 4; with --commit, reading ends there, with the cursor
     before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them, reading
     ends with exit code 3; otherwise it continues, and the exit code is 12. --on-missing error always ends it;
     --on-missing skip skips missing records with exit code 0.
     """
-    from wald.reading.assembler import Senders
-
     asked = Asked(root, route if route is None else check_route(route), **options)
     asked.check()
     log = wald.open(root)
-    wanted = Range(*asked.range())
+    wanted = asked.range()
     warn_of_wrong_times(root, wanted.start, wanted.stop)
-    matcher = None
-    if asked.grep is not None:
-        from wald.cli.patterns import matcher_of
+    matcher = asked.matcher()
+    damage, missing = _Damage(), _MissingRecords(on_missing, asked)
+    found = _read(log, asked, wanted, matcher, damage, missing)
+    if asked.only_count:
+        click.echo(found)
+    if damage.found:
+        return Damaged.exit_code
+    if missing.partial:
+        return Partial.exit_code
+    return NOTHING_FOUND if matcher and not found else 0
 
-        matcher = matcher_of(root, asked.grep)
+
+def _read(
+    log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, damage: _Damage, missing: _MissingRecords
+) -> int:
+    """Write the wanted records; return the number of those that ``matcher`` has found."""
+    from wald.reading.assembler import Senders
+
+    route, group = asked.route, check_group(asked.group or DEFAULT_GROUP)
     if asked.count is not None:
         latest = of_latest(log, wanted, route, asked.count, matcher=matcher)
         if latest is None:
             return 0
         wanted = latest
-    damage, missing = _Damage(), _MissingRecords(on_missing, asked)
     if asked.group and wanted.start == "cursor" and not asked.commit and route is not None:
         _report_absent(log, route, asked.group)
-    group = check_group(asked.group or DEFAULT_GROUP)
-    if asked.commit and route is not None:
-        _succeed_workers(log, route, group)
-    batches = log.batches(
-        route,
-        wanted.start,
-        wanted.stop,
-        group=group,
-        limit=None if matcher else asked.limit,
-        follow=asked.follow,
-        on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
-        on_missing=missing.handle,
-    )
     with closing(Senders(log.view)) as senders:
-        output = Output(
-            senders if asked.form == "json" else None,
-            times=asked.times,
-            matcher=matcher,
-            limit=asked.limit if matcher else None,
+        output = _Output(asked, matcher, senders if asked.form == "json" else None)
+        if matcher and asked.count is None and asked.limit is None and not (asked.follow or asked.commit):
+            _search(log, asked, wanted, matcher, output, damage, missing)
+            return output.found
+        if asked.commit and route is not None:
+            _succeed_workers(log, route, group)
+        batches = log.batches(
+            route,
+            wanted.start,
+            wanted.stop,
+            group=group,
+            limit=None if matcher else asked.limit,
+            follow=asked.follow,
+            on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
+            on_missing=missing.handle,
         )
         if asked.commit and route is not None:
             _write_and_commit(log, route, group, batches, output)
         else:
             _write(batches, output)
-    if damage.found:
-        return Damaged.exit_code
-    return Partial.exit_code if missing.partial else 0
+        return output.found
 
 
-def _write(batches: Iterable[Batch], output: Output, commits: _Commits | None = None) -> None:
+def _search(
+    log: Log,
+    asked: Asked,
+    wanted: Range,
+    matcher: Matcher,
+    output: _Output,
+    damage: _Damage,
+    missing: _MissingRecords,
+) -> None:
+    """Search in several processes."""
+    from wald.reading.search import Match, search
+    from wald.reading.selection import select
+
+    view = log.view()
+    selection = select(view, asked.route, wanted.start, wanted.stop, asked.group or DEFAULT_GROUP)
+    jobs = asked.jobs or len(os.sched_getaffinity(0))
+    for event in search(view, selection, output.search, cannot_match=matcher.cannot_match, jobs=jobs):
+        match event:
+            case Match():
+                output.found += event.records
+                write_stdout(event.output)
+            case Damaged():
+                damage.report(event)
+            case _:
+                missing.handle(event)
+
+
+def _write(batches: Iterable[Batch], output: _Output, commits: _Commits | None = None) -> None:
     remaining = iter(batches)
     while not output.full and (batch := next(remaining, None)):
         done = output.write(batch)
@@ -133,14 +185,14 @@ def _report_absent(log: Log, route: str, group: str) -> None:
 
 
 def _succeed_workers(log: Log, route: str, group: str) -> None:
-    """Take the place of the workers of a work group, if nothing would be read again that they have processed."""
+    """Replace the workers of a work group, if that repeats no record that they have processed."""
     if log.cursor(route, group).of_work_group:
         from wald.work.ownership import succeed_workers
 
         succeed_workers(log, route, group)
 
 
-def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:
+def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: _Output) -> None:
     from wald.retention.cursors import new_group_warning
 
     if news := new_group_warning(log.root, route, group):
@@ -149,9 +201,90 @@ def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch]
         _write(batches, output, commits)
 
 
+class _Output:
+    """Formatter of records. ``senders`` is None for the raw format; ``found`` counts records that match."""
+
+    def __init__(self, asked: Asked, matcher: Matcher | None, senders: Senders | None) -> None:
+        self._senders, self._matcher = senders, matcher
+        self._times, self._prefix, self._only_count = asked.times, asked.prefix, asked.only_count
+        self._left = asked.limit if matcher else None
+        self.found = 0
+
+    @property
+    def full(self) -> bool:
+        """True if the limit is reached."""
+        return self._left == 0
+
+    def search(self, batch: Batch) -> Match:
+        """Return the matching records of a batch, for a search process."""
+        from wald.reading.search import Match
+
+        assert self._matcher is not None
+        if self._only_count:
+            return Match(len(self._matcher.find_matches(batch)), b"")
+        if self._senders is None:
+            found = self._matcher.find_matches(batch)
+            return Match(len(found), self._lines(batch, found))
+        objects = list(self._objects(batch, self._matcher.matching_records(batch), self._senders))
+        return Match(len(objects), b"".join(objects))
+
+    def write(self, batch: Batch) -> int:
+        """Write a batch, or its matching records; return the last sequence processed."""
+        if self._matcher is None:
+            self._write_all(batch)
+            return batch.last_sequence
+        records = list(islice(self._matcher.matching_records(batch), self._left))
+        if not self._only_count:
+            self._write_records(batch, records)
+        self.found += len(records)
+        if self._left is not None:
+            self._left -= len(records)
+        return records[-1].sequence if self.full else batch.last_sequence
+
+    def _write_all(self, batch: Batch) -> None:
+        if self._senders is None and not self._times and not self._prefix:
+            write_stdout(batch.raw())
+        elif self._senders is None and not batch.is_columns and not self._prefix:
+            before = _time(batch)
+            write_stdout(before + bytes(batch.raw())[:-1].replace(b"\n", b"\n" + before) + b"\n")
+        else:
+            self._write_records(batch, batch.records())
+
+    def _write_records(self, batch: Batch, records: Iterable[Record]) -> None:
+        if self._senders is None:
+            write_stdout(self._lines(batch, [(record.sequence, record.value) for record in records]))
+            return
+        objects = self._objects(batch, records, self._senders)
+        while part := b"".join(islice(objects, _OBJECTS)):
+            write_stdout(part)
+
+    def _lines(self, batch: Batch, records: list[tuple[int, bytes]]) -> bytes:
+        """Format all records at once, which is much faster than one after the other."""
+        time = _time(batch) if self._times else b""
+        if self._prefix:
+            line = b"%%d %b %b%%b\n" % (batch.route.encode(), time)
+            return line * len(records) % tuple(chain.from_iterable(records))
+        return (time + b"%b\n") * len(records) % tuple(value for _, value in records)
+
+    def _objects(self, batch: Batch, records: Iterable[Record], senders: Senders) -> Iterator[bytes]:
+        sender = {"sender": senders.of(batch.segment, batch.header).to_json()}
+        for record in records:
+            yield (_with_times(record, sender) if self._times else record.to_json(sender)).encode() + b"\n"
+
+
+def _time(batch: Batch) -> bytes:
+    return f"{utc(batch.append_time_ns, 9)} ".encode()
+
+
+def _with_times(record: Record, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return the record's JSON object with ``more`` fields; its first keys are readable times."""
+    happened = "" if record.event_time_ns is None else f'"event_time": "{utc(record.event_time_ns, 9)}", '
+    return f'{{"append_time": "{utc(record.append_time_ns, 9)}", {happened}{record.to_json(more)[1:]}'
+
+
 @dataclass(slots=True)
 class _Damage:
-    """Reports damaged records on stderr."""
+    """Reporter of damaged records on stderr."""
 
     found: bool = False
 
@@ -162,11 +295,9 @@ class _Damage:
 
 @dataclass(slots=True)
 class _MissingRecords:
-    """What to do about records that were reclaimed: an error, or a message on stderr.
+    """Policy for records that were reclaimed: an error, or a message on stderr.
 
-    Attributes:
-        asked: the options of the command, for the hint. With -n, no start was named.
-        partial: whether records were passed over although --on-missing was not given.
+    ``partial`` is True if records were skipped without --on-missing.
     """
 
     on_missing: str | None
@@ -174,11 +305,11 @@ class _MissingRecords:
     partial: bool = False
 
     def handle(self, missing: Missing) -> None:
-        form = "" if self.asked.form == "raw" else f" --format {self.asked.form}"
-        before, behind = f"read {missing.route or ''}".rstrip(), self.asked.again() + form
-        stop = self.asked.until or self.asked.stop
-        error = missing.error(stop=stop, form=form, command=(before, behind))
-        named = missing.asked and self.asked.count is None
+        asked = self.asked
+        form = "" if asked.form == "raw" else f" --format {asked.form}"
+        command = f"read {missing.route or ''}".rstrip(), asked.again()
+        error = missing.error(stop=asked.until or asked.stop, form=form, command=command)
+        named = missing.asked and asked.count is None  # with -n, no start was named
         if self.on_missing == "error" or (self.on_missing is None and named):
             raise error
         self.partial = self.partial or self.on_missing is None

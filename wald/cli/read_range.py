@@ -1,8 +1,8 @@
-"""Which records ``wald read`` writes: the meaning of its options, and of those that do not go together."""
+"""The options of ``wald read``: their conflicts, the range that they select, and the pattern."""
 
 from __future__ import annotations
 
-import shlex
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wald.cli.times import now
 from wald.errors import InvalidInput
 from wald.format.times import nanoseconds, parse_position_option, parse_time_option
-from wald.hints import command_line
+from wald.hints import command_line, quote
 
 if TYPE_CHECKING:
     from wald.log import Log
@@ -25,12 +25,7 @@ _NAMED: dict[str, NamedStart] = {"earliest": "earliest", "end": "end", "cursor":
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options as they were typed, of which some say which records and the others what is done with them.
-
-    Attributes:
-        start, stop: of --from and --to. since, until: the same for times only.
-        count: of -n; limit: of --limit.
-    """
+    """The options of ``wald read`` as they were typed; ``count`` is that of -n."""
 
     root: Path
     route: str | None
@@ -44,15 +39,17 @@ class Asked:
     group: str | None
     commit: bool
     grep: str | None
+    ignore_case: bool
+    fixed: bool
+    invert: bool
+    only_count: bool
+    jobs: int | None
+    prefix: bool
     times: bool
     form: str
 
     def check(self) -> None:
-        """Refuse options that do not go together.
-
-        Raises:
-            InvalidInput: with what to type instead.
-        """
+        """Raise InvalidInput if options exclude each other."""
         for wrong, message, hint in self._conflicts():
             if wrong:
                 raise InvalidInput(message, hint=hint)
@@ -73,6 +70,13 @@ class Asked:
         )
         both = self.stop is not None and self.until is not None
         yield both, "--until and --to are mutually exclusive: both say where reading ends", f"{read} --to {self.stop}"
+        matching = self.ignore_case or self.fixed or self.invert or self.only_count or self.jobs is not None
+        searching = f"{read} --grep PATTERN"
+        yield matching and self.grep is None, "-i, -F, -v, -c and --jobs are for --grep", searching
+        both = self.only_count and (self.follow or self.commit)
+        yield both, "-c and --follow or --commit are mutually exclusive", f"{searching} -c"
+        both = self.prefix and self.form == "json"
+        yield both, "--prefix is for the raw format: JSON has the sequence and the route", f"{read} --format json"
         if self.count is None:
             return
         both = self.limit is not None
@@ -87,11 +91,10 @@ class Asked:
         message = f"-n and --from {self.start} are mutually exclusive"
         yield named, message, f"{read} {last} --follow continues after the last"
 
-    def range(self) -> tuple[Start, Stop | None]:
-        """The positions that were asked for.
-
+    def range(self) -> Range:
+        """
         Raises:
-            InvalidInput: one of them is none, or no record can lie between them.
+            InvalidInput: a position is invalid, or the end is before the start.
         """
         if self.since is not None:
             begin: Start = parse_time_option("--since", self.since, now())
@@ -108,16 +111,48 @@ class Asked:
             ended = f"--until {self.until}" if self.until else f"--to {self.stop}"
             swapped = f"--from {self.until or self.stop} --to {self.since or self.start}"
             raise InvalidInput(f"{began} {ended}: the end is before the start", hint=swapped)
-        return begin, end
+        return Range(begin, end)
 
     def again(self) -> str:
-        """The options that go on to hold when the command is typed again from another record on."""
-        values = [
-            f" --limit {self.limit}" if self.limit is not None else "",
-            f" --group {shlex.quote(self.group)}" if self.group else "",
-            f" --grep {shlex.quote(self.grep)}" if self.grep is not None else "",
-        ]
-        return "".join([*values, " --follow" * self.follow, " --commit" * self.commit, " --times" * self.times])
+        """Return the options to repeat when reading starts again from another record."""
+        values = {
+            "--limit": self.limit,
+            "--group": quote(self.group) if self.group else None,
+            "--grep": None if self.grep is None else quote(self.grep),
+            "--format": None if self.form == "raw" else self.form,
+        }
+        flags = {
+            "-i": self.ignore_case,
+            "-F": self.fixed,
+            "-v": self.invert,
+            "-c": self.only_count,
+            "--follow": self.follow,
+            "--commit": self.commit,
+            "--prefix": self.prefix,
+            "--times": self.times,
+        }
+        given = [f" {name} {value}" for name, value in values.items() if value is not None]
+        return "".join(given + [f" {name}" for name, is_given in flags.items() if is_given])
+
+    def matcher(self) -> Matcher | None:
+        """
+        Raises:
+            InvalidInput: the pattern of --grep is not a regular expression.
+        """
+        if self.grep is None:
+            return None
+        from wald.reading.pattern import BadPattern, Matcher
+
+        pattern = os.fsencode(self.grep)
+        try:
+            return Matcher(pattern, fixed=self.fixed, ignore_case=self.ignore_case, invert=self.invert)
+        except BadPattern as error:
+            shown = pattern.decode(errors="backslashreplace")
+            finding = " ".join(filter(None, ["read", self.route, "-F --grep", quote(self.grep)]))
+            raise InvalidInput(
+                f"{shown!r} is not a regular expression: {error}",
+                hint=f"{command_line(self.root, finding)} finds it literally",
+            ) from error
 
 
 def _is_empty(begin: Start, end: Stop | None) -> bool:
@@ -131,14 +166,14 @@ def _is_empty(begin: Start, end: Stop | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From where to where records are read."""
+    """The start and the end of reading."""
 
     start: Start
     stop: Stop | None
 
 
 def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher: Matcher | None) -> Range | None:
-    """The last ``count`` records of a range: those of ``route``, and of these those that match; None: it holds none."""
+    """Return the range of the last ``count`` records of ``route`` that match; None if there are none."""
     from wald.files.uptime import read_steps
     from wald.format.names import SEQUENCE_MAX
     from wald.reading.latest import start_of_latest
@@ -150,7 +185,7 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
     end, last = end_of(view), SEQUENCE_MAX
     if isinstance(asked.stop, datetime):
         following = sequence_at(view, nanoseconds(asked.stop))
-        if following < end:  # else records may follow that are wanted, too
+        if following < end:  # otherwise more records of the range may follow
             last = following - 1
             asked = replace(asked, stop=last)
     elif asked.stop is not None:
