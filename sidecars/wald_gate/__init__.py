@@ -9,7 +9,7 @@ The gate writes nothing into the log itself but cursors: records, routes and CUT
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
 document are made from it. Those of the page have a table of their own, which the document leaves out.
 
-    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ incoming   ─▶ the daemon's socket
+    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ records_in ─▶ the daemon's socket
                                                                outgoing   ─▶ the files of the log
                                                                facts
                                                                monitoring
@@ -18,7 +18,7 @@ The rooms, each with its modules in the docstring of its package::
 
     transport    connections: TCP, unix socket, TLS, and bounds on what a connection may take
     rights       who asks, and what they may
-    incoming     records in: bodies, and the connection to the daemon
+    records_in   records in: bodies, and the connection to the daemon
     outgoing     records out: positions, forms, following
     groups       work groups: lease, ack, nack, extend, release, pending
     facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT

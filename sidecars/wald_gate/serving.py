@@ -26,8 +26,6 @@ from wald_gate.application import Application
 from wald_gate.facts.log import read_head
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.processed import Processed
-from wald_gate.incoming.daemon import Daemon
-from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
@@ -36,6 +34,8 @@ from wald_gate.outgoing.following import Following
 from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.page.table import PAGES
 from wald_gate.page.watching import Watching
+from wald_gate.records_in.daemon import DaemonClient
+from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
@@ -105,7 +105,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         ReadThreads(_READERS) as readers,
     ):
         socket = socket_of(log.root)
-        daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
+        daemon = DaemonClient(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
         following = Following(log)
         proxies = TrustedProxies(settings.trusted_proxies)
         bounds = Bounds(settings.limits, is_proxy=proxies.has)
@@ -129,7 +129,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Admission(rights, sessions),
             Watching(log),
             Groups(log, settings.groups),
-            Repeats(log, daemon),
+            IdempotentPublisher(log, daemon),
             Processed(log, threads),
         )
         server = Server(Application(state, (*VERBS, *PAGES), proxies), listening, bounds)
@@ -189,7 +189,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             await server.stop()
         finally:
             await state.groups.close()
-            await state.repeats.close()
+            await state.idempotent.close()
             await daemon.close()
 
 

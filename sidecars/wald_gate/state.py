@@ -12,8 +12,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from wald.log import Log
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.processed import Processed
-from wald_gate.incoming.daemon import Daemon
-from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
@@ -21,6 +19,8 @@ from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.page.watching import Watching
+from wald_gate.records_in.daemon import DaemonClient
+from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
@@ -77,7 +77,7 @@ class State:
     """
 
     log: Log
-    daemon: Daemon
+    daemon: DaemonClient
     rights: Rights
     limits: Limits
     allowances: Allowances
@@ -93,7 +93,7 @@ class State:
     admission: Admission
     watching: Watching
     groups: Groups
-    repeats: Repeats
+    idempotent: IdempotentPublisher
     processed: Processed
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -13,14 +13,13 @@ from wald_gate.facts import shapes as said
 from wald_gate.groups import listing
 from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
-from wald_gate.incoming.append import Query as AppendQuery
-from wald_gate.incoming.append import append
-from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, Records
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
 from wald_gate.outgoing.forms import Arrow, Events, Raw
 from wald_gate.outgoing.records import Query, records
 from wald_gate.outgoing.shapes import LAST_EVENT_ID, Event, StoredRecord
+from wald_gate.records_in.append import IDEMPOTENCY_KEY, Lines, Records, append
+from wald_gate.records_in.append import Query as AppendQuery
 from wald_gate.rights.clients import Right
 from wald_gate.shapes import Cursor, CursorPosition, Health, Stored, encoded
 from wald_gate.verbs import JSON, NDJSON, Verb

@@ -73,7 +73,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
         f"{BAG}/data/a-{N}.tar": FileKind.BUNDLE,
         f"{BAG}/data/a-{N}.tar.gz.sha256": FileKind.DIGEST,
     },
-    "`gate/keys.db`": {"gate": FileKind.DIRECTORY, "gate/keys.db": FileKind.KEYS, "gate/keys.db-wal": FileKind.KEYS},
+    "`gate/keys.log`": {"gate": FileKind.DIRECTORY, "gate/keys.log": FileKind.KEYS},
     "`gate/keys.lock`": {"gate/keys.lock": FileKind.KEYS_LOCK},
     "`quarantine/*`": {f"quarantine/{N}.wal.7": FileKind.QUARANTINE},
     "`recovery/*.json`": {"recovery/0000000001.json": FileKind.RECOVERY},

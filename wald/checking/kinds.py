@@ -59,7 +59,7 @@ class FileKind(Enum):
     LEDGER_LOCK = "the lock of a program that writes a ledger", r"ledger/[a-z.]+\.lock"
     QUARANTINE = "bytes that a start or a repair removed from the log", r"quarantine/.+"
     RECOVERY = "the report of one run of the daemon", r"recovery/[0-9]{10}\.json"
-    KEYS = "the Idempotency-Keys that wald-gate has seen, rebuilt from the log", r"gate/keys\.db(?:-wal|-shm)?"
+    KEYS = "the Idempotency-Keys that wald-gate has seen, rebuilt from the log", r"gate/keys\.log"
     KEYS_LOCK = "the lock of the gate that writes the Idempotency-Keys", r"gate/keys\.lock"
     DIRECTORY = "a directory of the log", r"segments|routes|ledger|quarantine|recovery|archive|gate"
     ARCHIVED_ROUTE = "the bags of a route", rf"archive/{_NAME}"

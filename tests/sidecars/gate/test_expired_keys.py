@@ -17,9 +17,9 @@ from running import Daemon, eventually
 
 import wald as library
 from wald.client.payloads import column_payloads
-from wald_gate.incoming import daemon as daemons
-from wald_gate.incoming import remembered
-from wald_gate.incoming.repeats import Repeats
+from wald_gate.records_in import daemon as daemons
+from wald_gate.records_in import keys
+from wald_gate.records_in.publisher import IdempotentPublisher
 
 LINES = b"".join(b"line %d\n" % number for number in range(40_000))  # some parts
 NEW = b'{"first":5,"last":6,"count":2}'
@@ -116,7 +116,7 @@ def test_a_clock_that_goes_back_forgets_no_key(root: Path) -> None:
         assert outcome(send(gate, "k")) == (200, True, first.body)
 
 
-async def store(repeats: Repeats, key: int, values: list[bytes]) -> list[int]:
+async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> list[int]:
     """The sequences of the parts of a body; all keys are of the same slot."""
     async with repeats.request(bytes([7] + [key] * 15)) as request:
         found = []
@@ -133,15 +133,15 @@ def test_the_number_of_a_slot_is_known_of_what_is_not_read(
     """Another gate had the slot meanwhile, and what it stored is older than a day, or is reclaimed."""
 
     async def test() -> None:
-        to_daemon = daemons.Daemon(root, daemon.socket_path, patience=30)
-        one, other = (Repeats(library.open(root), to_daemon) for _ in range(2))
+        to_daemon = daemons.DaemonClient(root, daemon.socket_path, patience=30)
+        one, other = (IdempotentPublisher(library.open(root), to_daemon) for _ in range(2))
         try:
             assert await store(one, 1, [b"a"]) == [1]
             assert await store(other, 2, [b"b"]) == [2]
             if by_reclaim:
                 await asyncio.to_thread(release, daemon)
             else:
-                monkeypatch.setattr(remembered, "_KEPT_NS", 0)
+                monkeypatch.setattr(keys, "_KEPT_NS", 0)
             assert await store(one, 3, [b"c"]) == [3]
         finally:
             await one.close()
@@ -153,11 +153,11 @@ def test_the_number_of_a_slot_is_known_of_what_is_not_read(
 
 def test_the_parts_that_came_last_are_remembered(daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all parts of a key of which one is among them."""
-    monkeypatch.setattr(remembered, "KEPT_PARTS", 4)
+    monkeypatch.setattr(keys, "KEPT_PARTS", 4)
 
     async def test() -> None:
-        to_daemon = daemons.Daemon(root, daemon.socket_path, patience=30)
-        repeats = Repeats(library.open(root), to_daemon)
+        to_daemon = daemons.DaemonClient(root, daemon.socket_path, patience=30)
+        repeats = IdempotentPublisher(library.open(root), to_daemon)
         try:
             assert await store(repeats, 1, [b"forgotten"]) == [1]
             assert await store(repeats, 2, [b"a", b"b", b"c"]) == [2, 3, 4]
@@ -165,7 +165,7 @@ def test_the_parts_that_came_last_are_remembered(daemon: Daemon, root: Path, mon
                 assert await store(repeats, key, [b"x"]) == [key + 2]
         finally:
             await repeats.close()
-        repeats = Repeats(library.open(root), to_daemon)
+        repeats = IdempotentPublisher(library.open(root), to_daemon)
         try:
             assert await store(repeats, 2, [b"a", b"b", b"c"]) == [2, 3, 4]
             assert await store(repeats, 1, [b"forgotten"]) == [8]

@@ -23,9 +23,9 @@ import wald as library
 from wald.client.payloads import column_payloads
 from wald.errors import Unavailable
 from wald.format.log_state import PRODUCERS_MAX
-from wald_gate.incoming.daemon import Daemon, Producer
-from wald_gate.incoming.marks import Slots
-from wald_gate.incoming.repeats import Repeats
+from wald_gate.records_in.daemon import DaemonClient, Producer
+from wald_gate.records_in.keys import Slots
+from wald_gate.records_in.publisher import IdempotentPublisher
 
 KEY = bytes(16)
 
@@ -34,20 +34,22 @@ def values(root: Path) -> list[bytes]:
     return [record.value for record in library.open(root).records("orders")]
 
 
-async def store(repeats: Repeats, key: bytes = KEY, value: bytes = b"x") -> int:
+async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b"x") -> int:
     """The sequence of a record that is stored under a key."""
     async with repeats.request(key) as request:
         durable, _ = await request.publish("orders", *column_payloads([value]), is_last=True)
         return durable.first
 
 
-def run(daemon: Process, test: Callable[[Repeats], Awaitable[None]], *, patience: float = TIMEOUT_SECONDS) -> None:
+def run(
+    daemon: Process, test: Callable[[IdempotentPublisher], Awaitable[None]], *, patience: float = TIMEOUT_SECONDS
+) -> None:
     """Run the part of a gate that stores records with a key, in this process."""
 
     @asynccontextmanager
-    async def running() -> AsyncIterator[Repeats]:
-        to_daemon = Daemon(daemon.root, daemon.socket_path, patience=patience)
-        repeats = Repeats(library.open(daemon.root), to_daemon)
+    async def running() -> AsyncIterator[IdempotentPublisher]:
+        to_daemon = DaemonClient(daemon.root, daemon.socket_path, patience=patience)
+        repeats = IdempotentPublisher(library.open(daemon.root), to_daemon)
         try:
             yield repeats
         finally:
@@ -62,7 +64,7 @@ def run(daemon: Process, test: Callable[[Repeats], Awaitable[None]], *, patience
 
 
 @contextmanager
-def stopped_for_long(daemon: Process, repeats: Repeats) -> Iterator[None]:
+def stopped_for_long(daemon: Process, repeats: IdempotentPublisher) -> Iterator[None]:
     """Stop the daemon, so that requests are given up soon; only these, as any takes its time on a loaded machine."""
     patience, repeats._daemon.patience = repeats._daemon.patience, 0.5
     with stopped(daemon):
@@ -86,12 +88,12 @@ def test_another_gate_has_stored_it_and_the_daemon_has_forgotten_the_slot(
 def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot(
     daemon: Process, root: Path, *, is_cancelled: bool
 ) -> None:
-    async def test(repeats: Repeats) -> None:
+    async def test(repeats: IdempotentPublisher) -> None:
         await store(repeats, KEY[:-1] + b"\1", b"first")
         with stopped_for_long(daemon, repeats):
             storing = asyncio.create_task(store(repeats))
             if is_cancelled:
-                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.under_way)
+                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.in_flight)
                 storing.cancel()
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
                 await storing
@@ -108,7 +110,7 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
 def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
     """As by a gate that found nothing of it in what RECLAIM had left: its numbers are lower than those before."""
 
-    async def test(repeats: Repeats) -> None:
+    async def test(repeats: IdempotentPublisher) -> None:
         for number in range(3):
             await store(repeats, KEY[:-1] + bytes([1 + number]), b"%d" % number)
         await asyncio.to_thread(forget, daemon)
@@ -126,7 +128,7 @@ def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
 def test_requests_of_one_slot_are_given_up_together(daemon: Process) -> None:
     """Each after the time that it has had, not one after the other."""
 
-    async def test(repeats: Repeats) -> None:
+    async def test(repeats: IdempotentPublisher) -> None:
         await store(repeats)
         with stopped_for_long(daemon, repeats):
             storing = [asyncio.create_task(store(repeats, KEY[:-1] + bytes([1 + number]))) for number in range(200)]
@@ -142,7 +144,7 @@ def test_the_end_of_a_gate_does_not_wait_until_the_log_is_read(daemon: Process) 
     forget(daemon)
     read: list[bool] = []
 
-    async def test(repeats: Repeats) -> None:
+    async def test(repeats: IdempotentPublisher) -> None:
         reached, go_on = Event(), Event()
 
         def hold() -> None:
@@ -179,9 +181,9 @@ def test_a_daemon_that_is_older_than_the_gate_is_told_of(tmp_path: Path) -> None
     async def tested() -> None:
         path = tmp_path / "older.sock"
         async with await asyncio.start_unix_server(refuse, path):
-            daemon = Daemon(tmp_path, path, patience=10)
+            daemon = DaemonClient(tmp_path, path, patience=10)
             with pytest.raises(Unavailable, match="the daemon is older than this gate"):
-                await daemon.publish_as(Producer(1, 1), "orders", b"x", seen=0, until=daemon._deadline())
+                await daemon.publish_as(Producer(1, 1), "orders", b"x", seen=0, until=daemon.deadline())
             await daemon.close()
 
     asyncio.run(tested())

@@ -15,7 +15,7 @@ from running import Daemon, eventually, wald
 import wald as library
 from wald.client.payloads import column_payloads
 from wald_gate import problems
-from wald_gate.incoming import daemon as daemons
+from wald_gate.records_in import daemon as daemons
 
 ROUTE = "/v1/routes/orders"
 TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*"], "write": ["*"], "work": ["*"]}}
@@ -174,7 +174,7 @@ def test_a_number_that_is_taken_is_told_to_those_who_are_no_admin(daemon: Daemon
     root = library.open(daemon.root).root
 
     async def test() -> None:
-        to_daemon = daemons.Daemon(root.path, daemon.socket_path, patience=30)
+        to_daemon = daemons.DaemonClient(root.path, daemon.socket_path, patience=30)
         end = asyncio.get_running_loop().time() + 30
         (payload,), (other,) = column_payloads([b"a"]), column_payloads([b"b"])
         await to_daemon.publish_as(daemons.Producer(5, 1), "orders", payload, seen=0, until=end)

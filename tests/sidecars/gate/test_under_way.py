@@ -16,8 +16,8 @@ import pytest
 from running import TIMEOUT_SECONDS
 
 from wald.errors import Unavailable
-from wald_gate.incoming.bodies import Sizes, json_object_payloads
-from wald_gate.incoming.daemon import Daemon
+from wald_gate.records_in.bodies import Sizes, json_object_payloads
+from wald_gate.records_in.daemon import DaemonClient
 
 BIG = 1 << 20
 
@@ -64,7 +64,7 @@ async def silent(path: Path) -> AsyncIterator[Silent]:
             await asyncio.sleep(0.01)
 
 
-async def given_up(daemon: Daemon, payloads: list[bytes]) -> None:
+async def given_up(daemon: DaemonClient, payloads: list[bytes]) -> None:
     """All of them are Unavailable."""
     answers = await asyncio.gather(
         *(daemon.publish("orders", payload, columns=False) for payload in payloads), return_exceptions=True
@@ -75,7 +75,7 @@ async def given_up(daemon: Daemon, payloads: list[bytes]) -> None:
 def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> None:
     async def ask() -> None:
         async with silent(tmp_path / "socket") as daemon:
-            gate = Daemon(tmp_path, tmp_path / "socket", patience=30)
+            gate = DaemonClient(tmp_path, tmp_path / "socket", patience=30)
             asked = [asyncio.create_task(gate.publish("orders", b"x\n", columns=False)) for _ in range(300)]
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while daemon.publishes < 256:
@@ -115,7 +115,7 @@ def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> No
 def test_why_a_daemon_does_not_answer_is_asked_once_for_all(tmp_path: Path) -> None:
     async def ask() -> None:
         async with silent(tmp_path / "socket") as daemon:
-            gate = Daemon(tmp_path, tmp_path / "socket", patience=0.5)
+            gate = DaemonClient(tmp_path, tmp_path / "socket", patience=0.5)
             await given_up(gate, [b"x\n"] * 100)
             assert daemon.questions < 10
             await gate.close()
@@ -126,7 +126,7 @@ def test_why_a_daemon_does_not_answer_is_asked_once_for_all(tmp_path: Path) -> N
 @pytest.mark.parametrize("is_there", [True, False])
 def test_nothing_is_kept_of_what_was_given_up(tmp_path: Path, is_there: bool) -> None:
     async def ask() -> None:
-        gate = Daemon(tmp_path, tmp_path / "socket", patience=0.2)
+        gate = DaemonClient(tmp_path, tmp_path / "socket", patience=0.2)
         before, _ = tracemalloc.get_traced_memory()
         for number in range(5):
             await given_up(gate, [bytes([number]) * BIG for _ in range(5)])
@@ -151,7 +151,7 @@ def test_a_route_that_is_free_again_waits_for_no_other(tmp_path: Path) -> None:
 
     async def ask() -> None:
         async with silent(tmp_path / "socket") as daemon:
-            gate = Daemon(tmp_path, tmp_path / "socket", patience=20)
+            gate = DaemonClient(tmp_path, tmp_path / "socket", patience=20)
             daemon.busy = ["a", "b"]
             asked = [asyncio.create_task(gate.publish(route, b"x\n", columns=False)) for route in ["a"] * 300 + ["b"]]
             while daemon.routes["a"] < 512:  # over the first connection, and then over the second

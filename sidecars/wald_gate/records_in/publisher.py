@@ -1,0 +1,292 @@
+"""Requests with an Idempotency-Key: each part of a body is stored once, however often the request is repeated.
+
+A body is cut into parts by its content alone, so a repeated request has the same parts. A part in the table is compared
+with the log and answered. Any other part is sent to the daemon under the producer id of the key's slot and that slot's
+next number, which the daemon stores once. If the number is taken, for example by another gate or one that was killed,
+the daemon refuses it, and the log is read to its end before the part is looked up again. The same happens if the daemon
+has forgotten the id and may have stored something under it since, and if the fate of the previous number is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+from typing import ParamSpec, TypeVar
+
+from wald.client.payloads import column_payloads
+from wald.client.session import Durable
+from wald.errors import Unavailable, WaldError
+from wald.log import Log
+from wald_gate.problems import HttpError
+from wald_gate.records_in.bodies import Payload
+from wald_gate.records_in.daemon import DaemonClient, Overtaken, Producer
+from wald_gate.records_in.keys import KeyStore, Part, Slots, digest_of, marked
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_READING_SECONDS = 10.0  # for which a request waits until the log is read
+_SAVING_SECONDS = 10.0  # between two readings of the log, so that little is left to read at a start
+_PAUSE_SECONDS = 0.005
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Producer id, the number of its last batch, and the sequence up to which all its batches are known.
+
+    After an unanswered request it is unsure whether the last number is stored. ``readings`` counts how often the number
+    was read from the log: parts that were looked up before that may be out of date.
+    """
+
+    id: int
+    number: int = 0
+    seen: int = 0
+    is_unsure: bool = False
+    readings: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class IdempotentPublisher:
+    """Stores requests with a key. It does not read the log before the first."""
+
+    def __init__(self, log: Log, daemon: DaemonClient) -> None:
+        self._log = log
+        self._daemon = daemon
+        self._ids = Slots(log.identity.log_id)
+        self._slots = [_Slot(producer_id) for producer_id in self._ids.ids]
+        self._stopping = Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wald-gate-keys")
+        self._opening: asyncio.Task[KeyStore] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+        self._last_save: asyncio.Task[None] | None = None
+        self._next_save: asyncio.Task[None] | None = None
+        self._in_flight: set[bytes] = set()
+
+    @asynccontextmanager
+    async def request(self, key: bytes) -> AsyncIterator[KeyedRequest]:
+        """Begin a request.
+
+        Raises:
+            HttpError: 409, another request with the key is in flight.
+            Unavailable: reading the keys takes longer.
+        """
+        if key in self._in_flight:
+            raise HttpError(
+                409,
+                "under-way",
+                "the first request with this Idempotency-Key is not answered yet",
+                hint="send it again",
+                headers={"Retry-After": "1"},
+            )
+        self._in_flight.add(key)
+        try:
+            until = self._daemon.deadline()
+            store = await self._opened()
+            request = KeyedRequest(self, store, key, patience=until - asyncio.get_running_loop().time())
+            try:
+                yield request
+            finally:
+                if request.stored:
+                    store.add(key, request.stored)
+                    await self._save(store)
+        finally:
+            self._in_flight.discard(key)
+
+    def deadline(self, patience: float | None) -> float:
+        """Return the loop's time after ``patience`` seconds; by default, those of the daemon's client."""
+        return self._daemon.deadline() if patience is None else asyncio.get_running_loop().time() + patience
+
+    def readings(self, key: bytes) -> int:
+        """Return how often the number of the key's slot was read from the log."""
+        return self._slots[self._ids.of_key(key)].readings
+
+    async def store(
+        self, request: KeyedRequest, number: int, route: str, payload: bytes, until: float
+    ) -> Durable | Part:
+        """Store a part by the loop's time ``until``, or return it as the log has it by now.
+
+        Raises:
+            Unavailable: the daemon, other requests of the slot, and the log took too long.
+        """
+        index = self._ids.of_key(request.key)
+        slot = self._slots[index]
+        async with _until(until, "earlier requests are not answered yet"):
+            await slot.lock.acquire()
+        try:
+            while True:
+                async with _until(until, "reading the log takes longer"):
+                    if slot.is_unsure:
+                        await self._read_slot(slot, index)
+                    if request.readings != slot.readings:
+                        request.look_up()
+                        if number in request.parts:
+                            return request.parts[number]
+                slot.is_unsure = True
+                producer = Producer(slot.id, slot.number + 1)
+                try:
+                    durable = await self._daemon.publish_as(producer, route, payload, seen=slot.seen, until=until)
+                except Overtaken:
+                    await asyncio.sleep(_PAUSE_SECONDS)  # the batch that has the number may not be durable yet
+                else:
+                    slot.number, slot.seen, slot.is_unsure = producer.number, durable.last, False
+                    return durable
+        finally:
+            slot.lock.release()
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that waits for the disk, in the order of the calls."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
+
+    async def close(self) -> None:
+        """Give the table to the next gate. No request may be in flight."""
+        self._stopping.set()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+            if not self._opening.exception():
+                for step in (KeyStore.save, KeyStore.sync, KeyStore.close):
+                    await self.in_thread(step, self._opening.result())
+        self._thread.shutdown(wait=True)
+
+    async def _read_slot(self, slot: _Slot, index: int) -> None:
+        """Read the log to its end, and take the slot's last number from it."""
+        store = await self._opened()
+        await self.in_thread(store.follow)
+        while await self.in_thread(store.read_portion):  # other requests run between two portions
+            pass
+        slot.number, slot.seen = store.slot(index)
+        slot.readings += 1
+        slot.is_unsure = False
+
+    async def _opened(self) -> KeyStore:
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open())
+        if self._opening.done():
+            return self._opening.result()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._opening), _READING_SECONDS)
+        except TimeoutError:
+            raise Unavailable("the keys of the last day are being read from the log", hint="send it again") from None
+
+    async def _open(self) -> KeyStore:
+        """Read the log. The slots have the numbers at its end before a key is looked up."""
+        store = await self.in_thread(KeyStore, self._log, self._ids, self._stopping)
+        for index, slot in enumerate(self._slots):
+            slot.number, slot.seen = store.slot(index)
+        return store
+
+    async def _save(self, store: KeyStore) -> None:
+        """Save new keys. Requests that end during a save share the next one."""
+        if self._next_save is None:
+            self._next_save = asyncio.create_task(self._save_after(self._last_save, store), name="wald-gate-keys")
+        if self._upkeep is None or self._upkeep.done():
+            self._upkeep = asyncio.create_task(self._maintain(store))
+        await asyncio.shield(self._next_save)
+
+    async def _save_after(self, previous: asyncio.Task[None] | None, store: KeyStore) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        self._last_save, self._next_save = self._next_save, None
+        await self.in_thread(store.save)
+
+    async def _maintain(self, store: KeyStore) -> None:
+        await asyncio.sleep(_SAVING_SECONDS)
+        with suppress(WaldError, OSError):  # the next request with a key reports it
+            while await self.in_thread(store.read_portion):
+                pass
+            await self.in_thread(store.sync)
+
+
+@asynccontextmanager
+async def _until(end: float, reason: str) -> AsyncIterator[None]:
+    """Run a block until this time of the loop; ``reason`` says why it takes longer."""
+    try:
+        async with asyncio.timeout_at(end):
+            yield
+    except TimeoutError:
+        raise Unavailable(reason, hint="send it again") from None
+
+
+class KeyedRequest:
+    """Request with a key. ``stored`` are the parts that it has stored, by number; the first may take ``patience`` s."""
+
+    def __init__(self, publisher: IdempotentPublisher, store: KeyStore, key: bytes, *, patience: float) -> None:
+        self._publisher = publisher
+        self._store = store
+        self._patience: float | None = patience
+        self._number = 0
+        self.key = key
+        self.stored: dict[int, Part] = {}
+        self.look_up()
+
+    @property
+    def is_replay(self) -> bool:
+        return not self.stored
+
+    def look_up(self) -> None:
+        self.readings = self._publisher.readings(self.key)
+        self.parts = self._store.parts(self.key)
+
+    async def publish(self, route: str, payload: bytes, *, is_last: bool) -> tuple[Durable, bool]:
+        """Store the next part, unless it is stored; return its sequences, and True if it is new.
+
+        Raises:
+            HttpError: 422, something else is stored under this key; 409, its beginning is forgotten.
+            WaldError: see :meth:`wald_gate.records_in.daemon.DaemonClient.publish`.
+        """
+        self._number += 1
+        until, self._patience = self._publisher.deadline(self._patience), None
+        payload = marked(payload, self.key, self._number, is_last=is_last)
+        digest = digest_of(payload)
+        part = await self._stored_part()
+        if part is None:
+            found = await self._publisher.store(self, self._number, route, payload, until)
+            if isinstance(found, Durable):
+                self.stored[self._number] = Part(*found, digest)
+                return found, True
+            part = found
+        if part.digest != digest:
+            raise HttpError(
+                422,
+                "other-body",
+                f"part {self._number} of the body is not what is stored under this Idempotency-Key",
+                hint="a new key for each new body",
+            )
+        return Durable(part.first, part.last), False
+
+    async def _stored_part(self) -> Part | None:
+        part = self.parts.get(self._number)
+        in_thread = self._publisher.in_thread
+        if part is not None and not await in_thread(self._store.has_part, self.key, self._number, part):
+            await in_thread(self._store.rebuild)
+            self.look_up()
+            part = self.parts.get(self._number)
+        if part is None and any(number > self._number for number in self.parts):
+            raise HttpError(
+                409,
+                "forgotten",
+                f"part {self._number} of the first request is forgotten, and later parts of it are not",
+                hint="GET the records to see what is stored; a new key for what is to be stored again",
+            )
+        return part
+
+
+async def parts_of(payloads: AsyncIterator[Payload]) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield the parts of a body as columns, and True for the last one.
+
+    A part is yielded when the next one has arrived, so that an invalid line never ends a part early: the corrected body
+    has the same parts before it.
+    """
+    pending: bytes | None = None
+    async for payload in payloads:
+        for part in [payload.data] if payload.columns else column_payloads(payload.data.split(b"\n")[:-1]):
+            if pending is not None:
+                yield pending, False
+            pending = part
+    if pending is not None:
+        yield pending, True
