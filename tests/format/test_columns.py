@@ -1,7 +1,8 @@
-"""Columns: pyarrow reads the same from the buffers, and bytes that lie are refused before they cost anything."""
+"""Records as columns and as JSON, and the header ``wald.not-before``."""
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -12,14 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.records import (
+    NOT_BEFORE,
     BadColumns,
     BinaryColumn,
     Column,
     DecodedColumns,
+    Record,
     decode_columns,
     encode_columns,
     first_headers,
+    not_before,
     with_first_headers,
+    with_not_before,
 )
 
 ENTRY = st.none() | st.binary(max_size=20)
@@ -198,3 +203,75 @@ def test_the_first_record_gets_other_headers_and_nothing_else_changes(
     assert after == before
     assert first_headers(changed) == headers
     assert first_headers(payload) == (columns[2][0] if present & Column.HEADERS else None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    value=st.binary(max_size=20),
+    key=st.none() | st.binary(max_size=20),
+    headers=st.none() | st.binary(max_size=20),
+    time_ns=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    terminated=st.booleans(),
+)
+def test_any_record_is_one_line_of_json(
+    value: bytes, key: bytes | None, headers: bytes | None, time_ns: int | None, terminated: bool
+) -> None:
+    text = Record("web", 7, value, 5, key, time_ns, headers, terminated).to_json()
+
+    assert "\n" not in text
+    reported = json.loads(text.encode(), parse_constant=pytest.fail)
+    assert reported["sequence"] == 7
+    assert (reported["value"].encode() if "value" in reported else bytes.fromhex(reported["value_hex"])) == value
+    if key is not None:
+        assert (reported["key"].encode() if "key" in reported else bytes.fromhex(reported["key_hex"])) == key
+    assert ("event_time_ns" in reported) == (time_ns is not None)
+    assert ("terminated" in reported) == (not terminated)
+
+
+def test_headers_are_shown_whatever_a_producer_sent() -> None:
+    for headers, shown in [
+        (b'{"a":"b"}', {"headers": {"a": "b"}}),
+        (b"{}", {"headers": {}}),
+        (b"not json", {"headers": "not json"}),
+        (b'{"a":1}', {"headers": '{"a":1}'}),
+        (b'{"a":NaN}', {"headers": '{"a":NaN}'}),
+        (b'{"a":"\\ud800"}', {"headers": '{"a":"\\ud800"}'}),
+        (b"\xff", {"headers_hex": "ff"}),
+        (b"[" * 100_000, {"headers": "[" * 100_000}),
+    ]:
+        reported = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
+        assert {name: value for name, value in reported.items() if name.startswith("headers")} == shown
+
+
+LIMIT = 1 << 63
+
+
+@pytest.mark.parametrize("due_ns", [1, -1, 1_700_000_000_000_000_000, LIMIT - 1, -LIMIT])
+def test_a_time_comes_back(due_ns: int) -> None:
+    assert not_before(json.dumps(with_not_before({"h": "ü"}, due_ns)).encode()) == due_ns
+
+
+def test_other_headers_are_kept_and_an_earlier_time_is_not() -> None:
+    assert with_not_before({"h": "1", NOT_BEFORE: "1"}, 2) == {"h": "1", NOT_BEFORE: "2"}
+
+
+def test_headers_without_such_a_time_delay_nothing() -> None:
+    for headers in [
+        None,
+        b"",
+        b"{}",
+        b'{"h": "wald.not-before"}',
+        b'{"wald.not-before": "soon"}',
+        b'{"wald.not-before": ""}',
+        b'{"wald.not-before": null}',
+        b'{"wald.not-before": ["1"]}',
+        b'{"wald.not-before": 1e999}',
+        b'{"wald.not-before": "%d"}' % LIMIT,
+        b'{"wald.not-before": "%d"}' % (-LIMIT - 1),
+        b'{"wald.not-before": "%s"}' % (b"9" * 5000),
+        b'["wald.not-before"]',
+        b'"wald.not-before"',
+        b'{"wald.not-before": "\xff"}',
+        b'{"wald.not-before": ' + b"[" * 100_000,
+    ]:
+        assert not_before(headers) == 0

@@ -1,4 +1,4 @@
-"""The head line: 160 bytes of text that are whole or None, whatever half of them a reader sees."""
+"""Head line and cursor files: encoding is reversible, and torn or other bytes are rejected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from damage import every_flip, every_truncation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.head import HEAD_BYTES, Head, decode_head, encode_head
+from wald.format.head import (
+    CURSOR_MAX_BYTES,
+    HEAD_BYTES,
+    BadCursor,
+    CursorLines,
+    Head,
+    decode_cursor,
+    decode_head,
+    encode_cursor,
+    encode_head,
+)
 
 HEADS = st.builds(
     Head,
@@ -51,3 +61,85 @@ def test_any_bytes_are_no_head(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", bytes(HEAD_BYTES), b" " * 159 + b"\n"])
 def test_an_empty_head_is_none(data: bytes) -> None:
     assert decode_head(data) is None
+
+
+SEQUENCES = st.integers(0, (1 << 64) - 1)
+CURSOR = CursorLines(250, bytes(range(16)), 3, "processed", "2026-11-21T10:00:00Z")
+CURSOR_ENCODED = encode_cursor(CURSOR)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cursor=st.builds(
+        CursorLines,
+        SEQUENCES,
+        st.binary(min_size=16, max_size=16),
+        st.integers(0, 1 << 64),
+        st.text(max_size=20),
+        st.text(max_size=20),
+    )
+    | SEQUENCES.map(CursorLines)
+)
+def test_a_cursor_comes_back(cursor: CursorLines) -> None:
+    assert decode_cursor(encode_cursor(cursor)) == cursor
+
+
+def test_a_number_from_a_shell_is_a_cursor() -> None:
+    for data in [b"250", b"250\n", b" 250 \n", b"250\r\n", b"250\n\n", b"0250\n"]:
+        assert decode_cursor(data) == CursorLines(250)
+
+
+def test_what_is_no_cursor_is_refused() -> None:
+    for data in [
+        b"",
+        b"\n",
+        b"\0\0\0\0",
+        b"-1\n",
+        b"+1\n",
+        b"1_0\n",
+        b"2.5\n",
+        b"0x10\n",
+        "\u0661\n".encode(),
+        b"18446744073709551616\n",
+        b"9" * 21,
+        b"250 251\n",
+        b"250\n{}",
+        b"250\nnull",
+        b"250\n[1]",
+        b"250\n" + b"[" * 3000,
+        b'250\n{"crc":"9368d570","log":"","epoch":0,"group":"","at":""}',
+        b'250\n{"crc":"9368d570","log":"00","epoch":0,"group":"","at":""}',
+        b'250\n{"crc":"9368d570","log":"000102030405060708090a0b0c0d0e0f","epoch":Infinity,"group":"","at":""}',
+        b'250\n{"crc":"9368d570","log":5,"epoch":0,"group":"","at":""}',
+        b"250\n" + b" " * CURSOR_MAX_BYTES,
+        CURSOR_ENCODED.replace(b"250", b"251"),
+        CURSOR_ENCODED.replace(b"250", b"0250"),
+    ]:
+        with pytest.raises(BadCursor):
+            decode_cursor(data)
+
+
+def test_a_truncated_cursor_never_says_more_than_was_processed() -> None:
+    for data in every_truncation(CURSOR_ENCODED):
+        try:
+            assert decode_cursor(data).sequence <= 250
+        except BadCursor:
+            continue
+
+
+def test_a_flipped_bit_never_changes_the_number() -> None:
+    """Other fields may change: a wrong log id or epoch pins, which is safe."""
+    for data in every_flip(CURSOR_ENCODED):
+        try:
+            assert decode_cursor(data).sequence == 250
+        except BadCursor:
+            continue
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=60) | st.binary(max_size=60).map(lambda rest: b"7\n" + rest))
+def test_any_bytes_are_a_cursor_or_bad_cursor(data: bytes) -> None:
+    try:
+        assert 0 <= decode_cursor(data).sequence < 1 << 64
+    except BadCursor:
+        return

@@ -1,7 +1,8 @@
-"""Ledger lines: a changed or missing line shows, a torn last line is distinguished, and no bytes raise."""
+"""Lines of a ledger, their chain, and the index of a part."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -11,13 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.ledger_lines import (
+    _FOOTER,
+    _MAGIC,
     GENESIS,
+    INDEX_FRAME_MAGIC,
     BadLine,
+    BadPart,
+    PartIndex,
     RawJson,
     decode_entry,
     decode_ledger,
+    decode_part_index,
     digest,
     encode_entry,
+    encode_part_index,
     parse_raw_json,
 )
 
@@ -155,3 +163,34 @@ def test_no_bytes_raise(data: bytes) -> None:
     decoded = decode_ledger(data)
     assert decoded.complete_bytes == data.rfind(b"\n") + 1
     assert len(decoded.entries) + len(decoded.broken_lines) >= data.count(b"\n")
+
+
+HEAD = b'{"line": 1, "lines": 1, "prev": "", "tip": "", '
+
+
+def test_an_index_with_what_the_previous_part_is_about_comes_back() -> None:
+    index = PartIndex(11, 0, GENESIS, GENESIS, before=(1, 250))
+    index.add(80, 100, [{"event": "reclaimed", "base": 5, "last": 9, "at": 7}, {"event": "seen", "at": 3}], "ff")
+    index.add(40, 50, [{"event": "seen"}], "ee")
+
+    assert decode_part_index(encode_part_index(index)) == index
+    assert [tuple(frame)[2:-1] for frame in index.frames] == [(2, 5, 9, 3, 7), (1, 1 << 64, -1, (1 << 63) - 1, -1)]
+    assert (index.lines, index.span, [frame.prev for frame in index.frames]) == (3, (5, 9), [GENESIS, "ff"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 200_000,
+        HEAD + b'"frames": [[]], "before": null}',
+        HEAD + b'"frames": [], "before": [1]}',
+        HEAD + b'"frames": []}',
+        b"[]",
+        b"{}",
+    ],
+    ids=["deep", "an empty frame", "half a span", "no span", "a list", "nothing"],
+)
+def test_wrong_content_is_damage(text: bytes) -> None:
+    footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
+    with pytest.raises(BadPart, match="not that of a ledger part"):
+        decode_part_index(struct.pack("<II", INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)

@@ -99,7 +99,7 @@ def test_segments_get_their_names_back_whatever_step_kills_the_repair(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [*orders(0, 1, 2, 3), *orders(None, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("order", [*orders(0, 1, 2, 3), *list(orders(None, 1, 2, 3))[::3]], ids=str)
 def test_all_orders_of_four_names(whole: Path, tmp_path: Path, order: tuple[int | None, ...]) -> None:
     check_order(whole, tmp_path, order)
 
