@@ -1,13 +1,13 @@
-"""Making one bundle: batches in, the bytes of a compressed tar out, and what is to be said about them.
+"""Creation of a bundle: batches in; out come the bytes of a compressed tar, and facts about them.
 
-    <route>-<first>/batches/<first of part>.jsonl      what the part holds, run by run
+    <route>-<first>/batches/<first of part>.jsonl      the contents of the part, run by run
     <route>-<first>/records/<first of part>.txt        or .jsonl: the records (wald_archive.parts)
     …                                                  further parts
-    <route>-<first>/bundle.json                        what is known of the whole
+    <route>-<first>/bundle.json                        facts about the whole
 
 The tar is a pure function of the records, of the software and of the time of packing: names in order of sequence,
 owner 0, mode 0644, and the append time of a part's first record as its time. It is compressed in independent frames,
-which are made in parallel. Any process that has batches and a sink for bytes can make a bundle.
+which are made in parallel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from wald.format.times import utc
 from wald.reading.assembler import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
 from wald_archive.layout import bundle_stem, records_name
-from wald_archive.parts import Part, PartFacts, parts
-from wald_archive.sizes import content_bytes
+from wald_archive.parts import Part, PartFacts, content_bytes, parts
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
-ABOUT_MAX_BYTES = 4096  # of it, and as many for each part
+ABOUT_MAX_BYTES = 4096  # of bundle.json, and the same again for each part
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES  # tar ends at a multiple of this
 _SECOND_NS = 1_000_000_000
@@ -42,7 +41,7 @@ class Origin:
 
     Attributes:
         log: id of the log, 32 hexadecimal digits.
-        archived_at: ISO time, as it is to stand in the archive.
+        archived_at: ISO time, written into the archive.
     """
 
     log: str
@@ -52,7 +51,6 @@ class Origin:
     archived_at: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON."""
         return {
             "log": self.log,
             "route": self.route,
@@ -64,11 +62,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a bundle holds, however it is compressed.
+    """Contents of a bundle, without its compression.
 
     Attributes:
         after: every record of the route after this sequence, up to ``last``, is in it.
-        record_bytes: of values, keys and headers, and one for each record.
+        record_bytes: bytes of values, keys and headers, plus one for each record.
     """
 
     first: int
@@ -81,7 +79,6 @@ class Contents:
     parts: tuple[PartFacts, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON."""
         return {
             "first": self.first,
             "last": self.last,
@@ -98,12 +95,12 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that was made.
+    """Finished bundle.
 
     Attributes:
-        bytes, sha256: of the file. ``tar_sha256``: of what it decompresses to.
-        runs: from ``after`` on: how many sequences are not in it, how many are, and so on.
-        frames: the compressed frames, each with its bytes in the file and in the tar.
+        bytes, sha256: size and digest of the file; ``tar_sha256``: digest of the tar in it.
+        runs: lengths of the runs of sequences after ``after`` that are absent, present, and so on in turn.
+        frames: size of each compressed frame in the file and in the tar.
     """
 
     name: str
@@ -116,7 +113,7 @@ class Bundle:
 
 
 def about(origin: Origin, contents: Contents) -> bytes:
-    """The last file in the tar."""
+    """Return ``bundle.json``, the last file in the tar."""
     fields = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
     return json.dumps(fields | origin.to_dict() | contents.to_dict(), indent=2).encode() + b"\n"
 
@@ -127,8 +124,8 @@ def bundle(
     """Pack all of ``batches``, at least one, into one bundle.
 
     Args:
-        after: the last sequence of the bundle before; every record of the route after it is in ``batches``.
-        sink: gets the bytes of the file, in order.
+        after: last sequence of the previous bundle; every later record of the route is in ``batches``.
+        sink: receives the bytes of the file in order.
     """
     tar = _Tar(origin, after)
     digest = hashlib.sha256()
@@ -146,7 +143,7 @@ def bundle(
 
 
 class _Tar:
-    """The tar in pieces, and its digest."""
+    """Tar in pieces, and its digest."""
 
     def __init__(self, origin: Origin, after: int) -> None:
         self.digest = hashlib.sha256()
@@ -187,7 +184,7 @@ class _Tar:
 
 @dataclass(slots=True)
 class Tally:
-    """What the parts of a bundle add up to, whether it is made or read."""
+    """Sums over the parts of a bundle that is written or read."""
 
     at: int
     runs: array[int] = field(default_factory=lambda: array("Q"))
@@ -222,7 +219,7 @@ class Tally:
 
 
 def _member(name: str, seconds: int, data: list[Any]) -> list[Any]:
-    """A file in the tar: header, content, zeros up to a block. ``Any``: whatever bytes can be joined from."""
+    """Return a file in the tar: header, content, and zeros up to a block. ``Any``: all that bytes.join accepts."""
     info = tarfile.TarInfo(name)
     info.size = sum(map(len, data))
     info.mtime = seconds

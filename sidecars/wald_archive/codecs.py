@@ -1,15 +1,15 @@
-"""Compression of a tar as a row of independent frames, in several threads, in order; and the way back.
+"""Compression of a tar into independent frames by several threads, and decompression.
 
     zst    zstd frames (RFC 8878) with content size and checksum
     gz     gzip members (RFC 1952), without a time
-    none   the tar as it is
+    none   the uncompressed tar
 
-A frame holds at most 1 MiB, and one that claims or holds more is not expanded: so reading a row needs no more memory
-than one frame, whatever the file contains. ``zstd -dc`` and ``gunzip`` read such a row as one file.
+A frame holds at most 1 MiB, and one that claims or holds more is not expanded. So reading needs the memory of one
+frame, whatever the file contains. ``zstd -dc`` and ``gunzip`` read the frames as one file.
 
-Levels were chosen by measurement, on an access log and on the logs of loghub: zstd 1 takes two thirds of the time of 3
-and leaves 2 % more of the one, 3 % less of the others; gzip 1 of libdeflate takes an eighth of the time of ``gzip -6``
-and leaves 9 % more of both.
+Levels were measured on an access log and on the logs of loghub: zstd 1 takes two thirds of the time of 3, and its
+output is 2 % larger for the one and 3 % smaller for the others; gzip 1 of libdeflate takes an eighth of the time of
+``gzip -6``, and its output is 9 % larger.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ R = TypeVar("R")
 FRAME_BYTES = 1 << 20  # fits the cache of a core, and more at once hardly compresses better
 ZSTD_LEVEL = 1
 GZIP_LEVEL = 1
-AHEAD = 3  # items a worker may have before it: what comes in lumps is worked off evenly
-WORKERS_MAX = 4  # the digest of the tar, which is taken in one thread, keeps pace with no more
+AHEAD = 3  # queued items per worker, because input comes in bursts
+WORKERS_MAX = 4  # the digest of the tar, computed by one thread, does not keep up with more
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say gzip
 _ZSTD_MAGIC = 0xFD2FB528.to_bytes(4, "little")
 _ZSTD_FRAME_MAX_BYTES = FRAME_BYTES + (FRAME_BYTES >> 8) + 1024  # of a frame that does not compress at all
@@ -46,11 +46,11 @@ _of_thread = threading.local()
 
 
 class BadStream(ValueError):
-    """The bytes are not what the codec writes."""
+    """Bytes that the codec does not write."""
 
 
 class Codec(StrEnum):
-    """How bundles are compressed."""
+    """Compression of bundles."""
 
     ZST = "zst"
     GZ = "gz"
@@ -58,11 +58,9 @@ class Codec(StrEnum):
 
     @property
     def suffix(self) -> str:
-        """What the name of a bundle ends in."""
         return ".tar" if self is Codec.NONE else f".tar.{self.value}"
 
     def compress(self, data: Buffer) -> Buffer:
-        """One frame."""
         if self is Codec.ZST:
             return _zstd_of_thread().compressor.compress(data)
         if self is Codec.GZ:
@@ -72,11 +70,7 @@ class Codec(StrEnum):
         return data
 
     def expand(self, frame: bytes, content_bytes: int) -> Buffer:
-        """The content of one frame whose length is known, which is faster.
-
-        Raises:
-            BadStream: it is not a frame of this length.
-        """
+        """Decompress one frame of known length, which is faster; raise BadStream if it has another length."""
         content: Buffer = frame
         if self is Codec.ZST:
             from zstandard import ZstdError
@@ -97,11 +91,7 @@ class Codec(StrEnum):
         return content
 
     def decompress(self, chunks: Iterable[bytes]) -> Iterator[Buffer]:
-        """The content of a row of frames, a frame of it at a time at most.
-
-        Raises:
-            BadStream: something else, a frame larger than they are made, or a row that ends within one.
-        """
+        """Decompress frames, at most one at a time; raise BadStream if one is invalid, too large or incomplete."""
         if self is Codec.ZST:
             return _zstd_contents(chunks)
         if self is Codec.GZ:
@@ -110,7 +100,7 @@ class Codec(StrEnum):
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-    """``function`` of each item, some at a time in threads; no more than a few are held."""
+    """Yield ``function`` of each item in order, computed by threads; hold only a few items."""
     workers = min(WORKERS_MAX, max(2, len(os.sched_getaffinity(0))))
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers, "wald-archive") as pool:
@@ -123,7 +113,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
 
 
 def ahead(items: Iterator[T]) -> Generator[T]:
-    """The same items; while one is looked at, a thread makes the next. Closing it raises the error of that one."""
+    """Yield the same items while a thread makes the next one; closing raises that one's error."""
     with ThreadPoolExecutor(1, "wald-archive-ahead") as pool:
         coming = pool.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -137,7 +127,7 @@ def ahead(items: Iterator[T]) -> Generator[T]:
 
 @dataclass(frozen=True, slots=True)
 class _Zstd:
-    """The compressors of one thread; allocating them for each part would cost a tenth of the time."""
+    """Compressors of one thread; allocating them for each part would cost a tenth of the time."""
 
     compressor: ZstdCompressor
     decompressor: ZstdDecompressor
@@ -154,7 +144,7 @@ def _zstd_of_thread() -> _Zstd:
 
 
 def _zstd_contents(chunks: Iterable[bytes]) -> Iterator[Buffer]:
-    """Frame by frame: a whole frame, into memory of its declared size, cannot expand to more."""
+    """Decompress frame by frame, each into memory of its declared size, so that it cannot expand to more."""
     from zstandard import ZstdError, frame_content_size
 
     left = b""
@@ -179,11 +169,7 @@ def _zstd_contents(chunks: Iterable[bytes]) -> Iterator[Buffer]:
 
 
 def _zstd_frame_bytes(data: bytes, start: int) -> int | None:
-    """The length of the frame that begins at ``start``; None if it is not all there (RFC 8878, 3.1.1).
-
-    Raises:
-        BadStream: no frame begins there.
-    """
+    """Return the length of the frame at ``start`` (RFC 8878, 3.1.1), or None if it is incomplete."""
     if data[start : start + 4] != _ZSTD_MAGIC[: len(data) - start]:
         raise BadStream("no compressed frame begins where one should")
     if len(data) - start <= len(_ZSTD_MAGIC):

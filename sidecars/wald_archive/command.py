@@ -1,17 +1,22 @@
-"""``wald-archive``: pack routes into bundles, prove an archive, get records out of one."""
+"""``wald-archive``: pack routes into bundles, verify an archive, restore records from one."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import click
 
 import wald
+from wald.answers.fields import time_fields
 from wald.checking.checker import Level
 from wald.cli.entry import run
 from wald.cli.options import (
@@ -23,6 +28,7 @@ from wald.cli.options import (
     root_option,
     size_option,
 )
+from wald.cli.output import json_line
 from wald.cli.progress import progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, wrong_type
@@ -35,20 +41,18 @@ from wald.format.names import check_route
 from wald.format.times import utc
 from wald.hints import command_line, room_commands
 from wald.log import Log
-from wald.setting_types import MIB
+from wald.retention.missing import span_text
+from wald.setting_types import MIB, format_bytes
+from wald_archive.bundle import Bundle
 from wald_archive.codecs import Codec
-from wald_archive.destination import Destination
-from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine
-from wald_archive.into import end_of, restore_into
-from wald_archive.ledger import Recorded, recorded_at
-from wald_archive.objects import open_destination
-from wald_archive.pack import Packer, Request
-from wald_archive.proof import Finding
-from wald_archive.report import PackReport, ProofReport, report_restored
+from wald_archive.engines import AUTO, LOCAL, SPARK, choose_engine
+from wald_archive.ledger import Recorded, Request, Run, recorded_at
+from wald_archive.objects import Destination, open_destination
+from wald_archive.pack import Packed, Packer
+from wald_archive.parts import Bytes, Records, Size
+from wald_archive.restore import Outcome, end_of, extent_of, restore_into
 from wald_archive.restore import restore as restored
-from wald_archive.restore import span
-from wald_archive.sizes import Bytes, Records, Size
-from wald_archive.verify import bundle_bytes
+from wald_archive.verify import Finding, bundle_bytes
 from wald_archive.verify import verify as findings_of
 
 BUNDLE_BYTES = 256 * MIB
@@ -82,27 +86,29 @@ def command(ctx: click.Context, root: Path | None) -> None:
     envvar="ARCHIVE_DEST",
     show_envvar=True,
     metavar="DIR|URL",
-    help="Where the bags go; without it: ROOT/archive.",
+    help="Destination of the bags.  [default: ROOT/archive]",
 )
 @group_option
-@count_option("--records-per-bundle", help_text="So many records in each bundle.")
-@size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
-@click.option("--to", type=SequenceNumber(), metavar="SEQ", help="Leave the records after this one for later.")
+@count_option("--records-per-bundle", help_text="Number of records in each bundle.")
+@size_option("--bytes-per-bundle", None, "Maximum size of the records in a bundle.  [default: 256MiB]")
+@click.option(
+    "--to", type=SequenceNumber(), metavar="SEQ", help="Last record to pack; later ones are left for another run."
+)
 @click.option(
     "--engine",
     type=click.Choice([AUTO, LOCAL, SPARK]),
     default=AUTO,
     show_default=True,
-    help="What makes the bundles, which are the same in either case. auto: Spark with --master, or if it and its Java "
-    "are installed, there are more than 4 cores, and more than about 8 GiB to pack; otherwise this process.",
+    help="Program that makes the bundles, which are the same either way. auto: Spark with --master, or if it and its "
+    "Java are installed, there are more than 4 cores, and more than about 8 GiB to pack; otherwise this process.",
 )
-@click.option("--master", metavar="URL", help="The cluster that Spark runs on; without it local[*], this machine.")
+@click.option("--master", metavar="URL", help="Cluster for Spark.  [default: local[*], this machine]")
 @click.option(
     "--codec",
     type=click.Choice([codec.value for codec in Codec]),
     default=Codec.ZST.value,
     show_default=True,
-    help="How bundles are compressed.",
+    help="Compression of the bundles.",
 )
 @json_option
 @stdout_is_a_report
@@ -121,19 +127,21 @@ def pack(
 ) -> None:
     """Archive all records of each ROUTE that the group has not processed, then move its cursor.
 
-    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with its sha256 beside it, and a
-    manifest. Everything is read back before the cursor moves. A run that was interrupted is finished first, with the
-    sizes and the codec it was begun with. Nothing at the destination is ever overwritten.
+    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with a file of its sha256, and a
+    manifest. Everything is read back before the cursor moves. An interrupted run is finished first, with its own sizes
+    and codec. Nothing at the destination is ever overwritten.
     """
     for route in routes:
         check_route(route)
     log = Log(root)
     size = _size(records_per_bundle, bytes_per_bundle)
     destination = open_destination(dest or str(log.root.archive), Disk())
+    path = log.root.ledger / "archive.jsonl"
     requests = [
         Request(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)
     ]
-    with _disk_failures(root, destination), closing(_ledger(log)) as ledger, ExitStack() as stack:
+    with _disk_failures(root, destination), ExitStack() as stack:
+        ledger = stack.enter_context(closing(Ledger(path, Disk(), owner="wald-archive")))
         report = stack.enter_context(PackReport(as_json, write=click.echo, warn=_warn))
         packer = Packer(
             log,
@@ -157,7 +165,7 @@ def pack(
 @click.option(
     "--root",
     type=click.Path(path_type=Path, readable=False),
-    help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
+    help="A log whose ledger lists the expected bundles. An archive needs no log, so WALD_ROOT is not used.",
 )
 @json_option
 @click.pass_context
@@ -191,7 +199,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 @click.option(
     "--root",
     type=click.Path(path_type=Path, readable=False),
-    help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
+    help="A log whose ledger lists the expected bundles. An archive needs no log, so WALD_ROOT is not used.",
 )
 @click.option(
     "--into",
@@ -199,7 +207,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     metavar="ROOT",
     help="Create a new log there from every ROUTE; without ROUTE, from the whole archive.",
 )
-@click.option("--from", "first", type=SequenceNumber(), default=1, metavar="SEQ", help="The first record.")
+@click.option("--from", "start", type=SequenceNumber(), metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=SequenceNumber(), metavar="SEQ", help="The last record.")
 @click.option(
     "--format",
@@ -207,9 +215,9 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     type=click.Choice(["raw", "json"]),
     default="raw",
     show_default=True,
-    help="Of the records on stdout; json: one object per line.",
+    help="Format of the records on stdout; json: one object per line.",
 )
-@click.option("--json", "as_json", is_flag=True, help="With --into: print what was restored as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="With --into: print the result as JSON.")
 @click.pass_context
 def restore(
     ctx: click.Context,
@@ -217,20 +225,21 @@ def restore(
     routes: tuple[str, ...],
     root: Path | None,
     into: Path | None,
-    first: int,
+    start: int | None,
     last: int | None,
     form: str,
     as_json: bool,
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
-    The digest of a bundle is checked before any of its records is written. If the archive ends before --from, before
-    --to or, without --to, before the last record in the ledger of --root, the records that exist are written, and the
-    exit code is 3.
+    The digest of a bundle is checked before any of its records is written. If the archive begins after --from, or ends
+    before --from, before --to or, without --to, before the last record in the ledger of --root, the records that exist
+    are written, and the exit code is 3.
 
     With --into the records become a new log, with the sequences and times that they had. It has a new id; cursors and
     the senders of records are not in an archive. `wald where N` shows which sequences are in no bundle.
     """
+    first = 1 if start is None else start
     if last is not None and first > last:
         message = f"--from {first} --to {last}: the end is before the start"
         raise InvalidInput(message, hint=f"--from {last} --to {first}")
@@ -243,7 +252,7 @@ def restore(
     if len(routes) != 1 or as_json:
         wrong = "--json is for --into" if as_json else "one ROUTE goes to stdout; several, or all, need --into"
         raise InvalidInput(wrong, hint=f"wald-archive restore {shlex.quote(address)} ROUTE, or --into ROOT")
-    _restore_to_stdout(destination, address, routes[0], root or ctx.find_object(Path), first, last, form)
+    _restore_to_stdout(destination, address, routes[0], root or ctx.find_object(Path), start, last, form)
 
 
 @stdout_is_a_report
@@ -265,9 +274,16 @@ def _restore_into(
 
 
 def _restore_to_stdout(
-    destination: Destination, address: str, route: str, root: Path | None, first: int, last: int | None, form: str
+    destination: Destination,
+    address: str,
+    route: str,
+    root: Path | None,
+    start: int | None,
+    last: int | None,
+    form: str,
 ) -> None:
-    begin, end = span(destination, route)
+    first = start or 1
+    begin, end, after = extent_of(destination, route)
     due = max(first, last or 0)
     if root is not None and last is None:
         read_identity(Root(root))
@@ -279,16 +295,17 @@ def _restore_to_stdout(
             write_stdout(records.data)
             advance(records.last - at)
             at = records.last
-    if end < due:
-        asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
+    missing = (first, min(after, last or after)) if start is not None and first <= after else (end + 1, due)
+    if missing[0] <= missing[1]:
+        asking = command_line("ROOT" if root is None else root, f"where {missing[0]}")
         raise NotFound(
-            f"{address}: no bundle holds what of route {route} follows record {end}, up to {due}",
+            f"{address}: no bundle covers {span_text(*missing)} of route {route}",
             hint=f"{asking} shows what happened to it in the log",
         )
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     sys.exit(run(command, "wald-archive", sys.argv[1:]))
 
 
@@ -302,13 +319,9 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
 
 
-def _ledger(log: Log) -> Ledger:
-    return Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
-
-
 @contextmanager
 def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
-    """Name the files of errors of the operating system, and what to type next."""
+    """Convert errors of the operating system, with the file and a hint."""
     try:
         yield
     except PermissionError as error:
@@ -325,7 +338,7 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
 
 @contextmanager
 def _restore_failures(into: Path) -> Iterator[None]:
-    """Name the file of an error of the operating system, and what to type next."""
+    """Convert errors of the operating system, with the file and a hint."""
     try:
         yield
     except PermissionError as error:
@@ -333,7 +346,7 @@ def _restore_failures(into: Path) -> Iterator[None]:
     except OSError as error:
         place = shlex.quote(str(into))
         raise DiskFailure(
-            f"{error.filename or into}: {error.strerror or error}; the restore is not finished, and there is no log",
+            f"{error.filename or into}: {error.strerror or error}; the restore is incomplete, and no log was created",
             hint=f"{room_commands(into, error=error)}; rm -r {place}; then the same command again",
         ) from error
 
@@ -344,3 +357,167 @@ def _warn(message: str) -> None:
 
 def _moment() -> str:
     return utc(time.time_ns())
+
+
+class PackReport:
+    """Report of one command, route by route, with a progress bar for each run."""
+
+    def __init__(self, as_json: bool, *, write: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        self._write = write
+        self._warn = warn
+        self._as_json = as_json
+        self._runs: list[dict[str, Any]] = []  # Any: it is JSON
+        self._bar = ExitStack()
+        self._advance: Callable[[int], None] = lambda _: None
+        self._at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._as_json and error is None:
+            self._write(json_line("archive.pack", {"runs": self._runs}))
+
+    def begin(self, run: Run, resumed: bool) -> None:
+        if resumed:
+            self._warn(f"continuing the interrupted run {run.bag} with its own sizes and codec ({run.codec.value})")
+        self._at = run.first - 1
+        self._advance = self._bar.enter_context(progress(run.origin.route, run.last - self._at))
+
+    def abandoned(self, run: Run) -> None:
+        reason = f"the cursor of {run.origin.group} was moved in the meantime"
+        self._warn(f"the interrupted run {run.bag} is abandoned: {reason}; its files at {run.dest} may be removed")
+
+    def record(self, sequence: int) -> None:
+        self._advance(sequence - self._at)
+        self._at = sequence
+
+    def route(self, request: Request, runs: Iterator[Packed]) -> None:
+        """Report every run for one route when it is finished, or that there was nothing to archive."""
+        done: Packed | None = None
+        for done in runs:
+            self._bar.close()
+            if self._as_json:
+                self._runs.append(_fields(done))
+            else:
+                self._write("\n".join(_lines(done)))
+        if done is None and not self._as_json:
+            upto = "" if request.to is None else f" up to record {request.to}"
+            self._write(f"nothing to archive: group {request.group} has read all of {request.route}{upto}")
+
+
+@dataclass(slots=True)
+class ProofReport:
+    """Report of one verification, finding by finding."""
+
+    as_json: bool
+    write: Callable[[str], None]
+    counts: Counter[Level] = field(default_factory=Counter)
+
+    def finding(self, found: Finding) -> None:
+        """Report a finding; good files are only counted."""
+        self.counts[found.level] += 1
+        if self.as_json:
+            fields = {
+                "kind": "finding",
+                "level": found.level.value,
+                "dest": found.address,
+                "bag": found.bag,
+                "file": found.file,
+                "offset": found.offset,
+                "message": found.message,
+            }
+            self.write(json_line("archive.verify", fields))
+        elif found.level is not Level.OK:
+            at = "" if found.offset is None else f" offset {found.offset}:"
+            self.write(f"{found.level.value:5}  {found.name}:{at} {found.message}")
+
+    def end(self) -> None:
+        """Report the counts."""
+        good, errors, noted = self.counts[Level.OK], self.counts[Level.ERROR], self.counts[Level.INFO]
+        if self.as_json:
+            findings = {level.value: self.counts[level] for level in Level}
+            self.write(json_line("archive.verify", {"kind": "summary", "good": not errors, "findings": findings}))
+        else:
+            verdict, plural = "damaged" if errors else "OK", "s" * (errors != 1)
+            self.write(f"{verdict}: {_bundles(good)} proven, {noted} info, {errors} error{plural}")
+
+
+def report_restored(outcome: Outcome, address: str, write: Callable[[str], None], *, as_json: bool) -> None:
+    """Report a new log, and the data that an archive does not have."""
+    if as_json:
+        write(json_line("archive.restore", _restored_fields(outcome, address)))
+        return
+    for route, count in sorted(outcome.records.items()):
+        write(f"{route}: {count} records")
+    write(f"log {outcome.log} at {outcome.root}: records {outcome.first} to {outcome.last} of log {outcome.from_log}")
+    if outcome.missing:
+        write(f"not restored: {outcome.missing} sequences, in {outcome.holes} runs, as no bundle holds them")
+    write("not in an archive: the cursors of groups, who sent a record, and the numbers of producers' batches")
+
+
+def _restored_fields(outcome: Outcome, address: str) -> dict[str, Any]:
+    return {
+        "root": str(outcome.root),
+        "log": outcome.log,
+        "dest": address,
+        "from_log": outcome.from_log,
+        "first": outcome.first,
+        "last": outcome.last,
+        "records": sum(outcome.records.values()),
+        "routes": [{"route": route, "records": count} for route, count in sorted(outcome.records.items())],
+        "missing": outcome.missing,
+        "holes": outcome.holes,
+    }
+
+
+def _fields(done: Packed) -> dict[str, Any]:
+    run, manifest = done.run, done.manifest
+    return {
+        "route": run.origin.route,
+        "group": run.origin.group,
+        "dest": run.dest,
+        "bag": str(run.bag),
+        "first": run.first,
+        "last": run.last,
+        "records": manifest.count if manifest else None,
+        "resumed": done.resumed,
+        "bundles": [_bundle_fields(entry.bundle) for entry in manifest.entries] if manifest else [],
+    }
+
+
+def _bundle_fields(bundle: Bundle) -> dict[str, Any]:
+    contents = bundle.contents
+    return {
+        "bundle": bundle.name,
+        "first": contents.first,
+        "last": contents.last,
+        "records": contents.count,
+        "record_bytes": contents.record_bytes,
+        "bytes": bundle.bytes,
+        "sha256": bundle.sha256,
+        **time_fields("earliest", contents.earliest_ns),
+        **time_fields("latest", contents.latest_ns),
+    }
+
+
+def _lines(done: Packed) -> Iterator[str]:
+    run, manifest = done.run, done.manifest
+    if manifest is None:
+        yield f"bag {run.bag}: was complete, and is acknowledged now"
+        return
+    for entry in manifest.entries:
+        bundle = entry.bundle
+        contents = bundle.contents
+        yield (
+            f"{bundle.name}: {contents.count} records, {contents.first} to {contents.last}, "
+            f"{format_bytes(contents.record_bytes)} in {format_bytes(bundle.bytes)}, sha256 {bundle.sha256}"
+        )
+    yield f"bag {run.bag}: {manifest.count} records in {_bundles(len(manifest.entries))} at {run.dest}"
+
+
+def _bundles(count: int) -> str:
+    return "1 bundle" if count == 1 else f"{count} bundles"

@@ -1,6 +1,6 @@
-"""What everything at a destination is called; building and parsing a name live side by side.
+"""Names at a destination.
 
-A name says which route and from which sequence, in 20 digits, so sorting names is sorting sequences.
+A name has the route and the first sequence in 20 digits, so names sort by sequence.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _BAG = re.compile(rf"([0-9]{{{DIGITS}}})-([0-9]{{{DIGITS}}})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class BagName:
-    """A bag: what one run has packed of a route, from its first record to its last."""
+    """Bag: the records of a route that one run has packed."""
 
     route: str
     first: int
     last: int
 
     def __str__(self) -> str:
-        """Its directory, seen from the destination.
+        """Return its directory below the destination.
 
         >>> str(BagName("web", 1, 250))
         'web/00000000000000000001-00000000000000000250'
@@ -35,13 +35,13 @@ class BagName:
 
 
 def parse_bag_name(route: str, folder: str) -> BagName | None:
-    """The bag in ``folder`` of a route's directory; None if it is none."""
+    """Return the bag in ``folder`` of a route's directory, or None if it is not a bag."""
     match = _BAG.fullmatch(folder)
     return BagName(route, int(match[1]), int(match[2])) if match else None
 
 
 def is_left_by_desktop(name: str) -> bool:
-    """Return True if a desktop or a NAS puts files of this name into every directory that it displays.
+    """Return True if desktops or NAS systems put files of this name into every directory that they display.
 
     >>> is_left_by_desktop("Thumbs.db"), is_left_by_desktop("._manifest.json"), is_left_by_desktop("notes.txt")
     (True, True, False)
@@ -50,7 +50,7 @@ def is_left_by_desktop(name: str) -> bool:
 
 
 def bundle_stem(route: str, first: int) -> str:
-    """A bundle without what says how it is compressed; also the one directory in its tar.
+    """Return a bundle's name without the suffix of its compression, which is also the directory in its tar.
 
     >>> bundle_stem("web", 1)
     'web-00000000000000000001'
@@ -59,12 +59,11 @@ def bundle_stem(route: str, first: int) -> str:
 
 
 def part_name(first: int, suffix: str) -> str:
-    """The file in ``records/`` of a bundle whose first record is ``first``."""
     return f"{first:0{DIGITS}d}{suffix}"
 
 
 def records_name(stem: str, part: str) -> str:
-    """The name in the tar of the file that holds the records of ``part``.
+    """Return the name in the tar of the file with the records of ``part``.
 
     >>> records_name("web-00000000000000000001", "00000000000000000001.txt")
     'web-00000000000000000001/records/00000000000000000001.txt'
@@ -73,5 +72,5 @@ def records_name(stem: str, part: str) -> str:
 
 
 def digest_line(sha256: str, name: str) -> bytes:
-    """A line as ``sha256sum`` writes and reads it."""
+    """Return a line in the format of ``sha256sum``."""
     return f"{sha256}  {name}\n".encode()

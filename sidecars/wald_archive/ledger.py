@@ -1,17 +1,17 @@
-"""The lines of ``ledger/archive.jsonl`` that a run writes, and what they say about runs and destinations.
+"""Lines of ``ledger/archive.jsonl``, which a run writes, and the state of runs and destinations that they show.
 
     {"event": "begun", "route", "group", "dest", "bag", "after", "first", "last", "records_per_bundle",
      "bytes_per_bundle", "codec", "software", "archived_at", "previous", "at"}          before anything else
     {"event": "archived", "route", "group", "dest", "bag", "bundle", "path", "first", "last", "after",
      "count", "runs", "parts", "sha256", "at"}                                          when a bag is whole, per bundle
     {"event": "finished", "route", "group", "dest", "bag", "first", "last", "at"}       when the cursor has moved
-    {"event": "abandoned", …the same}                                                   when it cannot be carried out
+    {"event": "abandoned", …the same}                                                   when it was given up
 
-The core reads ``archived`` lines and does not know what a bundle is: ``path`` is its file below the destination, and
-``parts`` are the first record and the name of each file of records in it.
+The core reads ``archived`` lines: ``path`` is the bundle's file below the destination, and ``parts`` are the first
+record and the name of each file of records in it.
 
-A run whose ``begun`` is followed by neither of the last two is done again, by what that line says and not by
-the options given now, so that it makes the same bytes.
+A run whose ``begun`` is followed by neither of the last two is repeated with the parameters of that line instead of the
+current options, so that it makes the same bytes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,33 @@ from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name
 from wald_archive.manifest import BundleEntry, Previous
-from wald_archive.sizes import Bytes, Records, Size
+from wald_archive.parts import Bytes, Records, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Parameters of the next run; an interrupted run keeps its own.
+
+    Attributes:
+        to: last record to pack; None for all.
+    """
+
+    route: str
+    group: str
+    size: Size
+    codec: Codec
+    software: str
+    to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that decides which bytes a run makes, but the records themselves.
+    """Parameters that, with the records, determine the bytes of a run.
 
     Attributes:
-        after: up to where the group had processed the route.
-        size: how much goes into a bundle.
-        previous: the bundle that the first one follows.
+        after: last record that the group had processed.
+        size: limit of a bundle.
+        previous: bundle that the first one follows.
     """
 
     origin: Origin
@@ -56,7 +72,6 @@ class Run:
         return BagName(self.origin.route, self.first, self.last)
 
     def begun(self, *, at_ns: int) -> Entry:
-        """The line before anything is done."""
         return self._line("begun") | {
             "after": self.after,
             "first": self.first,
@@ -71,7 +86,6 @@ class Run:
         }
 
     def archived(self, entry: BundleEntry, *, at_ns: int) -> Entry:
-        """The line about a bundle that was read back."""
         contents = entry.bundle.contents
         stem = bundle_stem(self.origin.route, contents.first)
         return self._line("archived") | {
@@ -88,11 +102,9 @@ class Run:
         }
 
     def finished(self, *, at_ns: int) -> Entry:
-        """The line after everything is done."""
         return self._line("finished") | {"first": self.first, "last": self.last, "at": at_ns}
 
     def abandoned(self, *, at_ns: int) -> Entry:
-        """The line about a run that cannot be carried out any more."""
         return self._line("abandoned") | {"first": self.first, "last": self.last, "at": at_ns}
 
     def _line(self, event: str) -> Entry:
@@ -108,12 +120,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the ledger says about one route, group and destination.
+    """Interrupted run of one route, group and destination, according to the ledger.
 
     Attributes:
-        unfinished: the run that was interrupted; None if none was.
-        recorded: the bundles of that run that have a line in the ledger.
-        complete: whether that is every one of them: made, read back and recorded.
+        unfinished: the run, or None.
+        recorded: its bundles with a line in the ledger.
+        complete: True if all of them were made, read back and recorded.
     """
 
     unfinished: Run | None = None
@@ -122,13 +134,13 @@ class Past:
 
 
 def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: str) -> Past:
-    """The last run that was begun, and neither finished nor abandoned.
+    """Return the last run that was begun, and neither finished nor abandoned.
 
     Args:
-        entries: of the ledger, newest first.
+        entries: lines of the ledger, newest first.
 
     Raises:
-        Damaged: its line does not say what it should.
+        Damaged: its line is invalid.
     """
     archived: dict[str, list[Entry]] = {}
     ended: set[str] = set()
@@ -142,21 +154,16 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
             case "finished" | "abandoned":
                 ended.add(bag)
             case "begun":
-                return Past() if bag in ended else _unfinished(_parse(entry, log), archived.get(bag, []))
+                if bag in ended:
+                    break
+                run, lines = _parse(entry, log), archived.get(bag, [])
+                names = frozenset(str(line.get("bundle")) for line in lines)
+                return Past(run, names, complete=any(line.get("last") == run.last for line in lines))
     return Past()
 
 
-def _unfinished(run: Run, archived: list[Entry]) -> Past:
-    names = frozenset(str(entry.get("bundle")) for entry in archived)
-    return Past(run, names, complete=any(entry.get("last") == run.last for entry in archived))
-
-
 def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
-    """The bundle that a run after ``after`` follows, at whatever destination; None if the ledger has none.
-
-    Args:
-        entries: of the ledger, newest first.
-    """
+    """Return the bundle, at any destination, that a run after record ``after`` follows, or None."""
     found: Entry | None = None
     for entry in entries:
         last = entry.get("last")
@@ -189,14 +196,14 @@ def _parse(begun: Entry, log: str) -> Run:
 
 @dataclass(slots=True)
 class Recorded:
-    """What the ledger says is at one destination.
+    """Contents of one destination according to the ledger.
 
     Attributes:
-        bundles: the lines ``archived``, by bag and name of the bundle.
-        whole: the bags of these bundles: their lines are written after the whole bag was read back.
+        bundles: ``archived`` lines, by bag and name of the bundle.
+        whole: bags of these bundles, each read back completely before its lines were written.
         unfinished: bag and group of each run that was begun, and neither finished nor abandoned.
-        abandoned: bag and group of each run that was given up.
-        elsewhere: the destinations of all its bundles, if none is at this destination.
+        abandoned: bag and group of each abandoned run.
+        elsewhere: destinations of all recorded bundles, if this destination has none.
     """
 
     bundles: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -206,7 +213,7 @@ class Recorded:
     elsewhere: tuple[str, ...] = ()
 
     def by_bag(self) -> defaultdict[str, Recorded]:
-        """The same, bag by bag; a bag of which it says nothing comes out empty."""
+        """Split by bag; a bag without lines is empty."""
         parts: defaultdict[str, Recorded] = defaultdict(Recorded)
         for (bag, name), line in self.bundles.items():
             parts[bag].bundles[bag, name] = line
@@ -219,25 +226,25 @@ class Recorded:
         return parts
 
     def last_of(self, route: str) -> int:
-        """The last record of a route that it says is in a bundle; 0: there is none."""
+        """Return the last record of a route in a bundle, or 0."""
         lasts = (line.get("last") for line in self.bundles.values() if line.get("route") == route)
         return max((last for last in lasts if isinstance(last, int)), default=0)
 
-    def excuse(self, bag: str, group: str | None) -> str:
-        """Why a bag of ``group`` (None: of any group) may be half-written; "" if it may not."""
+    def why_incomplete(self, bag: str, group: str | None) -> str:
+        """Return why a bag of ``group`` (None for any) may be incomplete, or "" if it must be complete."""
         if bag in self.whole:
             return ""
         for begun, of_group in sorted(self.unfinished):
             if begun == bag and group in (None, of_group):
                 route = bag.partition("/")[0]
-                return f"unfinished: an interrupted run; wald-archive {route} --group {of_group} goes on with it"
+                return f"unfinished: an interrupted run; wald-archive {route} --group {of_group} continues it"
         if any(begun == bag and group in (None, of_group) for begun, of_group in self.abandoned):
             return "an abandoned run; it may be removed"
         return ""
 
 
 def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
-    """The lines of a ledger about one destination, however its path is spelled there."""
+    """Return the lines of a ledger about one destination, under any spelling of its path."""
     recorded = Recorded()
     real = cache(_real)
     known, others = False, set()
@@ -266,5 +273,5 @@ def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
 
 
 def _real(address: str) -> str:
-    """One spelling of each directory; an address is what it is."""
+    """Return the real path of a directory, or an address unchanged."""
     return address if "://" in address else os.path.realpath(address)

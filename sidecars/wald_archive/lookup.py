@@ -1,25 +1,24 @@
-"""One record out of an archive, by its sequence; ``wald show`` finds this through an entry point."""
+"""Look-up of one archived record by its sequence, for the entry point that ``wald show`` calls."""
 
 from __future__ import annotations
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.format.records import Record, record_from_json
-from wald_archive.destination import Destination
-from wald_archive.objects import open_destination
+from wald_archive.objects import Destination, open_destination
 from wald_archive.parts import Form, IndexEntry, Part
 from wald_archive.restore import bundles_of, checked_parts
 
 
 def find_record(address: str, route: str | None, sequence: int) -> Record | None:
-    """The record in the archive at ``address``; None if no bundle there holds it.
+    """Return a record from the archive at ``address``, or None.
 
     Args:
-        route: its route; None: every route is looked through.
+        route: its route; None to search every route.
 
     Raises:
-        Damaged: the bundle that should hold it is not as it was written.
-        OSError: the archive cannot be read.
+        Damaged: the bundle that should have it is damaged.
+        OSError: the archive is unreadable.
     """
     destination = open_destination(address, Disk())
     routes = [route] if route is not None else destination.listing("").folders

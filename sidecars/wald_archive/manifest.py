@@ -1,4 +1,4 @@
-"""``manifest.json``: what is in a bag, bundle by bundle, and which bundle each one follows.
+"""``manifest.json``: the bundles of a bag and which bundle each one follows; and the files derived from it.
 
     {"format": 1, "log": …, "route": …, "group": …, "software": …, "archived_at": …, "codec": …,
      "after": …, "first": …, "last": …, "count": …,
@@ -6,12 +6,13 @@
                   "earliest": …, "earliest_ns": …, "latest": …, "latest_ns": …, "parts": […],
                   "bytes": …, "sha256": …, "tar_sha256": …, "previous": {"bundle": …, "sha256": …} or null}]}
 
-There is one way to write it, so a changed byte shows even where the JSON stays well-formed. Everything else in a bag
-but the bundles is derived from it (wald_archive.tags).
+There is one way to write it, so a changed byte shows even if the JSON stays well-formed. The other files of a bag
+(those of BagIt, RFC 8493, the digests, and a page to read) follow from it, so they can be compared byte for byte.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -20,50 +21,48 @@ from typing import Any
 from wald.format.names import is_route
 from wald_archive.bundle import FORMAT_VERSION, Bundle, Contents, Origin
 from wald_archive.codecs import Codec
-from wald_archive.layout import BagName, bundle_stem
+from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, digest_line
 from wald_archive.parts import PART_BYTES, PartFacts
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BadManifest(ValueError):
-    """The bytes are not a manifest as wald writes it."""
+    """Bytes that are not a manifest as wald writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The bundle that another one follows, in the same bag or in the one before."""
+    """Bundle that another one follows, in the same bag or in the previous one."""
 
     bundle: str
     sha256: str
 
     def to_dict(self) -> dict[str, str]:
-        """The fields as JSON."""
         return {"bundle": self.bundle, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """A bundle and the one before it."""
+    """Bundle and the one before it."""
 
     bundle: Bundle
     previous: Previous | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON."""
         bundle = self.bundle
         digests = {"bytes": bundle.bytes, "sha256": bundle.sha256, "tar_sha256": bundle.tar_sha256}
         previous = {"previous": self.previous.to_dict() if self.previous else None}
         return {"bundle": bundle.name} | bundle.contents.to_dict() | digests | previous
 
     def as_previous(self) -> Previous:
-        """What the next one says of this one."""
+        """Return the reference to this bundle in the next one."""
         return Previous(self.bundle.name, self.bundle.sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one run has packed; at least one bundle."""
+    """Contents of the bag of one run: at least one bundle."""
 
     origin: Origin
     codec: Codec
@@ -90,7 +89,6 @@ class Manifest:
         return sum(entry.bundle.contents.count for entry in self.entries)
 
     def encode(self) -> bytes:
-        """The file."""
         fields = {"format": FORMAT_VERSION} | self.origin.to_dict() | {"codec": self.codec.value}
         fields |= {"after": self.after, "first": self.first, "last": self.last, "count": self.count}
         fields |= {"bundles": [entry.to_dict() for entry in self.entries]}
@@ -98,11 +96,7 @@ class Manifest:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """What a file says.
-
-    Raises:
-        BadManifest: it says something else than it would if wald had written it.
-    """
+    """Parse a manifest; raise BadManifest unless wald would write exactly these bytes."""
     try:
         fields: dict[str, Any] = json.loads(data)  # Any: it is JSON; every field is checked below
         if fields["format"] != FORMAT_VERSION:
@@ -165,3 +159,115 @@ def _digest(fields: dict[str, Any], key: str) -> str:
     if not _SHA256.fullmatch(digest):
         raise BadManifest(f"{key} is not a sha256")
     return digest
+
+
+PAYLOAD_DIGESTS = "manifest-sha256.txt"
+TAG_DIGESTS = "tagmanifest-sha256.txt"
+TAGS = (MANIFEST, "README.txt", "bagit.txt", "bag-info.txt", PAYLOAD_DIGESTS, TAG_DIGESTS)
+_DECLARATION = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
+_UNPACK = {Codec.ZST: "tar --zstd -x", Codec.GZ: "tar -xz", Codec.NONE: "tar -x"}
+
+_README = """\
+{count} records of the route "{route}", packed by {software} on {archived_at}
+{underline}
+
+They are the records {first} to {last} of the log {log}, in {bundles}.
+Nothing but tar, sha256sum and {program} is needed to get at them; jq helps.
+
+Is everything as it was written?
+
+    sha256sum -c {payload_digests} {tag_digests}
+
+All records as lines, each as it came:
+
+    cd {payload}
+    for bundle in *{suffix}; do {unpack}Of "$bundle" --wildcards '*/records/*.txt'; done
+
+Keyed, timed and binary records, if there are any, are JSON objects, one a line:
+
+    for bundle in *{suffix}; do {unpack}Of "$bundle" --wildcards '*/records/*.jsonl'; done | jq .value
+
+In a bundle
+
+    records/NUMBER.txt      lines; the first one is the record with this number
+    records/NUMBER.jsonl    objects: sequence (its number), route, append_time_ns (when it was taken in, nanoseconds
+                            since 1970), and where there is one event_time_ns, key, headers; value. What is not text
+                            is under key_hex, headers_hex, value_hex in hexadecimal.
+    batches/NUMBER.jsonl    what the file of that number in records/ holds, in the order of the file: from byte
+                            "offset" on, "bytes" bytes, "count" records numbered from "first" on, all taken in at
+                            "append_time_ns". "terminated": false: the last of them came without a newline.
+    bundle.json             the same for the bundle as a whole
+
+Numbers count the records of all routes of a log, so those of one route have gaps.
+
+In {manifest}
+
+    bundles           one object a bundle: its records are "first" to "last", "count" in number, taken in from
+                      "earliest" to "latest" (UTC); they are all records of the route behind "after"
+    record_bytes      the bytes in the records
+    bytes, sha256     of the file; tar_sha256: of the tar in it
+    previous          the bundle that it follows and its sha256; null: it is the first
+
+The records of {example}: {example_first} to {example_last}.
+"""
+
+
+def tag_files(manifest: Manifest) -> dict[str, bytes]:
+    """Return the files of the bag outside its payload in the order of writing: digests of digests last."""
+    payload: dict[str, str] = {}
+    octets = 0
+    for entry in manifest.entries:
+        bundle = entry.bundle
+        beside = digest_line(bundle.sha256, bundle.name)
+        payload[f"{PAYLOAD}/{bundle.name}"] = bundle.sha256
+        payload[f"{PAYLOAD}/{bundle.name}{DIGEST_SUFFIX}"] = hashlib.sha256(beside).hexdigest()
+        octets += bundle.bytes + len(beside)
+    contents = (
+        manifest.encode(),
+        _readme(manifest).encode(),
+        _DECLARATION,
+        _bag_info(manifest, octets, len(payload)).encode(),
+        _digests(payload),
+    )
+    files = dict(zip(TAGS, contents, strict=False))  # the last one has the digests of these
+    return files | {TAG_DIGESTS: _digests({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})}
+
+
+def _digests(files: dict[str, str]) -> bytes:
+    return b"".join(digest_line(files[name], name) for name in sorted(files))
+
+
+def _bag_info(manifest: Manifest, octets: int, streams: int) -> str:
+    return (
+        f"Bag-Software-Agent: {manifest.origin.software}\n"
+        f"Bagging-Date: {manifest.origin.archived_at[:10]}\n"
+        f"External-Identifier: {manifest.origin.log}/{manifest.bag}\n"
+        f"Payload-Oxum: {octets}.{streams}\n"
+    )
+
+
+def _readme(manifest: Manifest) -> str:
+    origin, entry = manifest.origin, manifest.entries[0].bundle
+    bundles = len(manifest.entries)
+    title = f'{manifest.count} records of the route "{origin.route}", packed by {origin.software} on '
+    return _README.format(
+        count=manifest.count,
+        route=origin.route,
+        software=origin.software,
+        archived_at=origin.archived_at,
+        underline="=" * len(title + origin.archived_at),
+        first=manifest.first,
+        last=manifest.last,
+        log=origin.log,
+        bundles="1 bundle" if bundles == 1 else f"{bundles} bundles",
+        program={Codec.ZST: "zstd", Codec.GZ: "gzip", Codec.NONE: "a shell"}[manifest.codec],
+        payload_digests=PAYLOAD_DIGESTS,
+        tag_digests=TAG_DIGESTS,
+        payload=PAYLOAD,
+        suffix=manifest.codec.suffix,
+        unpack=_UNPACK[manifest.codec],
+        manifest=MANIFEST,
+        example=entry.name,
+        example_first=entry.contents.first,
+        example_last=entry.contents.last,
+    )

@@ -1,31 +1,201 @@
-"""Bags in an object store, or whatever else fsspec has an address for.
+"""Destinations of bags: a directory on any mounted file system, or an object store that fsspec has an address for.
 
-An object is written whole and only if there is none of its name: it appears at the end or not at all. One that is there
-already is compared with what is to be written.
+A file is created, written from start to end in large pieces, synced, and never touched again: no rename and no
+overwriting. That suits a tape (LTFS) as well as a disk. An object is written whole, and appears at the end or not at
+all. A file of an interrupted run is compared with the new data: in a directory its missing end is appended, and any
+difference is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Protocol
 
-from wald.errors import DiskFailure, InvalidInput, WaldError
+from wald.errors import DiskFailure, InvalidInput, Refused, WaldError
 from wald.files.disk import Disk
+from wald.files.layout import require_no_link
 from wald.format.batch import Buffer
-from wald_archive.destination import READ_BYTES, Destination, Directory, Listing, Sink, differs, first_difference
+
+WRITE_BYTES = 1 << 20  # at least, except at the end of a file: small writes make tapes stop and start
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Names in a directory."""
+
+    folders: Sequence[str] = ()
+    files: Sequence[str] = ()
+
+
+class Sink(Protocol):
+    """File that is being written."""
+
+    def write(self, data: Buffer) -> None:
+        """Append ``data``; raise Refused if an existing file has other bytes there, OSError if writing fails."""
+
+
+class Destination(Protocol):
+    """Place for bags. Names are relative to it, with slashes.
+
+    Attributes:
+        address: absolute path or address, as in the ledger.
+    """
+
+    address: str
+
+    def listing(self, folder: str) -> Listing:
+        """List ``folder``; empty if it does not exist."""
+
+    def length(self, name: str) -> int:
+        """Return the size of a file; raise FileNotFoundError if it does not exist."""
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yield a file in pieces; raise FileNotFoundError if it does not exist."""
+
+    def writing(self, name: str) -> AbstractContextManager[Sink]:
+        """Write a file, which is complete and synced after the block unless that raised.
+
+        Raises:
+            Refused: the file exists with other content.
+            OSError: writing fails.
+        """
+
+    def sync_folder(self, folder: str) -> None:
+        """Make the names in ``folder``, and of all folders up to the destination, durable."""
+
+    def full_name(self, name: str) -> str:
+        """Return the path or address of a file for messages."""
+
+
+class Directory:
+    """Directory, created when the first file is written."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = Path(os.path.abspath(path))
+        if self._path.exists() and not self._path.is_dir():
+            raise InvalidInput(f"{self._path}: not a directory", hint="name a directory that exists or can be made")
+        self._disk = disk
+        self.address = str(self._path)
+
+    def full_name(self, name: str) -> str:
+        return str(self._path / name)
+
+    def listing(self, folder: str) -> Listing:
+        try:
+            entries = list(os.scandir(self._path / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return Listing()
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return Listing(sorted(folders), sorted({entry.name for entry in entries} - set(folders)))
+
+    def length(self, name: str) -> int:
+        return os.stat(self._path / name).st_size
+
+    def read(self, name: str) -> Iterator[bytes]:
+        with open(self._path / name, "rb", buffering=0) as file:
+            while data := file.read(READ_BYTES):
+                yield data
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Sink]:
+        """Write a file; raise Damaged if a symbolic link below the destination leads elsewhere."""
+        path = self._path / name
+        for above in path.relative_to(self._path).parents[:-1]:
+            require_no_link(self._path / above)
+        self._disk.make_directory(path.parent)
+        file = _Growing(path, self._disk)
+        try:
+            yield file
+            file.finish()
+        finally:
+            file.close()
+
+    def sync_folder(self, folder: str) -> None:
+        path = self._path / folder
+        while path.is_relative_to(self._path):
+            self._disk.sync_directory(path)
+            path = path.parent
+        self._disk.sync_names_above(self._path)
+
+
+class _Growing:
+    """File that only grows at its end; its initial content is compared."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        self._end = 0
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
+        try:
+            self._descriptor = disk.create(path)
+            self._found = 0
+        except FileExistsError:
+            self._descriptor = disk.open(path)
+            self._found = os.fstat(self._descriptor).st_size
+
+    def write(self, data: Buffer) -> None:
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= WRITE_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        if self._found > self._end:
+            raise differs(str(self._path), self._end)
+        self._disk.sync(self._descriptor)
+        # So that reading back reads the device instead of the cache.
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        self._disk.close(self._descriptor)
+
+    def _flush(self) -> None:
+        data = b"".join(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        known = min(len(data), max(0, self._found - self._end))
+        if known:
+            there = os.pread(self._descriptor, known, self._end)
+            if (same := first_difference(there, data[:known])) is not None:
+                raise differs(str(self._path), self._end + same)
+        if known < len(data):
+            self._disk.write(self._descriptor, [memoryview(data)[known:]], self._end + known)
+        self._end += len(data)
+
+
+def first_difference(one: Buffer, other: Buffer) -> int | None:
+    """Return the offset of the first different byte, or of the end of the shorter one; None if they are equal."""
+    if one == other:
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((offset for offset, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def differs(name: str, offset: int) -> Refused:
+    """Return the error for an existing file with other content."""
+    return Refused(
+        f"{name}: offset {offset}: a file of this name exists with different content; it is not overwritten",
+        hint=f"archive to another place: --dest DIR; or, if a crash has left it, rm {name}",
+    )
+
 
 _FILE = "file://"
 _REASON_MAX = 200  # characters; without Java, pyarrow names every place where it looked for a library
 
 
 def open_destination(address: str, disk: Disk) -> Destination:
-    """A directory, or with "://" in it an address.
+    """Open a directory, or an address, which contains "://".
 
     Raises:
-        InvalidInput: an address that nothing installed can reach, or the path of a file.
+        InvalidInput: no installed package can reach the address, or the path is a file.
     """
     if address.startswith(_FILE):
         return Directory(Path(address.removeprefix(_FILE)), disk)
@@ -33,10 +203,7 @@ def open_destination(address: str, disk: Disk) -> Destination:
 
 
 class ObjectStore:
-    """
-    Raises:
-        InvalidInput: no package for this kind of address is installed, or there is none.
-    """
+    """Object store; raises InvalidInput if no installed package can reach it."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -95,7 +262,7 @@ class ObjectStore:
             file.commit()
 
     def sync_folder(self, folder: str) -> None:
-        """An object has its name from the moment it is there."""
+        """Do nothing: an object is durable with its name."""
 
     def _create(self, key: str) -> Any:  # fsspec ships no types
         try:
@@ -117,7 +284,7 @@ def _how_to_reach(address: str, error: Exception) -> str:
 
 
 class _Upload:
-    """An object that is being uploaded."""
+    """Object that is being uploaded."""
 
     def __init__(self, name: str, file: Any) -> None:
         self._name = name
@@ -129,7 +296,7 @@ class _Upload:
 
 
 class _Compared:
-    """Compares what is written with the object that exists; writes nothing."""
+    """Comparison of the written data with an existing object; writes nothing."""
 
     def __init__(self, name: str, chunks: Iterator[bytes]) -> None:
         self._name = name
@@ -152,10 +319,7 @@ class _Compared:
 
 @contextmanager
 def _naming_errors(name: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn the errors of every kind of store into a DiskFailure with the address.
-
-    Only that an object is not there, when it is to be read, is an answer.
-    """
+    """Convert the errors of every kind of store to DiskFailure, except FileNotFoundError of a read."""
     try:
         yield
     except WaldError:
@@ -165,5 +329,5 @@ def _naming_errors(name: str, *, writing: bool = False) -> Iterator[None]:
             raise
         text = " ".join(str(error).split()) or type(error).__name__
         raise DiskFailure(
-            f"{name}: {text}", hint="see that the store can be reached; the same command again goes on"
+            f"{name}: {text}", hint="check that the store can be reached; then rerun the same command to continue"
         ) from error

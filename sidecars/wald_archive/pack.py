@@ -1,8 +1,8 @@
-"""Carrying runs out: bundles, tag files, the ledger, the cursor, in this order; each step can be repeated.
+"""Runs: bundles, tag files, ledger, cursor, in this order; each step can be repeated.
 
-Bundles are made by an engine; what is recorded, and when, does not depend on it. A crash leaves a line ``begun`` and no
-line ``finished``. The next run makes the same bytes again and meets its own files. Nothing is acknowledged, in the
-ledger or by the cursor, that was not read back from the destination.
+An engine makes the bundles; the records in the ledger do not depend on it. A crash leaves a line ``begun`` without a
+line ``finished``. The next run makes the same bytes again and finds its own files. Nothing is acknowledged, in the
+ledger or by the cursor, before it was read back from the destination.
 """
 
 from __future__ import annotations
@@ -25,42 +25,26 @@ from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
 from wald.retention.cursor_moves import move_cursor, start_position
 from wald.retention.cursors import CursorState
+from wald.retention.history import History
+from wald.retention.missing import count_missing, span_text
 from wald.retention.progress import last_sequences
 from wald.segments.seek import end_of
 from wald_archive.bundle import Origin
-from wald_archive.codecs import Codec
-from wald_archive.destination import Destination
-from wald_archive.engine import Engine, NotGivenBack, write_file
+from wald_archive.engines import Engine, NotGivenBack, write_file
 from wald_archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
-from wald_archive.ledger import Run, last_recorded, past
-from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
-from wald_archive.sizes import Records, Size
-from wald_archive.tags import tag_files
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a run is asked to do, unless an interrupted one says otherwise.
-
-    Attributes:
-        to: records after this sequence are left for later; None: none are.
-    """
-
-    route: str
-    group: str
-    size: Size
-    codec: Codec
-    software: str
-    to: int | None = None
+from wald_archive.ledger import Request, Run, last_recorded, past
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest, tag_files
+from wald_archive.objects import Destination
+from wald_archive.parts import Records
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A run that was carried out.
+    """Finished run.
 
     Attributes:
-        manifest: None if its bundles were all recorded before, so nothing was left but to acknowledge them.
-        resumed: whether an earlier process began it.
+        manifest: None if all of its bundles were already recorded and only had to be acknowledged.
+        resumed: an earlier process began it.
     """
 
     run: Run
@@ -69,18 +53,18 @@ class Packed:
 
 
 def _ignore(*_: object) -> None:
-    """The default callback."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Packs routes of one log for one destination.
+    """Packer of routes of one log for one destination.
 
     Attributes:
-        now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
-        on_begin: called with each run, and whether it is an interrupted one, before it is carried out.
-        on_abandon: called with an interrupted run that is given up.
-        on_reclaimed: called with a message, if records were reclaimed before a new group begins.
+        moment: returns the time in the form of the archive and of cursors.
+        on_begin: called with each run before it starts, and True if an earlier process began it.
+        on_abandon: called with an interrupted run that is abandoned.
+        on_reclaimed: called with a message about reclaimed records that a new group skips.
         on_record: called with the last sequence packed.
     """
 
@@ -97,13 +81,13 @@ class Packer:
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
-        """Finish an interrupted run, then pack the records after it; yields nothing if there is nothing to do.
+        """Finish an interrupted run, then pack the records after it; yield nothing if there are none.
 
         Raises:
-            NotFound: no such route, or RECLAIM has removed records that are to be packed.
-            Damaged: such records, the cursor, or the ledger's line about the run cannot be read; or the destination
-                does not give back what was written.
-            Refused: something else is at the destination.
+            NotFound: no such route, or records to pack were reclaimed.
+            Damaged: such records, the cursor, or the ledger's line about the run is unreadable; or the destination
+                does not return the written bytes.
+            Refused: a file exists at the destination with other content.
             OSError: the destination or the log's disk fails.
         """
         log_id = self.log.identity.log_id.hex()
@@ -113,25 +97,25 @@ class Packer:
         )
         if (run := before.unfinished) is not None:
             if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
-                # The cursor was moved by another process: which of the run's records are still there is not known.
+                # Another process moved the cursor, so some of the run's records may be reclaimed.
                 self._abandon(run)
                 self.on_abandon(run)
             else:
                 self.on_begin(run, True)
-                yield self._carry_out(run, recorded=before.recorded, complete=before.complete, resumed=True)
+                yield self._finish(run, recorded=before.recorded, complete=before.complete, resumed=True)
         begun = self._next(request, log_id)
         if begun is not None:
             self.ledger.append(begun.begun(at_ns=self.now_ns()))
             self.on_begin(begun, False)
-            yield self._carry_out(begun, recorded=frozenset(), complete=False, resumed=False)
+            yield self._finish(begun, recorded=frozenset(), complete=False, resumed=False)
 
     def _newest_entries(self) -> Iterator[Entry]:
-        """The lines of the ledger, newest first; one whose append failed is not among them."""
+        """Return the lines of the ledger, newest first, without a line whose append failed."""
         self.ledger.settle()
         return (line.entry for line in LedgerLines(self.ledger.path).newest_first())
 
     def _next(self, request: Request, log_id: str) -> Run | None:
-        """The run from the cursor to the route's last complete record; None if there is no record between them."""
+        """Return the run from the cursor to the route's last complete record, or None without any record."""
         after, first = self._begin(request)
         try:
             last = None if first is None else self._last_complete(request, first)
@@ -142,17 +126,17 @@ class Packer:
         manifests = list(self._manifests(request.route, after, request.group))
         check_lineage(manifests, log=log_id, root=self.log.root.path, group=request.group, first=first, last=last)
         previous = last_recorded(self._newest_entries(), route=request.route, group=request.group, after=after)
-        if previous is None:  # the ledger may be lost; the bags say it too
+        if previous is None:  # the ledger may be lost
             earlier = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
             previous = next((manifest.entries[-1].as_previous() for manifest in earlier), None)
         origin = Origin(log_id, request.route, request.group, request.software, self.moment())
         return Run(origin, self.destination.address, after, first, last, request.size, request.codec, previous)
 
     def _begin(self, request: Request) -> tuple[int, int | None]:
-        """Up to where the group has processed the route, and the first record after that.
+        """Return the last processed or reclaimed record, and the first record after that.
 
         Raises:
-            Damaged: the cursor cannot be trusted; what it said is not guessed.
+            Damaged: the cursor is invalid.
         """
         cursor = self.log.cursor(request.route, request.group)
         after = cursor.effective
@@ -174,7 +158,24 @@ class Packer:
             after, reclaimed = start_position(view, request.route, request.group)
             if reclaimed:
                 self.on_reclaimed(reclaimed)
+            if batch is not None:
+                after = self._pass_hole(request, after, batch.first_sequence)
         return after, batch.first_sequence if batch else None
+
+    def _pass_hole(self, request: Request, after: int, first: int) -> int:
+        """Report records that were reclaimed although an older segment is pinned; return the last of them."""
+        root = self.log.root
+        hole = (after + 1, first - 1)
+        segments = History(root).reclaimed_segments(*hole)
+        missing = count_missing(root.path, segments, frozenset([request.route]), *hole)
+        if missing is None:
+            return after
+        verb = "was" if missing.first == missing.last else "were"
+        self.on_reclaimed(
+            f"group {request.group} is new on route {request.route} and starts at record {first}: "
+            f"{span_text(missing.first, missing.last)} {verb} already reclaimed"
+        )
+        return missing.last
 
     def _archived(self, request: Request) -> int:
         """Return the last record in the group's bags at the destination."""
@@ -182,18 +183,20 @@ class Packer:
         return max(bags, default=0)
 
     def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
-        """The error that ended a run, with the command that packs the records before it, or passes over it."""
+        """Return the error with the command that packs the records before it, or skips it."""
         last = 0
         with suppress(NotFound, Damaged), closing(self._batches(request.route, first or 1, request.to)) as batches:
             for batch in batches:
                 last = batch.last_sequence
         hint = (
-            f"{self._packing(request, last)} packs what comes before it" if last else self._passing(request, first or 1)
+            f"{self._packing(request, last)} packs the records before it"
+            if last
+            else self._passing(request, first or 1)
         )
         return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
 
     def _packing(self, request: Request, last: int) -> str:
-        """The command that makes the same bundles up to a record."""
+        """Return the command that makes the same bundles up to a record."""
         size = "--records-per-bundle" if isinstance(request.size, Records) else "--bytes-per-bundle"
         root, address = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.address))
         return (
@@ -202,7 +205,7 @@ class Packer:
         )
 
     def _passing(self, request: Request, start: Start) -> str:
-        """Return the command that skips what is missing from ``start`` on, and no record that has not ended."""
+        """Return the command that skips the records missing at ``start``, but no incomplete record."""
         steps = read_without_waiting(
             self.log.view(), route=request.route, start=start, stop=None, on_damage=_ignore, on_missing="skip"
         )
@@ -215,10 +218,10 @@ class Packer:
         return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")
 
     def _last_complete(self, request: Request, first: int) -> int | None:
-        """The last record wanted that has its end; of the last one that has begun, that may be still to come.
+        """Return the last complete record to pack; the end of the last record may still be missing.
 
         Raises:
-            Damaged: the last record is not known.
+            Damaged: the last record is unknown.
         """
         begun = last_sequences(self.log.view()).get(request.route)
         if begun is None and request.to is not None:  # --to SEQUENCE says that records exist
@@ -246,7 +249,7 @@ class Packer:
         yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
-        """The bags of a route at the destination, newest first, back to the one that a run after ``after`` follows."""
+        """Yield the bags of a route, newest first, back to the one that a run after ``after`` follows."""
         names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
         for bag in sorted((name for name in names if name), key=lambda name: name.last, reverse=True):
             manifest = self._manifest(bag)
@@ -256,13 +259,13 @@ class Packer:
                     return
 
     def _manifest(self, bag: BagName) -> Manifest | None:
-        """None for a bag that is half-written or damaged, which wald-archive verify reports."""
+        """Return None for an incomplete or damaged bag, which wald-archive verify reports."""
         try:
             return decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
         except (FileNotFoundError, BadManifest):
             return None
 
-    def _carry_out(self, run: Run, *, recorded: frozenset[str], complete: bool, resumed: bool) -> Packed:
+    def _finish(self, run: Run, *, recorded: frozenset[str], complete: bool, resumed: bool) -> Packed:
         manifest: Manifest | None = None
         if not complete:
             manifest = self._write(run)
@@ -276,7 +279,7 @@ class Packer:
         return Packed(run, manifest, resumed)
 
     def _write(self, run: Run) -> Manifest:
-        """The whole bag, each file read back."""
+        """Write the bag and read each file back."""
         entries: list[BundleEntry] = []
         previous, after = run.previous, run.after
         try:
@@ -286,7 +289,7 @@ class Packer:
         except NotGivenBack:
             raise
         except (Damaged, NotFound) as error:
-            # The next run would meet the same: it is to be free to do with less.
+            # The next run would fail in the same way, so it may pack fewer records.
             self._abandon(run)
             origin = run.origin
             request = Request(origin.route, origin.group, run.size, run.codec, origin.software)
@@ -311,13 +314,10 @@ class Packer:
 def check_lineage(
     manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
 ) -> None:
-    """May records ``first`` to ``last`` go where these bags are?
+    """Raise Refused if a bag of the route belongs to another log, or has some of these records already.
 
     Args:
-        manifests: of bags of the same route, each with its path or address.
-
-    Raises:
-        Refused: a bag belongs to another log, or holds some of these records already.
+        manifests: bags, each with its path or address.
     """
     for place, manifest in manifests:
         if manifest.origin.log != log:

@@ -1,4 +1,4 @@
-"""Parts: the files in a bundle that hold the records, some MiB each, and for each a file that says what it holds.
+"""Parts: the files in a bundle that hold the records, some MiB each, and the index of each part.
 
     batches/<first>.jsonl    a line for each run of records from one stored batch:
                              {"part": …, "offset": …, "bytes": …, "first": …, "count": …, "append_time_ns": …}
@@ -7,40 +7,149 @@
     records/<first>.jsonl    keyed, timed and binary records: one JSON object a line, as ``wald read --format json``
 
 A part holds consecutive records of one form, up to 4 MiB, or one longer record; so reading or writing a bundle
-needs no more memory than that. The index comes before its part: a reader knows what follows.
+needs no more memory than that. The index comes before its part, so a reader knows what follows.
+
+A bundle ends after a number of records, or before the record that would make it too large. Sizes are those of the
+content: a line with its newline; of a keyed record value, key and headers, and one byte more.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from wald.format.batch import Buffer
+from wald.format.records import decode_columns
 from wald.reading.assembler import Batch
 from wald_archive.layout import part_name
-from wald_archive.sizes import records_within, split
+
+
+class Size(Protocol):
+    """Limit of a bundle."""
+
+    @property
+    def limit(self) -> int: ...
+
+    def of(self, batch: Batch) -> int:
+        """Return the size of a whole batch."""
+
+    def fitting(self, batch: Batch, room: int) -> int:
+        """Return how many of its first records fit into ``room``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Exact number of records; the last bundle may have fewer."""
+
+    limit: int
+
+    def of(self, batch: Batch) -> int:
+        return batch.count
+
+    def fitting(self, batch: Batch, room: int) -> int:
+        return min(batch.count, room)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Maximum number of bytes, but at least one record."""
+
+    limit: int
+
+    def of(self, batch: Batch) -> int:
+        return content_bytes(batch)
+
+    def fitting(self, batch: Batch, room: int) -> int:
+        return records_within(batch, room)
+
+
+class BundleBatches:
+    """Batches split into bundles; each portion must be read to its end before the next one."""
+
+    def __init__(self, batches: Iterable[Batch], size: Size) -> None:
+        self._batches = iter(batches)
+        self._size = size
+        self._ahead = next(self._batches, None)
+
+    def __iter__(self) -> Iterator[Iterator[Batch]]:
+        while self._ahead is not None:
+            yield self._portion()
+
+    def _portion(self) -> Iterator[Batch]:
+        room, begun = self._size.limit, False
+        while (batch := self._ahead) is not None:
+            count = self._size.fitting(batch, room)
+            if not begun:
+                count = max(count, 1)
+            if count < batch.count:
+                head, self._ahead = split(batch, count)
+                if head is not None:
+                    yield head
+                return
+            room -= self._size.of(batch)
+            begun = True
+            self._ahead = next(self._batches, None)
+            yield batch
+
+
+def split(batch: Batch, count: int) -> tuple[Batch | None, Batch | None]:
+    """Return the first ``count`` records, and the rest."""
+    boundary = batch.first_sequence + count
+    return batch.between(batch.first_sequence, boundary - 1), batch.between(boundary, batch.last_sequence)
+
+
+def content_bytes(batch: Batch) -> int:
+    if batch.is_columns:
+        return _Offsets(batch).bytes_of(batch.count)
+    return len(batch.raw())
+
+
+def records_within(batch: Batch, room: int) -> int:
+    """Return how many of its first records together have at most ``room`` bytes."""
+    if batch.is_columns:
+        return bisect_right(range(1, batch.count + 1), room, key=_Offsets(batch).bytes_of)
+    if content_bytes(batch) <= room:
+        return batch.count
+    return bytes(batch.raw()[: max(0, room)]).count(b"\n")
+
+
+class _Offsets:
+    """End offsets of the values in the variable-size columns of a batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        columns = decode_columns(batch.payload)
+        self._begin = batch.skipped
+        self._ends = [
+            column.offsets.cast("i") for column in (columns.values, columns.keys, columns.headers) if column is not None
+        ]
+
+    def bytes_of(self, count: int) -> int:
+        begin = self._begin
+        return count + sum(ends[begin + count] - ends[begin] for ends in self._ends)
+
 
 PART_BYTES = 4 << 20  # a reader or writer holds one part in memory
 INDEX_LINE_MAX_BYTES = 256  # of a line of an index, with all of its numbers at their largest
 
 
 class Form(StrEnum):
-    """How a part holds its records; the value is the suffix of its name."""
+    """Format of the records in a part; the value is the suffix of its name."""
 
     LINES = ".txt"
     OBJECTS = ".jsonl"
 
 
 class BadIndex(ValueError):
-    """A line of an index that is not what :func:`IndexEntry.to_line` writes."""
+    """Line of an index that :func:`IndexEntry.to_line` does not write."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """Consecutive records from one stored batch, ``bytes`` of a part from ``offset`` on."""
+    """Consecutive records from one stored batch: ``bytes`` of a part, starting at ``offset``."""
 
     part: str
     offset: int
@@ -55,7 +164,6 @@ class IndexEntry:
         return self.first + self.count - 1
 
     def to_line(self) -> str:
-        """With its newline."""
         ended = "" if self.terminated else ', "terminated": false'
         return (
             f'{{"part": "{self.part}", "offset": {self.offset}, "bytes": {self.bytes}, "first": {self.first}, '
@@ -64,11 +172,6 @@ class IndexEntry:
 
 
 def parse_index_entry(line: bytes) -> IndexEntry:
-    """The inverse of :meth:`IndexEntry.to_line`.
-
-    Raises:
-        BadIndex: anything else.
-    """
     try:
         fields: dict[str, Any] = json.loads(line)  # Any: it is JSON
         run = IndexEntry(**fields)
@@ -81,7 +184,7 @@ def parse_index_entry(line: bytes) -> IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartFacts:
-    """One file in ``records/``."""
+    """File in ``records/``."""
 
     part: str
     first: int
@@ -90,13 +193,12 @@ class PartFacts:
     bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON."""
         return {"part": self.part, "first": self.first, "last": self.last, "count": self.count, "bytes": self.bytes}
 
 
 @dataclass(slots=True)
 class Part:
-    """One part, while it grows and when it is complete."""
+    """Part, while it grows or complete."""
 
     form: Form
     first: int
@@ -110,12 +212,10 @@ class Part:
 
     @property
     def name(self) -> str:
-        """In ``records/``."""
         return part_name(self.first, self.form.value)
 
     @property
     def index_name(self) -> str:
-        """In ``batches/``."""
         return part_name(self.first, ".jsonl")
 
     @property
@@ -143,7 +243,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Consecutive records of one batch, as a part holds them."""
+    """Consecutive records of one batch in the form of a part."""
 
     data: Buffer
     first: int
@@ -153,7 +253,7 @@ class _Chunk:
 
 
 def parts(batches: Iterable[Batch], *, limit_bytes: int = PART_BYTES) -> Iterator[Part]:
-    """Everything in ``batches``, in order; each part as soon as it is complete."""
+    """Yield the parts of ``batches`` in order, each when it is complete."""
     part: Part | None = None
     for batch in batches:
         form, chunks = (Form.OBJECTS, _objects) if batch.is_columns else (Form.LINES, _lines)

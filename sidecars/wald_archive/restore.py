@@ -1,39 +1,52 @@
-"""Records out of an archive again: the same bytes as ``wald read`` gives from the log.
+"""Records from an archive: the same bytes as ``wald read`` writes, a new log, or one record.
 
-A bundle is read twice: once for its digest, and only if that is right for its records. Bundles that hold nothing that
-is asked for are not read at all.
+A bundle is read twice: once for its digest, and only if that is right for its records. Bundles outside the requested
+range are not read. A new log merges the bundles of all its routes by sequence: sequences, append times, event times,
+keys, headers and values are those of the archived log. Each route has one bundle open at a time, so memory grows by
+about 10 MiB per route.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from wald.errors import Damaged, NotFound
-from wald.format.records import Record
+import wald
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.disk import Disk
+from wald.format.batch import Encoding
+from wald.format.names import is_route
+from wald.format.records import Record, encode_columns, record_from_json
+from wald.format.segment import pack_version
+from wald.format.times import utc
+from wald.repairing.restore import NewLog, RestoredBatch
 from wald_archive.bundle import Bundle
-from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import Codec, ahead
-from wald_archive.destination import Destination
 from wald_archive.layout import MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
+from wald_archive.objects import Destination
 from wald_archive.parts import Form, IndexEntry, Part
+from wald_archive.reader import BadBundle, BundleReader
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Consecutive records, encoded, up to sequence ``last``."""
+    """Encoded consecutive records up to sequence ``last``."""
 
     data: bytes
     last: int
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive records from one stored batch, as their bundle holds them."""
+class StoredRun:
+    """Consecutive records from one stored batch in the form of their bundle."""
 
     form: Form
     data: bytes
@@ -41,24 +54,20 @@ class Run:
 
 
 def restore(destination: Destination, route: str, first: int, last: int | None, *, as_json: bool) -> Iterator[Restored]:
-    """The records of ``route`` numbered ``first`` to ``last`` (None: to the end), in order.
-
-    Raises:
-        As :func:`runs_of`.
-    """
+    """Yield the records ``first`` to ``last`` (None for the end) of ``route``; raise as :func:`runs_of`."""
     for run in runs_of(destination, route, first, last):
         yield Restored(_encode(route, run.form, run.data, run.entry, as_json=as_json), run.entry.last)
 
 
-def runs_of(destination: Destination, route: str, first: int, last: int | None) -> Iterator[Run]:
-    """The same records, as they are archived.
+def runs_of(destination: Destination, route: str, first: int, last: int | None) -> Iterator[StoredRun]:
+    """Yield the same records in their archived form.
 
     Raises:
         NotFound: the route is not in the archive.
-        Damaged: a manifest or a bundle is not as it was written, or records between two bundles are missing.
-        OSError: the destination cannot be read.
+        Damaged: a manifest or a bundle is damaged, or records between two bundles are missing.
+        OSError: the destination is unreadable.
     """
-    at = 0  # the bundles so far reach up to here
+    at = 0  # end of the previous bundles
     for manifest, entry in require_bundles(destination, route):
         contents = entry.bundle.contents
         known = max(at, first - 1)
@@ -79,26 +88,28 @@ def runs_of(destination: Destination, route: str, first: int, last: int | None) 
             for run in part.runs:
                 wanted = _cut(part, run, max(first, at + 1), last)
                 if wanted is not None:
-                    yield Run(part.form, *wanted)
+                    yield StoredRun(part.form, *wanted)
         at = contents.last
 
 
-def span(destination: Destination, route: str) -> tuple[int, int]:
-    """The first and the last record there is of a route.
+def extent_of(destination: Destination, route: str) -> tuple[int, int, int]:
+    """Return the first and last archived record of a route, and the record after which the archive is complete.
 
     Raises:
-        NotFound: there is none.
-        Damaged: a manifest cannot be read.
+        NotFound: the route is not in the archive.
+        Damaged: a manifest is damaged.
     """
     entries = [entry.bundle.contents for _, entry in require_bundles(destination, route)]
-    return entries[0].first, max(contents.last for contents in entries)
+    first = entries[0].first
+    after = min(contents.after for contents in entries if contents.first == first)
+    return first, max(contents.last for contents in entries), after
 
 
 def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
-    """Every bundle of a route, by its first record; two groups may have archived the same ones.
+    """Return the bundles of a route by first record; two groups may have archived the same records.
 
     Raises:
-        Damaged: a manifest cannot be read.
+        Damaged: a manifest is damaged.
     """
     bags = [parse_bag_name(route, folder) for folder in destination.listing(route).folders]
     found = []
@@ -109,7 +120,7 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Bun
         try:
             manifest = decode_manifest(b"".join(destination.read(name)))
         except FileNotFoundError:
-            continue  # a run that was interrupted; what it has made is not acknowledged
+            continue  # an interrupted run, of which nothing is acknowledged
         except BadManifest as error:
             raise _damaged(destination, name, str(error)) from error
         found += [(manifest, entry) for entry in manifest.entries]
@@ -117,12 +128,7 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Bun
 
 
 def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
-    """As :func:`bundles_of`.
-
-    Raises:
-        NotFound: there is none.
-        Damaged: a manifest cannot be read.
-    """
+    """Return :func:`bundles_of`; raise NotFound if there is none."""
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(
@@ -133,10 +139,10 @@ def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest
 
 
 def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: Bundle) -> Iterator[Part]:
-    """The parts of a bundle; none comes out before the digest of the whole file was found right.
+    """Yield the parts of a bundle after checking the digest of the whole file.
 
     Raises:
-        Damaged: it is missing, or not as it was written.
+        Damaged: it is missing or damaged.
     """
     name = f"{bag}/{PAYLOAD}/{bundle.name}"
     digest = hashlib.sha256()
@@ -154,7 +160,7 @@ def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: 
 
 
 def _cut(part: Part, run: IndexEntry, first: int, last: int | None) -> tuple[bytes, IndexEntry] | None:
-    """The records of a run that are wanted; None if none is."""
+    """Return the records of a run between ``first`` and ``last``, or None."""
     begin, end = max(first, run.first), run.last if last is None else min(last, run.last)
     if begin > end:
         return None
@@ -190,3 +196,182 @@ def _damaged(destination: Destination, name: str, message: str) -> Damaged:
         f"{destination.full_name(name)}: {message}",
         hint=f"wald-archive verify {destination.address} lists all damage",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Archived records of a route: all after ``after``, up to ``last``."""
+
+    route: str
+    log: str
+    after: int
+    last: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Result of a restore; ``missing`` sequences in ``holes`` runs are in no bundle."""
+
+    root: Path
+    log: str
+    from_log: str
+    first: int = 0
+    last: int = 0
+    holes: int = 0
+    missing: int = 0
+    records: dict[str, int] = field(default_factory=dict)
+
+
+def restore_into(
+    destination: Destination,
+    routes: Sequence[str],
+    path: Path,
+    *,
+    disk: Disk,
+    first: int,
+    last: int | None,
+    on_record: Callable[[int], None],
+) -> Outcome:
+    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes`` (empty for all in the archive).
+
+    Args:
+        on_record: called with each sequence reached.
+
+    Raises:
+        NotFound: there are no such records.
+        InvalidInput: the directory is not empty, or the bundles are from several logs.
+        Damaged: a manifest or a bundle is damaged.
+        Locked: another process creates a log there.
+        OSError: reading the destination or writing the log fails.
+    """
+    extents = _extents(destination, routes)
+    batches = heapq.merge(
+        *(_batches(destination, extent.route, first, last) for extent in extents), key=lambda batch: batch.first
+    )
+    start = next(batches, None)
+    if start is None:
+        raise NotFound(
+            f"{destination.address}: no bundle has a record from {first} to {last or 'the end'}",
+            hint=f"wald-archive restore {shlex.quote(destination.address)} --into {shlex.quote(str(path))}",
+        )
+    with NewLog(
+        path,
+        disk,
+        describe=lambda begin, end: _why(destination, extents, routes, begin, end, first=first),
+        now=time.time_ns,
+        moment=utc(time.time_ns(), 3),
+        version=pack_version(wald.__version__),
+    ) as log:
+        outcome = Outcome(path, log.log_id.hex, extents[0].log, first=start.first)
+        for batch in _in_order(destination, start, batches):
+            log.add(batch)
+            outcome.records[batch.route] = outcome.records.get(batch.route, 0) + batch.count
+            outcome.last = batch.last
+            on_record(batch.last)
+        log.finish()
+        outcome.holes, outcome.missing = log.holes, log.missing
+    return outcome
+
+
+def end_of(destination: Destination, routes: Sequence[str]) -> int:
+    """Return the last archived record of ``routes``, or of all if empty."""
+    return max(extent.last for extent in _extents(destination, routes))
+
+
+def _extents(destination: Destination, routes: Sequence[str]) -> list[Extent]:
+    if routes:
+        found = [(route, require_bundles(destination, route)) for route in dict.fromkeys(routes)]
+    else:
+        names = filter(is_route, destination.listing("").folders)
+        found = [(route, bundles) for route in names if (bundles := bundles_of(destination, route))]
+    if not found:
+        raise NotFound(
+            f"{destination.address}: there is no archive here", hint="DEST is the --dest of wald-archive pack"
+        )
+    extents = []
+    for route, bundles in found:
+        logs = {manifest.origin.log for manifest, _ in bundles}
+        last = max(entry.bundle.contents.last for _, entry in bundles)
+        extents += [Extent(route, log, bundles[0][1].bundle.contents.after, last) for log in sorted(logs)]
+    logs_of = {extent.log: extent.route for extent in extents}
+    if len(logs_of) > 1:
+        pairs = ", ".join(f"log {log}: {route}" for log, route in logs_of.items())
+        raise InvalidInput(
+            f"{destination.address}: the bundles are from several logs whose sequences overlap ({pairs})",
+            hint="name the routes of one log: wald-archive restore DEST ROUTE... --into ROOT",
+        )
+    return extents
+
+
+def _batches(destination: Destination, route: str, first: int, last: int | None) -> Iterator[RestoredBatch]:
+    for run in runs_of(destination, route, first, last):
+        entry = run.entry
+        encoding, payload = Encoding.LINES, run.data
+        if run.form is Form.OBJECTS:
+            encoding, payload = Encoding.COLUMNS, _columns(destination, route, run)
+        elif not entry.terminated:
+            payload = payload[:-1]
+        yield RestoredBatch(route, entry.first, entry.count, entry.append_time_ns, payload, encoding, entry.terminated)
+
+
+def _columns(destination: Destination, route: str, run: StoredRun) -> bytes:
+    """Return the payload of records that a bundle has as objects."""
+    try:
+        records = [record_from_json(line) for line in run.data.removesuffix(b"\n").split(b"\n")]
+        found = [(record.route, record.sequence) for record in records]
+        if found != [(route, number) for number in range(run.entry.first, run.entry.last + 1)]:
+            raise ValueError("they are not the records that the index names")
+        return encode_columns(
+            [record.value for record in records],
+            keys=_column(records, lambda record: record.key),
+            times_ns=_times(records),
+            headers=_column(records, lambda record: record.headers),
+        )
+    except ValueError as error:
+        raise Damaged(
+            f"{destination.address}: route {route}, records {run.entry.first} to {run.entry.last}: {error}",
+            hint=f"wald-archive verify {destination.address} lists all damage",
+        ) from error
+
+
+def _column(records: list[Record], value: Callable[[Record], bytes | None]) -> list[bytes | None] | None:
+    values = [value(record) for record in records]
+    return None if all(each is None for each in values) else values
+
+
+def _times(records: list[Record]) -> list[int] | None:
+    times = [record.event_time_ns for record in records if record.event_time_ns is not None]
+    if times and len(times) < len(records):
+        raise ValueError("some of them have an event time, and others have none")
+    return times or None
+
+
+def _in_order(
+    destination: Destination, start: RestoredBatch, others: Iterator[RestoredBatch]
+) -> Iterator[RestoredBatch]:
+    yield start
+    before = start
+    for batch in others:
+        if batch.first <= before.last:
+            raise Damaged(
+                f"{destination.address}: record {batch.first} is in bundles of {before.route} and of {batch.route}",
+                hint=f"wald-archive verify {destination.address}",
+            )
+        yield batch
+        before = batch
+
+
+def _why(
+    destination: Destination, extents: list[Extent], routes: Sequence[str], begin: int, end: int, *, first: int
+) -> dict[str, Any]:
+    """Return why a run of sequences is not restored, and the routes that may have had records there."""
+    of = f" of {', '.join(routes[:4])}{' and others' if len(routes) > 4 else ''}" if routes else ""
+    why = f"before --from {first}" if end < first else f"in no bundle{of} in {destination.address}"
+    may_have = []
+    for extent in extents:
+        after = max(extent.after, first - 1)
+        if begin <= after:
+            may_have.append([extent.route, 0, begin, min(end, after)])
+        elif end > extent.last:
+            may_have.append([extent.route, 0, max(begin, extent.last + 1), end])
+    return {"why": why, "routes": may_have}

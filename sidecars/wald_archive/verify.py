@@ -1,40 +1,300 @@
-"""Proving an archive: every byte is read, nothing is changed, and every finding names its file.
+"""Verification of an archive: every byte is read, nothing is changed, and every finding names its file.
 
-    a bag                       by itself (wald_archive.proof)
-    the bundles of a route      each follows the one before (broken_links)
+    manifest.json               there is one way to write it, and a digest over it in tagmanifest-sha256.txt
+    every other small file      derived from the manifest again and compared byte for byte
+    a bundle                    digest of the file, digest of the tar, then every part against its index, and all of it
+                                against bundle.json and the manifest
+    the bundles of a route      each follows the one before
     the ledger, if given        records no bundle that is missing
 
-Bags may be proven in any order, and by several processes; what follows from all of them comes last.
+If the manifest is not intact, the rest of the bag is checked against the remaining digests. In a run that the ledger
+does not call finished, tag files may be missing or cut short; nothing else is tolerated. Bags may be verified in any
+order, and by several processes; findings about all of them come last.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from wald.checking.checker import Level
 from wald.errors import NotFound
+from wald.format.batch import Buffer
+from wald.format.ledger_lines import Entry
 from wald.format.names import is_route
-from wald_archive.destination import Destination
-from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, is_left_by_desktop, parse_bag_name
+from wald.format.spans import BadRunLengths, unpack
+from wald_archive.bundle import Tally, about
+from wald_archive.codecs import BadStream, Codec, ahead
+from wald_archive.layout import (
+    DIGEST_SUFFIX,
+    MANIFEST,
+    PAYLOAD,
+    BagName,
+    digest_line,
+    is_left_by_desktop,
+    parse_bag_name,
+)
 from wald_archive.ledger import Recorded
-from wald_archive.manifest import BundleEntry, Manifest, Previous
-from wald_archive.proof import Finding, Proof
+from wald_archive.manifest import (
+    PAYLOAD_DIGESTS,
+    TAG_DIGESTS,
+    TAGS,
+    BadManifest,
+    BundleEntry,
+    Manifest,
+    Previous,
+    decode_manifest,
+    tag_files,
+)
+from wald_archive.objects import Destination, Listing, first_difference
+from wald_archive.reader import BadBundle, BundleReader
+
+_DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Finding about a file.
+
+    Attributes:
+        bag: bag at the destination ``address``, or "" if the file is in none.
+        file: name in the bag, or else in the destination.
+        offset: first wrong byte, or None.
+    """
+
+    level: Level
+    address: str
+    bag: str
+    file: str
+    message: str
+    offset: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "/".join(part for part in (self.address, self.bag, self.file) if part)
+
+
+class Proof:
+    """Verification of the bag ``name``.
+
+    Args:
+        recorded: lines of the ledger about it.
+        on_bytes: called with the number of bytes read from bundles.
+
+    Attributes:
+        manifest: manifest of the bag, set by :meth:`findings` if it is intact.
+        digests: digests of the existing bundles.
+    """
+
+    def __init__(
+        self, destination: Destination, name: BagName, recorded: Recorded, on_bytes: Callable[[int], None]
+    ) -> None:
+        self._destination = destination
+        self._name = name
+        self._bag = str(name)
+        self._recorded = recorded
+        self._on_bytes = on_bytes
+        self.manifest: Manifest | None = None
+        self.digests: dict[str, str] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Read the bag once and yield all findings; raise OSError if a file is unreadable."""
+        listing, payload = self._destination.listing(self._bag), self._destination.listing(f"{self._bag}/{PAYLOAD}")
+        stored = {file: self._content(file) for file in listing.files if file in TAGS}
+        try:
+            manifest = decode_manifest(stored[MANIFEST])
+        except KeyError:
+            message = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
+            yield from self._without_manifest(message, stored, payload)
+            return
+        except BadManifest as error:
+            yield from self._without_manifest(str(error), stored, payload)
+            return
+        tags = tag_files(manifest)
+        reason = self._recorded.why_incomplete(self._bag, manifest.origin.group)
+        begun = all(data.startswith(stored.get(file, b"")) for file, data in tags.items())
+        if reason and begun and stored != tags:
+            yield self._finding(Level.INFO, "", reason)
+            stored = tags  # the missing ones are reported
+        digest_agrees = digest_line(_sha256(stored[MANIFEST]), MANIFEST) in stored.get(TAG_DIGESTS, b"")
+        if not digest_agrees:
+            yield self._error(MANIFEST, f"its sha256 is not the one in {TAG_DIGESTS}")
+        if digest_agrees or _derives(tags, stored):
+            yield from self._against_manifest(manifest, stored, listing, payload)
+        else:
+            yield from self._against_digests(stored, payload)
+
+    def _without_manifest(self, message: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
+        """Verify a bag without a manifest, or with an invalid one."""
+        reason = self._recorded.why_incomplete(self._bag, None)
+        if reason and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
+            yield self._finding(Level.INFO, "", reason)
+        else:
+            yield self._error(MANIFEST, message)
+            yield from self._against_digests(stored, payload)
+
+    def _against_manifest(
+        self, manifest: Manifest, stored: dict[str, bytes], listing: Listing, payload: Listing
+    ) -> Iterator[Finding]:
+        bag = self._bag
+        if bag in self._recorded.whole or (bag, manifest.origin.group) not in self._recorded.abandoned:
+            self.manifest = manifest
+        if manifest.bag != self._name:
+            yield self._error(MANIFEST, f"the bag is {manifest.bag}, not what its name says")
+        files = tag_files(manifest)
+        for file, data in files.items():
+            yield from self._compared(file, stored.get(file), data)
+        expected: set[str] = set()
+        for entry in manifest.entries:
+            bundle = entry.bundle.name
+            expected |= {bundle, bundle + DIGEST_SUFFIX}
+            if bundle in payload.files:
+                yield from self._bundle(manifest, entry)
+            else:
+                yield self._error(f"{PAYLOAD}/{bundle}", "missing")
+            beside = f"{PAYLOAD}/{bundle}{DIGEST_SUFFIX}"
+            there = None
+            if bundle + DIGEST_SUFFIX in payload.files:
+                there = self._content(beside)
+            yield from self._compared(beside, there, digest_line(entry.bundle.sha256, bundle))
+        foreign = [file for file in listing.files if file not in files]
+        foreign += [folder for folder in listing.folders if folder != PAYLOAD]
+        foreign += [f"{PAYLOAD}/{file}" for file in (*payload.files, *payload.folders) if file not in expected]
+        for file in foreign:
+            if is_left_by_desktop(file.removeprefix(f"{PAYLOAD}/")):
+                yield self._finding(Level.INFO, file, "no part of the archive")
+            else:
+                yield self._error(file, "does not belong here")
+
+    def _bundle(self, manifest: Manifest, entry: BundleEntry) -> Iterator[Finding]:
+        """Verify a bundle, which is read once."""
+        bundle = entry.bundle
+        file = f"{PAYLOAD}/{bundle.name}"
+        stored, tar = hashlib.sha256(), hashlib.sha256()
+        chunks = self._counted(self._destination.read(f"{self._bag}/{file}"), stored)
+        content = _digested(manifest.codec, chunks, tar)
+        reading = BundleReader(bundle.name.removesuffix(manifest.codec.suffix), bundle.contents, content)
+        tally = Tally(bundle.contents.after)
+        problem = ""
+        try:
+            for part in reading.parts():
+                tally.add(part)
+        except BadBundle as error:
+            problem = str(error)
+        with suppress(BadStream):
+            content.close()  # a thread may be reading the next chunk
+        for _ in chunks:  # the digest covers the rest of the file even if that cannot be decompressed
+            pass
+        self.digests[bundle.name] = bundle.sha256  # another digest is reported here, once
+        digest = stored.hexdigest()
+        if digest != bundle.sha256:
+            yield self._error(file, f"its sha256 is {digest}, not {bundle.sha256}")
+            return
+        line = self._recorded.bundles.get((self._bag, bundle.name))
+        if line is not None and line.get("sha256") != digest:
+            problem = f"the ledger says that its sha256 is {line.get('sha256')}"
+        if not problem and tar.hexdigest() != bundle.tar_sha256:
+            problem = f"the sha256 of its tar is {tar.hexdigest()}, not {bundle.tar_sha256}"
+        if not problem:
+            contents = replace(tally.contents(bundle.contents.after), record_bytes=bundle.contents.record_bytes)
+            if contents != bundle.contents or reading.about != about(manifest.origin, contents):
+                problem = "its parts are not those of bundle.json and manifest.json"
+            elif line is not None and not _holds(line, tally.runs):
+                problem = "it does not hold the sequences that the ledger records"
+        if problem:
+            yield self._error(file, problem)
+        else:
+            count, first, last = bundle.contents.count, bundle.contents.first, bundle.contents.last
+            yield self._finding(Level.OK, file, f"{count} records, {first} to {last}")
+
+    def _against_digests(self, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
+        """Verify every file with a digest, without a manifest."""
+        sources = {file: stored[file] for file in (PAYLOAD_DIGESTS, TAG_DIGESTS) if file in stored}
+        for file in payload.files:
+            if file.endswith(DIGEST_SUFFIX):
+                sources[f"{PAYLOAD}/{file}"] = self._content(f"{PAYLOAD}/{file}")
+        actual = {file: _sha256(data) for file, data in (stored | sources).items()}
+        for file in payload.files:
+            if not file.endswith(DIGEST_SUFFIX):
+                digest = hashlib.sha256()
+                for _ in self._counted(self._destination.read(f"{self._bag}/{PAYLOAD}/{file}"), digest):
+                    pass
+                actual[f"{PAYLOAD}/{file}"] = self.digests[file] = digest.hexdigest()
+        for source, data in sources.items():
+            for line in data.removesuffix(b"\n").split(b"\n"):
+                match = _DIGEST_LINE.fullmatch(line)
+                if match is None:
+                    yield self._error(source, "not a list of digests")
+                    continue
+                file = match[2].decode(errors="replace")
+                file = f"{PAYLOAD}/{file}" if source.endswith(DIGEST_SUFFIX) else file
+                if file != MANIFEST and actual.get(file) != match[1].decode():
+                    message = f"its sha256 is {actual[file]}, not the one in" if file in actual else "missing; it is in"
+                    yield self._error(file, f"{message} {source}")
+
+    def _compared(self, file: str, there: bytes | None, expected: bytes) -> Iterator[Finding]:
+        if there is None:
+            yield self._error(file, "missing")
+        elif (offset := first_difference(there, expected)) is not None:
+            yield self._error(file, f"not what {MANIFEST} leads to", offset)
+
+    def _content(self, file: str) -> bytes:
+        return b"".join(self._destination.read(f"{self._bag}/{file}"))
+
+    def _counted(self, chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+        for chunk in chunks:
+            digest.update(chunk)
+            self._on_bytes(len(chunk))
+            yield chunk
+
+    def _finding(self, level: Level, file: str, message: str, offset: int | None = None) -> Finding:
+        return Finding(level, self._destination.address, self._bag, file, message, offset)
+
+    def _error(self, file: str, message: str, offset: int | None = None) -> Finding:
+        return self._finding(Level.ERROR, file, message, offset)
+
+
+def _holds(line: Entry, turns: array[int]) -> bool:
+    """Return True if the ledger's line has these sequences."""
+    try:
+        return unpack(line.get("runs"), sum(turns[1::2])) == turns
+    except BadRunLengths:
+        return False
+
+
+def _derives(tags: dict[str, bytes], stored: dict[str, bytes]) -> bool:
+    """Return True if all files derived from a manifest, except the digests of digests, agree with it."""
+    return all(stored.get(file) == data for file, data in tags.items() if file != TAG_DIGESTS)
+
+
+def _digested(codec: Codec, chunks: Iterator[bytes], digest: hashlib._Hash) -> Generator[Buffer]:
+    with closing(ahead(codec.decompress(chunks))) as contents:
+        for content in contents:
+            digest.update(content)
+            yield content
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def verify(
     destinations: Sequence[Destination], recorded: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read everything at ``destinations``; no error finding means that all of it is good.
+    """Read everything at ``destinations``, which are intact if there is no finding of level ERROR.
 
     Args:
-        recorded: for each destination what the ledger says; empty if there is no ledger.
-        on_bytes: called with the number of bytes of bundles that were read.
+        recorded: lines of the ledger about each destination; empty without a ledger.
+        on_bytes: called with the number of bytes read from bundles.
 
     Raises:
-        NotFound: there is nothing at all at a destination.
-        OSError: it cannot be read.
+        NotFound: a destination is empty.
+        OSError: a destination is unreadable.
     """
     whole, given = Bags(), {each.address for each in destinations}
     for destination, lines in zip(destinations, recorded, strict=True):
@@ -58,11 +318,11 @@ def verify(
 
 
 def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | BagName]:
-    """The bags at a destination, and what is wrong around them.
+    """Yield the bags at a destination, and findings about other files there.
 
     Raises:
-        NotFound: there is nothing at all.
-        OSError: it cannot be read.
+        NotFound: the destination is empty.
+        OSError: it is unreadable.
     """
     address = destination.address
     top = destination.listing("")
@@ -96,7 +356,7 @@ def _unknown(address: str, recorded: Recorded) -> Finding:
 
 
 class Bags:
-    """Bags of one or more destinations, judged together.
+    """Bags of one or more destinations, verified together.
 
     Args:
         first: bundles with earlier records may be missing.
@@ -109,14 +369,14 @@ class Bags:
         self._there: set[tuple[str, str, str]] = set()
 
     def add(self, address: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
-        """Take in a bag, with what its proof has left."""
+        """Add a bag with the attributes of its :class:`Proof`."""
         if manifest is not None:
             self._bags.append(Placed(address, manifest))
         self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
         self._there |= {(address, str(bag), name) for name in digests}
 
     def missing(self, address: str, recorded: Recorded) -> Iterator[Finding]:
-        """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
+        """Yield findings about recorded bundles that are not at a destination, once all of its bags are added."""
         for (bag, name), line in recorded.bundles.items():
             last = line.get("last")
             if (address, bag, name) in self._there or (isinstance(last, int) and last < self._first):
@@ -138,13 +398,13 @@ class Bags:
         )
 
     def broken_links(self) -> Iterator[Finding]:
-        """What is wrong between bundles, when everything has been taken in."""
+        """Yield findings about the order of bundles, once all bags are added."""
         return broken_links(self._bags, frozenset(self._present), first=self._first)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A manifest, and the destination at which it was found."""
+    """Manifest and its destination."""
 
     address: str
     manifest: Manifest
@@ -152,7 +412,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A bundle of a chain."""
+    """Bundle of a chain."""
 
     address: str
     bag: str
@@ -163,11 +423,11 @@ class _Link:
 
 
 def broken_links(bags: Iterable[Placed], present: frozenset[Previous], *, first: int = 1) -> Iterator[Finding]:
-    """What is wrong between bundles of the same log, route and group.
+    """Yield findings about the order of bundles of the same log, route and group.
 
     Args:
         first: bundles with earlier records may be missing.
-        present: every bundle there is, with its digest, also of bags whose manifest cannot be read.
+        present: every existing bundle with its digest, even in bags without an intact manifest.
     """
     chains: dict[tuple[str, str, str], dict[Previous, _Link]] = defaultdict(dict)
     for bag in bags:
@@ -207,7 +467,7 @@ def _judge(
 
 
 def bundle_bytes(destination: Destination) -> int:
-    """About how many bytes there are to read, for a progress bar."""
+    """Return about how many bytes there are to read, for a progress bar."""
     total = 0
     for route in destination.listing("").folders:
         total += sum(bag_bytes(destination, f"{route}/{bag}") for bag in destination.listing(route).folders)
@@ -215,7 +475,7 @@ def bundle_bytes(destination: Destination) -> int:
 
 
 def bag_bytes(destination: Destination, bag: str) -> int:
-    """How much of that is in one bag."""
+    """Return how many of them are in one bag."""
     folder = f"{bag}/{PAYLOAD}"
     bundles = [name for name in destination.listing(folder).files if not name.endswith(DIGEST_SUFFIX)]
     return sum(destination.length(f"{folder}/{name}") for name in bundles)

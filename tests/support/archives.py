@@ -20,15 +20,13 @@ from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.names import DEFAULT_GROUP
 from wald_archive.codecs import Codec
-from wald_archive.destination import Destination
-from wald_archive.engine import Engine, LocalEngine
-from wald_archive.ledger import Recorded, recorded_at
-from wald_archive.objects import open_destination
-from wald_archive.pack import Packed, Packer, Request
-from wald_archive.proof import Finding
+from wald_archive.engines import Engine, LocalEngine
+from wald_archive.ledger import Recorded, Request, recorded_at
+from wald_archive.objects import Destination, open_destination
+from wald_archive.pack import Packed, Packer
+from wald_archive.parts import Bytes, Size
 from wald_archive.restore import restore
-from wald_archive.sizes import Bytes, Size
-from wald_archive.verify import verify
+from wald_archive.verify import Finding, verify
 
 MOMENT = "2026-11-21T10:00:00Z"
 SOFTWARE = "wald test"

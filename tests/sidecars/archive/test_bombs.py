@@ -16,9 +16,8 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald_archive.codecs import Codec
-from wald_archive.layout import DIGEST_SUFFIX, MANIFEST
-from wald_archive.manifest import Manifest, decode_manifest
-from wald_archive.tags import digest_file, tag_files
+from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, digest_line
+from wald_archive.manifest import Manifest, decode_manifest, tag_files
 
 
 def assert_refused(place: Path, *words: str) -> None:
@@ -57,7 +56,7 @@ class Bag:
         bundle = replace(entry.bundle, name=name, bytes=len(data), sha256=digest, tar_sha256=digest)
         self.manifest = change(replace(self.manifest, codec=self.codec, entries=(replace(entry, bundle=bundle),)))
         self._bundle.write_bytes(data)
-        Path(f"{self._bundle}{DIGEST_SUFFIX}").write_bytes(digest_file(digest, name))
+        Path(f"{self._bundle}{DIGEST_SUFFIX}").write_bytes(digest_line(digest, name))
         for file, content in tag_files(self.manifest).items():
             (self.path / file).write_bytes(content)
 

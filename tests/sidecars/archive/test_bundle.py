@@ -20,8 +20,8 @@ from logs import Built
 from wald.format.batch import Buffer
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald_archive.bundle import Bundle, Origin, bundle
-from wald_archive.bundle_reader import BundleReader
 from wald_archive.codecs import Codec
+from wald_archive.reader import BundleReader
 
 MIB = 1 << 20
 

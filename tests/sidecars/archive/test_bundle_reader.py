@@ -12,8 +12,8 @@ from damage import every_truncation
 from golden.archive import FOLDER
 
 from wald_archive.bundle import Contents
-from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.manifest import decode_manifest
+from wald_archive.reader import BadBundle, BundleReader
 
 STEM = f"a-{1:020d}"
 BUNDLE = next(FOLDER.rglob(f"{STEM}.tar"))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from archives import archive, bags, command, files, output_of, refusal_of, wald_archive
+from archives import archive, bags, command, files, ledger_lines, output_of, refusal_of, wald_archive
 from damage import flipped
 from faults import Died, DyingDisk
 from logs import Built
@@ -22,7 +22,7 @@ from running import refused, run
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald_archive.sizes import Records
+from wald_archive.parts import Records
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_pa
     line += ["--records-per-bundle", 1, "--codec", "none"]
     typed = []
     for _ in range(2):
-        typed.append(re.split(r" (?:packs what|passes over)", refused(wald_archive(*line))[2])[0])
+        typed.append(re.split(r" (?:packs the|passes over)", refused(wald_archive(*line))[2])[0])
         env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         subprocess.run(["bash", "-c", typed[-1]], check=True, env=env, capture_output=True)
     output_of(*line)
@@ -82,13 +82,33 @@ def test_what_is_asked_for_and_not_there_is_reported(mixed: Built, dest: Path) -
     done = wald_archive("restore", dest, "a", "--to", 20)
     assert done.stdout == everything
     code, message, hint = refused(done)
-    assert (code, message) == (3, f"{dest}: no bundle holds what of route a follows record 17, up to 20")
+    assert (code, message) == (3, f"{dest}: no bundle covers records 18 to 20 of route a")
     assert hint == "wald --root ROOT where 18 shows what happened to it in the log"
     assert wald_archive("restore", dest, "a", "--from", 18).returncode == 3
     shutil.rmtree(bags(dest)[-1])
     assert wald_archive("restore", dest, "a").returncode == 0  # what it was nobody has said
     for asked in (("--to", 17), ("--from", 12)):
         assert refused(wald_archive("restore", dest, "a", *asked))[0] == 3
+
+
+def test_records_reclaimed_behind_an_older_segment_are_reported(built: Built, dest: Path) -> None:
+    """Segment 1 is pinned by another route, so the hole is not at the start of the log."""
+    for route, value in (("a", b"pins"), ("b", b"gone"), ("b", b"here")):
+        built.lines(route, [value])
+        built.cut()
+    built.seal()
+    built.reclaim(2)
+
+    done = wald_archive("b", "--root", built.root.path, "--dest", dest, "--group", "late")
+    message = "group late is new on route b and starts at record 3: record 2 was already reclaimed"
+    assert (done.returncode, done.stderr.decode()) == (0, f"wald-archive: {message}\n")
+    assert [line["after"] for line in ledger_lines(built.root) if line["event"] == "archived"] == [2]
+    assert output_of("restore", dest, "b") == b"here\n"
+
+    done = wald_archive("restore", dest, "b", "--from", 1)
+    assert done.stdout == b"here\n"
+    assert refused(done)[:2] == (3, f"{dest}: no bundle covers records 1 to 2 of route b")
+    assert output_of("restore", dest, "b", "--from", 3) == b"here\n"
 
 
 def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest: Path) -> None:
@@ -100,7 +120,7 @@ def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest:
     code, message, _ = refused(wald_archive("--root", root, "restore", dest, "a"))
 
     assert code == 3
-    assert message.endswith(", up to 17")
+    assert message.endswith("no bundle covers records 10 to 17 of route a")
 
 
 def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:
@@ -187,7 +207,7 @@ def test_an_interrupted_run_is_gone_on_with_and_said(root: Path, dest: Path) -> 
     done = wald_archive("a", "--root", root, "--dest", dest, "--codec", "gz")
 
     assert done.returncode == 0
-    words = f"going on with the interrupted run a/{1:020d}-{17:020d}, with its own sizes and codec (none)"
+    words = f"continuing the interrupted run a/{1:020d}-{17:020d} with its own sizes and codec (none)"
     assert done.stderr.decode() == f"wald-archive: {words}\n"
     assert len(list(dest.rglob("*.tar"))) == 2
 

@@ -12,8 +12,7 @@ from faults import FailingDisk, TracingDisk
 
 from wald.errors import DiskFailure, InvalidInput, Refused
 from wald.files.disk import Disk
-from wald_archive.destination import WRITE_BYTES, Destination, Directory, Sink
-from wald_archive.objects import ObjectStore, open_destination
+from wald_archive.objects import WRITE_BYTES, Destination, Directory, ObjectStore, Sink, open_destination
 
 DATA = b"what belongs there"
 

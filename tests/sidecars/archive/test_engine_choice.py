@@ -10,11 +10,11 @@ from archives import SOFTWARE
 from logs import Built
 
 from wald.format.names import Kind
-from wald_archive import engine_choice
+from wald_archive import engines
 from wald_archive.codecs import Codec
-from wald_archive.engine_choice import due_bytes, spark_pays
-from wald_archive.pack import Request
-from wald_archive.sizes import Records
+from wald_archive.engines import due_bytes, spark_pays
+from wald_archive.ledger import Request
+from wald_archive.parts import Records
 
 
 def request(route: str = "a", to: int | None = None) -> Request:
@@ -73,5 +73,5 @@ def test_spark_pays_with_idle_cores_and_enough_to_do(
     for cores in (2, 5):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         for enough in (there - 1, there):
-            monkeypatch.setattr(engine_choice, "SPARK_PAYS_BYTES", enough)
+            monkeypatch.setattr(engines, "SPARK_PAYS_BYTES", enough)
             assert spark_pays(three.log, [request(), request("b")]) == (cores > 4 and enough < there)

@@ -15,7 +15,7 @@ from wald_archive.codecs import Codec
 from wald_archive.ledger import Past, Run, last_recorded, past
 from wald_archive.manifest import Manifest, Previous
 from wald_archive.pack import check_lineage
-from wald_archive.sizes import Bytes, Records
+from wald_archive.parts import Bytes, Records
 
 LOG = "ab" * 16
 ORIGIN = Origin(LOG, "a", "processed", "wald 1", "2026-11-21T10:00:00Z")

@@ -15,9 +15,8 @@ from logs import Built
 
 from wald.files.disk import Disk
 from wald_archive.codecs import Codec
-from wald_archive.destination import Destination, Sink
-from wald_archive.objects import open_destination
-from wald_archive.sizes import Records
+from wald_archive.objects import Destination, Sink, open_destination
+from wald_archive.parts import Records
 
 SERVER = """
 import sys
@@ -108,7 +107,7 @@ def test_a_run_that_was_interrupted_keeps_the_objects_it_meets(mixed: Built, buc
 
     done = wald_archive("a", "--root", root, "--dest", bucket, env=env)
 
-    assert (done.returncode, b"going on with the interrupted run" in done.stderr) == (0, True)
+    assert (done.returncode, b"continuing the interrupted run" in done.stderr) == (0, True)
     assert output_of("verify", bucket, "--root", root, env=env) == b"OK: 2 bundles proven, 0 info, 0 errors\n"
 
 

@@ -21,7 +21,7 @@ from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
 from wald.retention.cursors import CursorState
 from wald_archive.codecs import Codec
-from wald_archive.sizes import Bytes, Records
+from wald_archive.parts import Bytes, Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 
@@ -441,7 +441,7 @@ def test_a_destination_that_does_not_give_back_what_it_got_acknowledges_nothing(
             if self.steps[-1][1].endswith(".tar"):
                 os.pwrite(descriptor, b"#", 600)
 
-    with pytest.raises(Damaged, match=r"a-0+1\.tar: read back, it is not what was written"):
+    with pytest.raises(Damaged, match=r"a-0+1\.tar: read back, it differs from what was written"):
         archive(mixed, dest, disk=Harmful())
 
     assert mixed.log.cursor("a").state is CursorState.ABSENT

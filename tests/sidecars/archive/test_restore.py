@@ -19,9 +19,9 @@ from some_logs import STEPS, Step, build
 from wald.errors import Damaged, NotFound
 from wald.files.disk import Disk
 from wald_archive.codecs import Codec
-from wald_archive.destination import Directory
+from wald_archive.objects import Directory
+from wald_archive.parts import Bytes, Records
 from wald_archive.restore import restore
-from wald_archive.sizes import Bytes, Records
 
 MIB = 1 << 20
 

@@ -24,9 +24,9 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald_archive.codecs import Codec
-from wald_archive.into import restore_into
 from wald_archive.objects import open_destination
-from wald_archive.sizes import Records
+from wald_archive.parts import Records
+from wald_archive.restore import restore_into
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from some_logs import STEPS, Step, build
 
 from wald.format.records import Record
 from wald.reading.assembler import Batch
-from wald_archive.sizes import BundleBatches, Bytes, Records, content_bytes
+from wald_archive.parts import BundleBatches, Bytes, Records, content_bytes
 
 
 def counted(record: Record) -> int:

@@ -15,7 +15,7 @@ from wald.checking.checker import Level
 from wald.errors import NotFound
 from wald.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
-from wald_archive.sizes import Records
+from wald_archive.parts import Records
 
 SMALL_BYTES = 500  # of these files every byte is changed; of larger ones every STRIDE-th, and both ends
 STRIDE = 41

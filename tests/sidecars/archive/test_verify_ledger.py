@@ -15,11 +15,11 @@ from wald.checking.checker import Level
 from wald.errors import Damaged, NotFound
 from wald.files.ledger_write import Ledger
 from wald_archive.ledger import Recorded, recorded_at
-from wald_archive.sizes import Records
+from wald_archive.parts import Records
 
 ENOUGH_STEPS = 100
 PARTS = [0.5, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
-UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"
+UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed continues it"
 MISSING = "missing; the ledger says that it is here; if it was moved, verify its new DEST as well"
 ABANDONED = "an abandoned run; it may be removed"
 
@@ -144,7 +144,7 @@ def test_an_unfinished_bag_without_tag_files_is_that_of_any_group(mixed: Built, 
     tell(mixed, "abandoned")
     assert notes(dest, mixed) == [ABANDONED]
     tell(mixed, "begun", group="other")
-    assert notes(dest, mixed) == ["unfinished: an interrupted run; wald-archive a --group other goes on with it"]
+    assert notes(dest, mixed) == ["unfinished: an interrupted run; wald-archive a --group other continues it"]
 
 
 def test_a_run_begun_again_is_not_abandoned_any_more(mixed: Built, dest: Path) -> None:

@@ -18,7 +18,7 @@ from running import eventually
 from wald.checking.checker import Level
 from wald.files.disk import Disk
 from wald_archive.codecs import Codec
-from wald_archive.destination import Directory
+from wald_archive.objects import Directory
 
 PIECE_BYTES = 4000
 

@@ -28,7 +28,7 @@ from wald.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packed
-from wald_archive.sizes import Bytes, Records, Size
+from wald_archive.parts import Bytes, Records, Size
 from wald_spark import engine
 from wald_spark.engine import SparkEngine
 
@@ -175,7 +175,7 @@ class TestErrors:
         with pytest.raises(Damaged, match=r"record 2 cannot be read; nothing was acknowledged") as caught:
             pack(built.root.path, dest)
 
-        assert caught.value.hint.endswith(" --to 1 packs what comes before it")
+        assert caught.value.hint.endswith(" --to 1 packs the records before it")
         assert built.log.cursor("a").state is CursorState.ABSENT
         assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
         assert pack(built.root.path, dest, to=1)[0].run.last == 1

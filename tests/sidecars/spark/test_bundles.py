@@ -19,7 +19,7 @@ from some_logs import STEPS, Step, build
 from wald.errors import Damaged
 from wald.reading.arrow import record_batches, schema
 from wald_archive.codecs import Codec
-from wald_archive.sizes import Records
+from wald_archive.parts import Records
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import ArchiveLocation
 from wald_spark.options import parse_options

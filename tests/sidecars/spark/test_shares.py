@@ -15,7 +15,7 @@ from some_logs import STEPS, Step, build
 
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald_archive.sizes import BundleBatches, Bytes, Records, Size
+from wald_archive.parts import BundleBatches, Bytes, Records, Size
 from wald_spark.engine import Share, Stretch, decode, encode, shares, stretches
 
 

@@ -1,7 +1,7 @@
-"""Reading a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
+"""Reader of a bundle: parts from the tar, each checked against its index; at most one part in memory.
 
-A bundle is not trusted: a file in it is read only if its header says what the manifest says, and of the headers of pax,
-which may have any length, only the one is read that gives a file a longer name.
+A bundle is not trusted. A file in it is read only if its header agrees with the manifest. The only accepted pax header,
+which could otherwise have any length, is one with a long file name.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _END_BYTES = 2 * BLOCK_BYTES
 
 
 class BadBundle(ValueError):
-    """The tar is not what a bundle is, or the records in it are not those of its indexes."""
+    """The tar is not a bundle, or its records are not those of its indexes."""
 
 
 @dataclass(slots=True)
 class BundleReader:
-    """The parts of the bundle ``stem``, in order; afterwards :attr:`about` is the content of its ``bundle.json``.
+    """Parts of the bundle ``stem``, in order; afterwards :attr:`about` is its ``bundle.json``.
 
     Args:
-        contents: what the manifest says of it.
-        tar: the decompressed tar, in pieces; read to its end.
+        contents: contents according to the manifest.
+        tar: pieces of the decompressed tar, which is read to its end.
     """
 
     stem: str
@@ -40,11 +40,7 @@ class BundleReader:
     about: bytes = field(default=b"", init=False)
 
     def parts(self) -> Iterator[Part]:
-        """
-        Raises:
-            BadBundle: something is missing, out of place or not as its index or the manifest says; or the tar cannot be
-                read.
-        """
+        """Yield the parts; raise BadBundle if the tar is unreadable, or differs from its indexes or the manifest."""
         tar = _Tar(self.stem, self.tar)
         last = 0
         try:
@@ -101,7 +97,7 @@ def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) ->
 
 
 class _Tar:
-    """The files of a tar, one after the other, in the folder ``stem``."""
+    """Files of a tar in the folder ``stem``, in order."""
 
     def __init__(self, stem: str, chunks: Iterator[Buffer]) -> None:
         self._stem = stem
@@ -109,11 +105,7 @@ class _Tar:
         self._left = memoryview(b"")
 
     def file(self, name: str, *, most: int) -> bytes:
-        """The content of the next file, of ``most`` bytes at most.
-
-        Raises:
-            BadBundle: another one is there, or a larger one, or none.
-        """
+        """Return the content of the next file; raise BadBundle unless it is ``name`` with at most ``most`` bytes."""
         header = self._header(name)
         there = header.name
         if header.type == tarfile.XHDTYPE:
@@ -122,19 +114,15 @@ class _Tar:
         if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
             raise BadBundle(f"{there}: not a plain file")
         if there != f"{self._stem}/{name}":
-            raise BadBundle(f"{there}: not what is to follow here, which is {name}")
+            raise BadBundle(f"{there}: expected {name} here")
         if not 0 <= header.size <= most:
-            raise BadBundle(f"{name}: {header.size} bytes, and the manifest leads to {most} at most")
-        data = self._take(header.size)
-        self._take(-header.size % BLOCK_BYTES)
+            raise BadBundle(f"{name}: {header.size} bytes, but the manifest allows at most {most}")
+        data = self._read(header.size)
+        self._read(-header.size % BLOCK_BYTES)
         return data
 
     def end(self) -> None:
-        """Read on to the end.
-
-        Raises:
-            BadBundle: there are more than the zeros at the end of a tar.
-        """
+        """Read to the end; raise BadBundle if more follows than the zeros at the end of a tar."""
         room = _END_BYTES + RECORD_BYTES
         while len(self._left) <= room and not any(self._left):
             room -= len(self._left)
@@ -142,10 +130,10 @@ class _Tar:
             if chunk is None:
                 return
             self._left = memoryview(chunk)
-        raise BadBundle("it goes on after its end")
+        raise BadBundle("it continues after its end")
 
     def _header(self, name: str) -> tarfile.TarInfo:
-        block = self._take(BLOCK_BYTES)
+        block = self._read(BLOCK_BYTES)
         if not any(block):
             raise BadBundle(f"it ends without {name}")
         try:
@@ -154,22 +142,22 @@ class _Tar:
             raise BadBundle(str(error)) from error
 
     def _long_name(self, size: int) -> str:
-        """What a pax header of ``size`` bytes says: a path and nothing else."""
-        record = self._take(BLOCK_BYTES)[:size] if 0 <= size <= BLOCK_BYTES else b""
+        """Return the path in a pax header of ``size`` bytes, which must have nothing else."""
+        record = self._read(BLOCK_BYTES)[:size] if 0 <= size <= BLOCK_BYTES else b""
         match = _PAX_PATH.fullmatch(record)
         if match is None or int(match[1]) != size:
             raise BadBundle(f"a pax header of {size} bytes that is not just a path")
         return match[2].decode(errors="replace")
 
-    def _take(self, count: int) -> bytes:
-        taken: list[memoryview] = []
+    def _read(self, count: int) -> bytes:
+        pieces: list[memoryview] = []
         while count:
             if not self._left:
                 chunk = next(self._chunks, None)
                 if chunk is None:
                     raise BadBundle("it ends within a file")
                 self._left = memoryview(chunk)
-            taken.append(self._left[:count])
+            pieces.append(self._left[:count])
             self._left = self._left[count:]
-            count -= len(taken[-1])
-        return b"".join(taken)
+            count -= len(pieces[-1])
+        return b"".join(pieces)
