@@ -126,7 +126,7 @@ def test_a_bucket_that_is_not_there_is_reported(mixed: Built, env: dict[str, str
 
     assert (code, "bucket does not exist" in message) == (7, True)
     assert message.startswith("s3://no-such-bucket/a/")
-    assert "goes on" in hint
+    assert "to continue" in hint
 
 
 def test_without_s3fs_it_says_what_to_install(mixed: Built) -> None:
