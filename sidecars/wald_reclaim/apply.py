@@ -59,7 +59,7 @@ class Deleter:
         require_continuity: raises an error if the root now has another log or an older copy; called before each change.
 
     Raises:
-        OSError: by every method: a step failed. The next pass finishes what the ledger records, or undoes it.
+        OSError: by every method: a step failed. The next pass finishes or undoes it, by the ledger.
     """
 
     root: Root
@@ -319,7 +319,7 @@ class Shrinker:
         return shrinkage
 
     def _settle(self, segment: Segment, is_enough: Callable[[Segment], bool]) -> bool:
-        """Remove the second name of the old form, or give it its name back if a cursor needs what was dropped.
+        """Remove the second name of the old form, or give it its name back if a cursor needs a dropped record.
 
         Args:
             is_enough: returns True if the file with the segment's name has all that the groups need.

@@ -114,7 +114,9 @@ def command(
         raise InvalidInput("--watch excludes --dry-run", hint="wald-reclaim --help")
     if metrics is not None and not watch:
         raise InvalidInput("--metrics needs --watch", hint=f"--watch --metrics {metrics}")
-    given = {name: value for name, value in limits.items() if value is not False}  # flags only set what the file may
+    given = {
+        name: value for name, value in limits.items() if value is not False
+    }  # a flag that is absent leaves it to the file
     load = partial(load_settings, config_path, given)
     settings = load()
     log = Log(root)
@@ -196,7 +198,7 @@ class Pass:
 
 
 def _show(log: Log, settings: Settings, report: Report) -> None:
-    """Report what a pass would do."""
+    """Report a dry run."""
     limits = settings.limits
     survey = Survey(log.root, limits, log_id=log.identity.log_id, verify=settings.verify)
     now_ns = time.time_ns()
@@ -228,7 +230,7 @@ def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], 
     try:
         locks.remove_leftovers(locks.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
-        # The ledger is locked by now: until then, another process may write what the survey reads.
+        # The survey reads the ledger, which is locked by now, so that no other process appends to it.
         survey = Survey(log.root, settings.limits, log_id=log.identity.log_id, verify=settings.verify)
         with stop_on_signals() as stop:
             one_pass = Pass(Deleter(log.root, disk, ledger, survey, log.require_continuity), settings, stop)

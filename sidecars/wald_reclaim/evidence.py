@@ -1,4 +1,4 @@
-"""Lines of ``ledger/reclaim.jsonl``: what each deletion and shrink removes, and the cursors that allow it.
+"""Lines of ``ledger/reclaim.jsonl``: the removed records of each deletion and shrink, and the cursors that allow it.
 
 {"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "evidence", "lost",
  "lost_bytes", "damaged"}
@@ -8,8 +8,8 @@
 {"event": "kept", "base", "why", "at"}      withdraws an earlier line about the segment
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
 
-Most also have the moment of the boot. Segments with many routes that every group has read share one list of routes,
-which says what all of them together held.
+Most also have the moment of the boot. Segments with many routes that every group has read share one list of routes
+with the sums over all of them.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def _permission(route: str, cursors: CursorSnapshot) -> Entry:
 
 
 def route_fields(entry: RouteEntry, cursors: CursorSnapshot) -> Entry:
-    """Return one route of a line, with what allows the deletion of its records."""
+    """Return one route of a line, with the cursors that allow the deletion of its records."""
     held = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
     return held | _permission(entry.route, cursors)
 
 
 def merge_tables(tables: Sequence[RouteTable]) -> RouteTable:
-    """Return what consecutive segments hold together, oldest first."""
+    """Return the sums over consecutive segments, oldest first."""
     by_names: dict[tuple[str, ...], list[RouteTable]] = {}
     for table in tables:
         by_names.setdefault(table.names, []).append(table)
@@ -162,7 +162,7 @@ def reclaimed_entry(
 def can_share(segment: Segment, index: SealedIndex) -> bool:
     """Return True if the line of a read segment may leave its many routes to a shared line.
 
-    Its ``sealed`` line must have the same digest, because that line then says what the segment held.
+    Its ``sealed`` line must have the same digest, so that the line lists the contents of the deleted file.
     """
     is_whole = index.sha256 and not index.damage and index.shrunk is None
     return bool(is_whole and segment.kind.form is Kind.SEALED and len(index.routes) > LISTED_MAX)
@@ -178,7 +178,7 @@ def shared_entry(lines: Sequence[Entry], evidence: Sequence[DeletionEvidence], l
 def shrunk_entry(
     segment: Segment, shrinkage: Shrinkage, was: SealedIndex, was_bytes: int, cursors: CursorSnapshot, now_ns: int
 ) -> Entry:
-    """Return the line about a shrink: what remains, what is dropped, and the cursors that allow it."""
+    """Return the line about a shrink: remaining and dropped records, and the cursors that allow it."""
     gapped = [entry for entry in shrinkage.dropped if entry.count and entry.count <= entry.last - entry.first]
     runs = {entry.route: pack(run_lengths(shrinkage.spans[entry.route], entry.first)) for entry in gapped}
     return {

@@ -36,7 +36,7 @@ SHRINK_LEAST_BYTES = 16 << 10  # … which must also exceed the ledger's line an
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """Upper limits of one route; None is no limit. Bytes are payload bytes.
+    """Upper limits of one route, or None. Bytes are payload bytes.
 
     Attributes:
         expire: delete even unread records beyond a limit of the route or of the log.
@@ -65,7 +65,7 @@ class RouteLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that the operator set; None is no limit. Bytes are those of files, sealed or raw."""
+    """Limits that the operator set, or None. Bytes are those of files, sealed or raw."""
 
     min_age_ns: int | None = None
     keep_bytes: int | None = None
@@ -84,7 +84,7 @@ class Limits:
 
     @property
     def by_route(self) -> bool:
-        """True if routes differ, or have limits of their own."""
+        """True if any route has limits."""
         return bool(self.of_routes) or self.others != RouteLimits(expire=self.others.expire)
 
     def every_route(self) -> tuple[RouteLimits, ...]:
@@ -264,7 +264,7 @@ class _Amount(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Segment at which a route exceeds a limit: what the route has after it, and including it."""
+    """Segment at which a route exceeds a limit, with the amounts after it and including it."""
 
     base: int
     after: _Amount
@@ -301,7 +301,7 @@ class RouteAmounts:
 
         Args:
             sizes: bytes of each file by the segment's base, newest first.
-            routes_of: returns what a segment holds.
+            routes_of: returns the routes of a segment.
         """
         counted = list(sizes.items())
         if not self._counts_any or counted == self._counted:

@@ -156,7 +156,7 @@ class Report:
         elif self.is_dry_run:
             self.write(f"would shrink {name}: about {format_bytes(freed_bytes)} of {was} would go")
         elif shrunk.is_restored:
-            self.write(f"did not shrink {name}: a cursor was moved back meanwhile")
+            self.write(f"did not shrink {name}: a cursor was moved back in the meantime")
         else:
             change = f"{was} to {format_bytes(shrunk.bytes)}"
             self.write(f"shrunk {name}: {change}, {shrunk.records} records were read by every group")

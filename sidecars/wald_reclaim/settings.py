@@ -1,4 +1,4 @@
-"""Settings of ``wald-reclaim``: options override the configuration file, and 0 is no limit in both.
+"""Settings of ``wald-reclaim``: options override the configuration file; 0 means unlimited in both.
 
 ``--unread expire`` is a default that routes may override; ``--unread keep`` overrides every route.
 """

@@ -1,6 +1,6 @@
-"""Survey of complete segments: what the directory, the cursors and the ledgers say, and the decision by the policy.
+"""Survey of complete segments by directory, cursors and ledgers, for decisions of the policy.
 
-Nothing is changed here. A survey serves many passes: it keeps what never changes about a segment, and one group that
+Nothing is changed here. A survey serves many passes: it caches the immutable facts about a segment, and one group that
 pins it. While that group does, the segment is not opened again, so a pass over a long backlog is cheap. Cursors are
 read again during a long pass, so that no decision rests on old ones.
 """
@@ -68,12 +68,12 @@ class Decision:
 
     Attributes:
         pin: one of the cursors that pin it.
-        entry: line to write into the ledger first; None if there is none, or it was written before.
+        entry: line to write into the ledger first, unless it was written before.
         message: problem with the segment, or "".
         withdrawal: line to write before ``entry``, which withdraws an earlier one.
         is_pinned_alone: no other route than that of ``pin`` pins it.
         is_shrinkable: sealed, and only kept because some of its records are unread.
-        evidence: what ``entry`` leaves to a line that it shares with others.
+        evidence: part of ``entry`` for a line that it shares with others.
         keeps_name: the file keeps its name, because it is another segment or the new name exists.
     """
 
@@ -96,7 +96,7 @@ class _Unreadable(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept about a complete segment between passes: little, because there may be many."""
+    """Facts about a complete segment that are cached between passes: few, because there may be many segments."""
 
     kind: Kind
     stored_bytes: int
@@ -506,7 +506,7 @@ class Survey:
             index = with_lost_routes(index, segment, following, self.history, damage)
         except Damaged as error:
             raise _Unreadable(f"{error.message}; {error.hint}") from error
-        source = "its frames show what it holds" if index.sha256 else "segments.jsonl says what it held"
+        source = "its frames show its contents" if index.sha256 else "segments.jsonl lists its former contents"
         return index, f"{damage.message}; {source}"
 
     def _required(self, segment: Segment, index: SealedIndex) -> RouteTable:

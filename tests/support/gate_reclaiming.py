@@ -1,8 +1,8 @@
-"""RECLAIM beside a gate that is tortured: a reader who keeps what the log had, and ``wald-reclaim``, which deletes it.
+"""RECLAIM during the torture of a gate: a reader keeps a copy of the log, and ``wald-reclaim`` deletes it.
 
-The reader follows a route as Server-Sent Events, and comes again with the id that came last. Of what it has read its
-cursor passes the records whose requests are answered: of the others a key is known by the log alone, so they may not be
-deleted (docs/http.md, "Repeating a request").
+The reader follows a route as Server-Sent Events, and reconnects with the last id. Its cursor passes only records whose
+requests were answered: the keys of the others are known by the log alone, so they must not be deleted (docs/http.md,
+"Repeating a request").
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _AGAIN = (429, 503)
 
 
 class Reader:
-    """Reads all records of a route, while the gate comes and goes.
+    """Reader of all records of a route, while the gate restarts.
 
     Args:
-        is_settled: whether a value may be deleted.
-        wrong: takes what was wrong, in words.
+        is_settled: returns True if a value may be deleted.
+        wrong: receives descriptions of errors.
     """
 
     def __init__(self, port: int, route: str, is_settled: Callable[[str], bool], wrong: list[str]) -> None:
@@ -73,7 +73,7 @@ class Reader:
             if record["sequence"] != self.last + 1:
                 self._wrong.append(f"{record['sequence']} came behind {self.last}")
             self.found[record["sequence"]] = value_of(record)
-            self.last = record["sequence"]  # last, as another thread looks up what it has come to
+            self.last = record["sequence"]  # last, because another thread reads ``found`` up to it
 
     def _move(self) -> None:
         while not self._over.wait(0.2):
@@ -100,10 +100,10 @@ class Reader:
 
 
 class Reclaimer:
-    """``wald-reclaim`` again and again, and killed now and then.
+    """Repeated runs of ``wald-reclaim``, some of which are killed.
 
     Attributes:
-        passes: how many ended by themselves.
+        passes: number of runs that were not killed.
     """
 
     def __init__(self, root: Path, chance: random.Random, codes: Container[int], wrong: list[str]) -> None:

@@ -34,7 +34,7 @@ EXPIRE = RouteLimits(expire=True)
 
 @dataclass
 class Reclaimer:
-    """One process: what it has learned stays from look to look."""
+    """One process, which keeps its caches between passes."""
 
     root: Root
     disk: Disk
@@ -58,7 +58,7 @@ class Reclaimer:
         return Deleter(self.root, self.disk, self.ledger, self.survey)
 
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
-        """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
+        """Make a pass at ``now_ns`` by the wall clock, which is ``ahead_ns`` ahead of the monotonic clock."""
         self.now = Moment(self.boot, now_ns - ahead_ns)
         settings = Settings(self.limits, self.grace_ns, self.verify, self.shrink_pinned)
         one_pass = Pass(self.deleter(), settings, self.stop)
@@ -78,7 +78,7 @@ def reclaim(
     grace_ns: int = 0,
     shrink_pinned: bool = False,
 ) -> None:
-    """``wald-reclaim``, as a process of its own."""
+    """Make a pass of a separate process."""
     reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
@@ -93,13 +93,13 @@ def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:
 
 
 def ledger(root: Path) -> list[dict[str, Any]]:
-    """What reclaim.jsonl says; its chain must be whole."""
+    """Return the lines of reclaim.jsonl, whose chain must be intact."""
     decoded = read_ledger(root / "ledger/reclaim.jsonl")
     assert decoded.broken_lines == []
     return decoded.entries
 
 
 def rulings(root: Root) -> dict[int, tuple[str, ...]]:
-    """What ``wald history`` objects to in each deletion."""
+    """Return the objections of ``wald history`` to each deletion."""
     story = DeletionAudit(root)
     return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}

@@ -1,6 +1,6 @@
-"""What ``docs/retention.md`` says about a log, in plain lists: what goes, what is lost, and what shrinking leaves.
+"""Model of ``docs/retention.md`` in plain lists: deleted segments, lost records, and the result of shrinks.
 
-Written from the documentation, with nothing of the code that it is held against. It decides anew in each pass.
+It is written from the documentation without code of wald-reclaim, and keeps nothing between passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Batches = list[list[Record]]
 
 @dataclass
 class OnRecord:
-    """What the last line of a segment's deletion says: when it was written, and whose unread records it gives up."""
+    """Last line about a segment's deletion: its moment, and the routes that lose unread records."""
 
     since: Moment
     losing: frozenset[str]
@@ -31,7 +31,7 @@ class Held:
 
     Attributes:
         batches: each of one route; shrinking drops whole ones.
-        whole: the batches of its old form, which an interrupted shrink has left beside the new one.
+        whole: the batches of its old form, which an interrupted shrink has left in addition to the new one.
         recorded: the line of a deletion that was interrupted before the segment got another name.
     """
 
@@ -74,9 +74,9 @@ class Model:
     archived: dict[str, int] = field(default_factory=dict)
     """Up to which record each route is in bundles."""
     lost: dict[int, dict[str, int]] = field(default_factory=dict)
-    """What was lost with each segment that was deleted."""
+    """Lost records of each deleted segment."""
     ages_ns: dict[int, int] = field(default_factory=dict)
-    """Of each segment, as the lines of the ledgers prove it now."""
+    """Age of each segment that the ledgers prove now."""
 
     def floor(self, route: str) -> int:
         """Up to which record every group has read a route."""
@@ -100,20 +100,20 @@ class Model:
         )
 
     def goes(self, held: Held, limits: Limits) -> bool:
-        """Whether every route agrees, and no lower limit holds what is only read."""
+        """Return True if every route agrees, and no lower limit keeps records that are only read."""
         answers = [self.answer(held, route, limits) for route in held.routes()]
         if limits.require_archived and not self.in_bundles(held.records):
             return False
         return "needed" not in answers and ("read" not in answers or not self.is_kept(held, limits))
 
     def is_kept(self, held: Held, limits: Limits) -> bool:
-        """Whether it is young, or among the newest bytes."""
+        """Return True if it is young, or among the newest bytes."""
         young = limits.min_age_ns is not None and self.ages_ns[held.base] < limits.min_age_ns
         newer_bytes = sum(other.stored_bytes for other in self.newer(held))
         return young or (limits.keep_bytes is not None and newer_bytes < limits.keep_bytes)
 
     def is_beyond_the_log(self, held: Held, limits: Limits) -> bool:
-        """Whether it is beyond a limit of the whole log."""
+        """Return True if it is beyond a limit of the whole log."""
         from_it_on = [held, *self.newer(held)]
         return any(
             limit is not None and there > limit
@@ -125,7 +125,7 @@ class Model:
         )
 
     def answer(self, held: Held, route: str, limits: Limits) -> str:
-        """What a route says: "needed", "read", or "beyond"."""
+        """Return the answer of a route: "needed", "read", or "beyond"."""
         own = limits.of(route)
         newer = [record for other in self.newer(held) for record in other.of(route)]
         beyond = self.is_beyond_the_log(held, limits) or any(
@@ -146,7 +146,7 @@ class Model:
         return "beyond" if own.pinned_max_bytes is not None and unread_bytes > own.pinned_max_bytes else "needed"
 
     def look(self, limits: Limits, now: Moment, grace_ns: int, *, compact: bool) -> list[tuple[Held, list[Batches]]]:
-        """A pass of wald-reclaim; returns the segments to shrink, each with what may be left of it."""
+        """Make a pass; return the segments to shrink, each with its possible results."""
         self.finish_shrinks()
         going = [held for held in self.complete if self.goes(held, limits)]
         shrinkable = [held for held in self.complete if held not in going and self.is_shrinkable(held, limits)]
@@ -172,7 +172,7 @@ class Model:
             self.lost[waiting.held.base] = unread
 
     def finish_shrinks(self) -> None:
-        """A shrink that was interrupted is kept, if nobody needs what it has dropped."""
+        """Finish an interrupted shrink unless a group needs a dropped record."""
         for held in self.complete:
             if held.whole is not None:
                 dropped = [batch for batch in held.whole if batch not in held.batches]
@@ -181,17 +181,17 @@ class Model:
                 held.whole = None
 
     def is_shrinkable(self, held: Held, limits: Limits) -> bool:
-        """Whether only unread records keep it."""
+        """Return True if only unread records keep it."""
         if not any(self.answer(held, route, limits) == "needed" for route in held.routes()):
             return False
         return self.is_beyond_the_log(held, limits) or not self.is_kept(held, limits)
 
     def shrinks(self, held: Held, limits: Limits) -> list[Batches]:
-        """What may be left of it: one answer, or two if a cursor stands between two records of an archived route."""
+        """Return the possible results: two if a cursor is between two records of an archived route."""
         return [self.shrink(held, limits, between=between) for between in (True, False)]
 
     def shrink(self, held: Held, limits: Limits, *, between: bool) -> Batches:
-        """What is left of it, if it is shrunk by a rule that takes the cursor itself for a record or not."""
+        """Return the result; ``between`` counts the position of a cursor as a record."""
         left = []
         for route in held.routes():
             records, floor = held.of(route), min(self.floor(route), held.of(route)[-1][0])
@@ -204,7 +204,7 @@ class Model:
         return left if self.pays(held, left) else held.batches
 
     def pays(self, held: Held, left: Batches) -> bool:
-        """Whether half of the file goes, and 16 KiB, by the share of the records of each route."""
+        """Return True if it frees half of the file and 16 KiB, by the share of the records of each route."""
         total = sum(size for _, _, size in held.records)
         stays = 0
         for route in held.routes():
@@ -215,7 +215,7 @@ class Model:
 
 
 def proven_age_ns(base: int, sealed: list[dict[str, Any]], own: list[dict[str, Any]], now: Moment) -> int:
-    """The longer of what the lines of the two ledgers prove to have passed since the segment was there."""
+    """Return the longer time since the segment existed that one of the two ledgers proves."""
 
     def shows(line: dict[str, Any]) -> bool:
         if line["event"] == "seen":

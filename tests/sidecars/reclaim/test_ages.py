@@ -1,4 +1,4 @@
-"""Ages are what has certainly passed: no clock that can be set deletes anything early, or keeps it for ever."""
+"""Ages are proven time: no clock that can be set deletes a segment early, or keeps it forever."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_was_written_while_the_clock_was_wrong_goes_when_it_is_due(
 
 
 def test_after_a_reboot_an_age_goes_on_from_what_was_witnessed(built: Built) -> None:
-    """How long the machine was off nobody knows; nor is this boot's uptime the root's, which may have been moved."""
+    """Neither the time that the machine was off nor the uptime of this boot counts: the root may have been moved."""
     reclaim(built, AN_HOUR)
     built.now_ns += 61 * MINUTE_NS
     for boot in ("second boot", "third boot"):
@@ -136,7 +136,7 @@ def put(root: Root, *lines: Entry) -> None:
 
 
 def test_a_segment_is_as_old_as_the_first_line_about_it_and_none_about_others(built: Built) -> None:
-    """A segment may begin within what a line about another one names, after a repair."""
+    """After a repair, a segment may begin within the range of another one's line."""
     put(built.root, sealed(1, 0), sealed(5, 60), sealed(5, 90))
     ages = Ages(built.root, lambda: Moment("boot", 100))
     ages.update([1, 5])
@@ -144,7 +144,7 @@ def test_a_segment_is_as_old_as_the_first_line_about_it_and_none_about_others(bu
 
 
 def test_a_ledger_that_is_replaced_tells_its_own_ages(built: Built) -> None:
-    """What the other one told may be more than has passed."""
+    """The ages in the former ledger may be too large."""
     put(built.root, sealed(1, 0))
     ages = Ages(built.root, lambda: Moment("boot", 100))
     ages.update([1])

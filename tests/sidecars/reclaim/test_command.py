@@ -1,4 +1,4 @@
-"""``wald-reclaim`` as a process beside a daemon: signals, kills, two at once, and what it says."""
+"""``wald-reclaim`` as a process with a running daemon: signals, kills, two at once, and its output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sealed(root: Path) -> list[str]:
 
 
 def grow(root: Path, route: str, lines: int = 2) -> None:
-    """A sealed segment more, with so many records."""
+    """Add a sealed segment with that number of records."""
     before = len(list((root / "ledger").glob("segments.jsonl")) and sealed(root))
     output_of("append", route, "--root", root, stdin=b"x\n" * lines)
     output_of("cut", "--root", root)
@@ -105,7 +105,7 @@ def test_it_reads_the_settings_of_the_daemon_and_an_option_goes_before_them(
 
 
 def test_a_hangup_makes_it_read_the_settings_again(daemon: Daemon, root: Path, tmp_path: Path) -> None:
-    """Wrong ones are reported, and those before stay in force."""
+    """Invalid settings are reported, and the previous ones stay effective."""
     config = tmp_path / "wald.toml"
     config.write_text("[retention]\ngrace = 0\n")
     grow(root, "a")
@@ -224,7 +224,7 @@ def test_without_a_log_it_says_so(tmp_path: Path) -> None:
 
 
 def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:
-    """Its ledger's next lines have their place already, so what was read can go when that matters most."""
+    """Space for the next lines of its ledger is allocated, so read segments can be deleted on a full disk."""
     with small_file_system(tmp_path / "disk", 24 << 20) as disk:
         root = disk / "log"
         with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_FREE_SPACE_MIN": "0"}):

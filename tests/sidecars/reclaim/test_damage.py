@@ -1,4 +1,4 @@
-"""What is lost in a damaged segment may be anybody's: it does not go as read before all of its routes are past it."""
+"""The lost records of a damaged segment may be of any of its routes, so all of them must have passed it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def damaged(path: Path, order: str, at: bytes) -> Built:
 
 
 def pins(built: Built) -> list[tuple[str, int]]:
-    """Who holds back the first segment, and how far each has to get."""
+    """Return the pins of the first segment: each group, and the record that it must reach."""
     status = next(each for each in Backlog(built.view).segments())
     return [(pin.route, pin.needs) for pin in status.pins]
 

@@ -49,7 +49,7 @@ def where(built: Built, sequence: int) -> Whereabouts:
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_each_record_has_one_answer(tmp_path: Path, seeds: int | range) -> None:
-    """Two shrinks, and the deletion of what is left, each held against what a reader had before and after it."""
+    """Compare two shrinks, and the deletion of the rest, with the records of a reader before and after."""
     for seed in [seeds] if isinstance(seeds, int) else seeds:
         built, routes = interleaved(tmp_path / str(seed), seed)
         rng, removed = random.Random(seed), dict[int, int]()

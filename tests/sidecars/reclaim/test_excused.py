@@ -45,7 +45,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def held(root: Root) -> dict[int, list[list[Any]]]:
-    """What each segment held, by the lines of the sealer."""
+    """Return the routes of each segment from the lines of the sealer."""
     lines = History(root).ledgers["segments.jsonl"].oldest_first()
     return {line.low: line.entry["routes"] for line in lines if line.entry["event"] == "sealed"}
 

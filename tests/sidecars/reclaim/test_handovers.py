@@ -1,4 +1,4 @@
-"""RECLAIM keeps what an unfinished handover has sent, although all have read it: its retry looks for it in the log."""
+"""RECLAIM keeps the records of an unfinished handover even if all groups have read them: a retry looks for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ time.sleep(600)
 
 
 class DyingAfterSending(SteppingDisk):
-    """Dies when the cursor is to move behind what was handed over."""
+    """Disk that dies when the cursor would move past the handed over records."""
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
         moving = name == "create" and path is not None and path.name.startswith("processed.cursor")
@@ -56,7 +56,7 @@ class DyingAfterSending(SteppingDisk):
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """With record 1 on route a, in a segment of its own."""
+    """Create a log with record 1 of route a in a separate segment."""
     with Daemon(tmp_path / "log") as running:
         output_of("route", "add", "a", "--root", running.root)
         output_of("append", "a", "--root", running.root, stdin=b"poison\n")
@@ -151,7 +151,7 @@ def others(path: Path) -> None:
 
 
 def consumers_pin(built: Built, *, cursor: bytes | None = b"0\n") -> Path:
-    """The pin of a user who may leave files with route b only, on route a."""
+    """Pin on route a by a user who may only create files in route b."""
     add_route(built.root, built.disk, "b", consumers="group")
     path = built.root.cursor_directory("b") / "g.pin"
     path.write_bytes(encode_pin(built.log_id, {"drain": {"a": 0}}))

@@ -1,4 +1,4 @@
-"""A shrink that was killed before it settled leaves two forms of a segment; what is whole in either is never lost."""
+"""A killed shrink leaves two forms of a segment; a record that is intact in either is never lost."""
 
 from __future__ import annotations
 

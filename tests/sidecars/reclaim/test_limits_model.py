@@ -1,9 +1,9 @@
-"""Random histories of a log with limits, quotas and shrinks, and a model in plain lists: what goes, and what is lost.
+"""Random histories of a log with limits, quotas and shrinks, compared with a model in plain lists.
 
-The model is in ``tests/support/retention_model.py``. Limits are drawn at what there is, and one beside it. The log is a
-real one. One process makes all passes, and its limits change between them, or each pass is a process of its own; the
-machine boots again, and passes die at any step of the disk, after which the model goes on with what it finds. In some
-histories read segments share a line of the ledger, as those with many routes do.
+The model is in ``tests/support/retention_model.py``. Limits are drawn at the actual values, or one below. The log is
+real. Either one process makes all passes, and its limits change between them, or each pass is a separate process. The
+machine reboots, and passes die at any step of the disk; the model then continues from the files. In some histories
+segments share a line of the ledger, as those with many routes do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ routes, groups = st.sampled_from(ROUTES), st.sampled_from(GROUPS)
 
 
 class DyingInShrink(DyingDisk):
-    """Dies at that step from the first shrink on."""
+    """Disk that dies at a step counted from the first shrink."""
 
     begun = False
 
@@ -120,7 +120,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def boot(self) -> None:
-        """The clock that nobody can set begins again."""
+        """Restart the monotonic clock."""
         self.end_the_process()
         self.boots += 1
         self.built.boot = f"boot {self.boots}"
@@ -129,7 +129,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.model.complete)
     @rule(route=routes, group=groups, data=st.data())
     def move_a_cursor(self, route: str, group: str, data: st.DataObject) -> None:
-        """To the end of what a segment holds of the route, or one beside it."""
+        """Move it to the last record of the route in a segment, or one before."""
         ends = [held.of(route)[-1][0] for held in self.model.complete if held.of(route)] or [0]
         sequence = data.draw(st.sampled_from(ends)) + data.draw(st.integers(-1, 0))
         if route not in self.model.gone:
@@ -212,7 +212,7 @@ class Histories(RuleBasedStateMachine):
     def reclaim_and_die(
         self, seed: int, grace_ns: int, passed: int, dying: type[DyingDisk], dies_at: int, part: float
     ) -> None:
-        """A process that comes to no end: the next one goes on with what it has left."""
+        """A process that dies; the next one continues."""
         limits = self.limits(self.wait(seed, passed))
         self.end_the_process()
         before = deepcopy(self.model)
@@ -246,7 +246,7 @@ class Histories(RuleBasedStateMachine):
         return {record.sequence for record in self.built.log.records()}
 
     def go_on_with_what_is_there(self, before: Model, outcomes: dict[int, list[Batches]]) -> None:
-        """Take over what a dead process has left, if it is a part of what it should have done."""
+        """Continue from the files of a dead process, which must be a part of its work."""
         root, ended = self.built.root, self.model
         lines = {line["base"]: line for line in ledger(root.path) if line["event"] in ("reclaimed", "kept")}
         self.model, there = deepcopy(before), self.readable()
@@ -273,7 +273,7 @@ class Histories(RuleBasedStateMachine):
                 self.model.lost[base] = ended.lost[base]
 
     def take_over(self, held: Held, found: Batches, outcomes: list[Batches]) -> None:
-        """A segment that has its name: as it was, or shrunk, and then its old form may be there as well."""
+        """Take over a segment with its name: unchanged, or shrunk, perhaps with its old form."""
         before, whole = held.batches, held.whole or held.batches
         held.batches = found
         assert held.batches in [before, whole, *outcomes]
@@ -283,7 +283,7 @@ class Histories(RuleBasedStateMachine):
         self.model.complete.append(held)
 
     def foresee(self, reclaimer: Reclaimer, limits: Limits) -> None:
-        """What a pass would release, and what would be lost."""
+        """Compare the segments that a pass would release, and their losses."""
         reclaimer.now = self.built.moment()
         reclaimer.survey.set_limits(limits, verify=False)
         going = [each for each in reclaimer.survey.decisions(now_ns=self.built.now_ns) if each.verdict.is_deletion]
@@ -317,7 +317,7 @@ class Histories(RuleBasedStateMachine):
         return replace(upper, of_routes=own, others=others, require_archived=require_archived)
 
     def limits_of(self, route: str, random: Random) -> RouteLimits:
-        """Of a route mostly one limit, sometimes two."""
+        """Draw one limit of a route, or sometimes two."""
         sizes, counts, pinned = [], [], []
         for held in self.model.complete:
             newer = [record for other in self.model.newer(held) for record in other.of(route)]
@@ -337,7 +337,7 @@ class Histories(RuleBasedStateMachine):
         return RouteLimits(**{name: getattr(drawn, name) for name in kept} | {"expire": expire})
 
     def compare(self, there: set[int]) -> None:
-        """The files, the records, and what the ledger says."""
+        """Compare the files, the records, and the ledger."""
         root, model = self.built.root, self.model
         assert bases(root) == [held.base for held in model.complete]
         assert sorted(bases(root, Kind.RELEASED)) == sorted(waiting.held.base for waiting in model.released)

@@ -1,4 +1,4 @@
-"""Where index and frames of a sealed segment are damaged the ledger tells whose records are lost, or nobody does."""
+"""If index and frames of a sealed segment are damaged, only the ledger can name the routes of the lost records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from wald_reclaim.policy import Limits
 from wald_reclaim.survey import Survey
 
 LASTS = {"a": 2, "b": 5}
-"""Of each route its last record in the first segment."""
+"""Last record of each route in the first segment."""
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Segment 1 with records 1 and 2 of a, 3 to 5 of b, each in a frame of its own; then two with a record of a."""
+    """Create segment 1 with records 1 and 2 of a, and 3 to 5 of b, each in a separate frame; then two segments of a."""
     built = Built(tmp_path / "root", segment_max_bytes=16 << 20)
     for number, route in enumerate("aabbb"):
         built.lines(route, [b"%d" % number * (FRAME_BYTES * 2 // 3)])
@@ -57,7 +57,7 @@ def spoil(built: Built, whole: bytes, places: Iterable[int]) -> None:
 
 
 def lose_rest(built: Built, number: int) -> None:
-    """Flip a bit of a frame's header and one of the seek table: nobody knows where the next frame is."""
+    """Flip a bit of a frame's header and one of the seek table: the next frame cannot be found."""
     whole = built.path(1, Kind.SEALED).read_bytes()
     spoil(built, whole, [frames(built)[number].offset, len(whole) - 1])
 
@@ -67,7 +67,7 @@ def cut_short(built: Built, number: int) -> None:
 
 
 def forget(built: Built) -> None:
-    """Lose what the ledger tells of sealing."""
+    """Remove the ledger of the sealer."""
     (built.root.ledger / "segments.jsonl").unlink()
 
 
@@ -193,7 +193,7 @@ def test_without_that_line_the_frames_alone_tell_while_all_of_them_are_there(bui
 
 
 def test_frames_that_are_all_there_tell_it_all_when_the_segment_behind_is_gone(built: Built) -> None:
-    """By its number alone it could go on up to the next one that is left; the ledger knows that it does not."""
+    """By its name alone it could extend to the next existing segment; the ledger proves that it does not."""
     whole = built.path(1, Kind.SEALED).read_bytes()
     spoil(built, whole, [len(whole) - 1])
     built.reclaim(6)

@@ -1,7 +1,7 @@
-"""RECLAIM and whoever sets a cursor meet at any moment: either the records stay, or who has set it is told.
+"""A cursor is set during a deletion at any moment: either the records stay, or the setter is told that they are gone.
 
-A cursor is set in each gap between two steps of a deletion, and both take their steps in every order, in one process;
-and during system calls that are held back, in two.
+In one process, a cursor is set between any two steps of a deletion, and the steps of both run in every order; in two
+processes, during delayed system calls.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
         if not found:
             break
         cursor = found[0]
-        Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
+        Reclaimer(built.root, built.disk, grace_ns=10**18).look(
+            now_ns=built.now_ns
+        )  # the next run, as the message says
         if "to restore them" in cursor.message or not cursor.message:
             records = [record.sequence for record in built.log.records("a", "cursor", group=cursor.group)]
             assert records == [3, 5, 7], (number, cursor.message)
@@ -98,7 +100,7 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
 
 
 def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
-    """Delete what is released while a cursor is set in front of it; returns that."""
+    """Delete the released segments while a cursor is set before them; return the cursor."""
     found: list[Cursor] = []
 
     def delete() -> None:
@@ -116,7 +118,7 @@ def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
 def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who sets it looks at the names, at what the files hold and at the ledger; a file goes between any two of them."""
+    """Setting a cursor reads names, files and the ledger; a file is deleted between any two of these."""
     built = Built(tmp_path / "released")
     built.lines("a", [b"x"])
     built.cut()
@@ -136,7 +138,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
             pausing(patched, schedule, "wald_reclaim.survey.read_cursor_snapshot")
             message = meet(root, schedule, now_ns=built.now_ns).message
         if "to restore them" in message:
-            Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
+            Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as the message says
             assert bases(root) == [1]
         if "to see why" not in message:
             order = [choice for choice, _ in schedule.taken]
@@ -148,7 +150,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
 
 
 def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tmp_path: Path) -> None:
-    """It is deleted without being read again, by claims that were read before; or it comes back, if it is."""
+    """It is deleted under cursors that were read before, or restored if it is read again."""
     built = make(tmp_path / "root")
     Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
     built.path(3, Kind.RELEASED).write_bytes(b"damaged")
@@ -184,7 +186,7 @@ def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_bac
 
 
 def test_what_a_killed_run_was_about_to_delete_is_judged_again(tmp_path: Path) -> None:
-    """It stands under the name it has in the last moment; who needs it by now gets it back."""
+    """It has its last name; a group that needs it by now gets it back."""
     built = make(tmp_path / "root")
     for base in (1, 3):
         built.path(base, Kind.SEALED).rename(built.path(base, Kind.DELETING))
@@ -217,7 +219,7 @@ def test_who_moves_a_cursor_forward_is_told_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_cursor_set_while_a_system_call_of_reclaim_is_held_back(tmp_path: Path, call: str) -> None:
-    """The command has returned 0 before the call went on: its records are there, or it has said what is not."""
+    """The command returns 0 before the call continues: its records exist, or it has named the missing ones."""
     root = tmp_path / "log"
     with Daemon(root):
         output_of("route", "add", "a", "--root", root)

@@ -1,9 +1,9 @@
-"""Whatever happens in whatever order, what a group that gates has not passed stays readable, and nothing else is kept.
+"""In any order of events, unread records stay readable, and nothing else is kept.
 
-Appends, cuts, seals, cursors that move, are rewound, spoilt, come and go, routes retired and taken back, the daemon
-killed, reclaim passes that die at any step: beside the log there is a model that knows of each record whether there
-ever was a pass at which everybody whom it concerned had read it. Only such records may be gone. In some of these logs
-segments share a line of the ledger, as those with many routes do.
+Appends, cuts, seals, cursors that move, are rewound, damaged, created and removed, routes retired and restored, the
+daemon killed, reclaim passes that die at any step: a model knows for each record whether all groups had read it at some
+pass. Only such records may be gone. In some of these logs segments share a line of the ledger, as those with many
+routes do.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def reclaim_to_the_end(self) -> None:
-        """Afterwards nothing is there any more that nobody needs."""
+        """Afterwards only needed segments are left."""
         self.release()
         reclaim(self.built, disk=Unsynced())
         newest = max(bases(self.built.root) + bases(self.built.root, Kind.RAW))
@@ -149,7 +149,7 @@ class Interleavings(RuleBasedStateMachine):
         assert bases(self.built.root, Kind.RELEASED) == []
 
     def passed(self, sequence: int) -> bool:
-        """Whether everybody who gates has processed a record."""
+        """Return True if every group has processed a record."""
         route, _ = self.appended[sequence]
         if route in self.retired:
             return True
@@ -157,7 +157,7 @@ class Interleavings(RuleBasedStateMachine):
         return bool(reported) and min(reported) >= sequence
 
     def release(self) -> None:
-        """A pass begins: what everybody has processed by now may be gone from now on."""
+        """Begin a pass: records that every group has processed may be gone from now on."""
         self.built.now_ns += 1  # no two passes have one time, by which a shared line is known
         self.released |= {sequence for sequence in self.appended if self.passed(sequence)}
 

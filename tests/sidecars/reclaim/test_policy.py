@@ -1,4 +1,4 @@
-"""The verdict on a segment, for every combination of facts and limits, beside the rule said in another way."""
+"""Verdicts for every combination of facts and limits, compared with another formulation of the rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_route(*, read: bool, unread_bytes: int = 0) -> RouteFacts:
 
 
 def verdict_of(limits: Limits, *, read: bool = True, **changes: bool) -> Verdict:
-    """Of a segment with one route that has no limits of its own."""
+    """Judge a segment with one route without limits."""
     segment = facts(**changes)
     return judge(segment, limits, [judge_route(of_route(read=read), limits.of("a"), exceeded_limit(segment, limits))])
 
@@ -99,7 +99,7 @@ def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
 
 
 def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule() -> None:
-    """Each limit is none, exactly what there is, or one less."""
+    """Each limit is absent, the exact value, or one less."""
     for expire in [False, True]:
         for unread_bytes in [0, 1, 60, 100]:
             read = not unread_bytes

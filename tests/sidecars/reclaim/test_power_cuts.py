@@ -1,4 +1,4 @@
-"""A power cut at any moment of a deletion, or of taking one back: what a cursor needs is there, and nothing damaged."""
+"""After a power cut during a deletion or a withdrawal, all needed records exist, and nothing is damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald.retention.cursor_moves import move_cursor
 
 
 def story(base: Path, disk: RecordingDisk) -> None:
-    """Three segments are released; then the cursor is moved back, two come back, and the first is deleted."""
+    """Three segments are released; then the cursor is moved back, two are restored, and the first is deleted."""
     built = Built(base / "log", disk=disk)
     for _ in range(3):
         built.lines("a", [b"x"])

@@ -1,4 +1,4 @@
-"""What everybody has read goes in its raw form as well; the sealer and RECLAIM never get in each other's way."""
+"""Read segments are deleted even if raw; the sealer and RECLAIM do not disturb each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def raw(built: Built) -> list[int]:
 
 
 def test_a_raw_segment_that_everybody_has_read_goes(built: Built) -> None:
-    """Not the active one; the ledger says what it was, and its sparse index goes along."""
+    """The active segment stays; the ledger describes the deleted one, and its sparse index is deleted too."""
     built.log.set_cursor("a", 4)
     built.log.set_cursor("b", 5)
     reclaim(built)
@@ -115,7 +115,7 @@ def test_what_is_unread_and_expires_is_counted(built: Built) -> None:
 
 
 def test_a_damaged_raw_segment_is_left_to_the_sealer(built: Built) -> None:
-    """Who needs what is in the damaged part, nobody can say."""
+    """The routes in the damaged part are unknown."""
     built.log.set_cursor("a", 4)
     built.log.set_cursor("b", 5)
     path = built.path(1, Kind.RAW)
@@ -177,7 +177,7 @@ def test_a_sealer_that_comes_too_late_makes_nothing(built: Built) -> None:
 
 
 def test_watching_it_leaves_the_sealer_a_while(built: Built) -> None:
-    """What was there at the first look has waited already."""
+    """Segments of the first pass count as old."""
     now = [0.0]
     reclaimer = Reclaimer(built.root, built.disk, clock=lambda: now[0])
     reclaimer.look(now_ns=built.now_ns)

@@ -124,7 +124,7 @@ def test_a_route_made_after_a_reclaim_is_no_error(built: Built) -> None:
 
 
 def test_the_newest_segment_stays_even_if_it_is_sealed_and_read(built: Built) -> None:
-    """It says where the next start goes on; without it, numbers would be given out again."""
+    """The next start continues there; without it, sequences would be assigned twice."""
     read_all(built)
     built.path(9, Kind.RAW).unlink()
     reclaim(built)
@@ -141,7 +141,7 @@ def test_a_segment_whose_raw_form_is_still_there_waits_for_the_sealer(built: Bui
 
 
 def test_a_segment_that_cannot_be_read_is_never_deleted(built: Built) -> None:
-    """Not even by a limit: nobody can say whose records are in it."""
+    """Not even a limit deletes it, because its routes are unknown."""
     read_all(built)
     path = built.path(3, Kind.SEALED)
     path.write_bytes(bytes(path.stat().st_size))
@@ -151,7 +151,7 @@ def test_a_segment_that_cannot_be_read_is_never_deleted(built: Built) -> None:
 
 
 def test_a_segment_that_is_damaged_between_two_looks_or_cannot_be_opened_stops_nothing(built: Built) -> None:
-    """It stays, and the others go; a directory where a segment belongs stands for whatever the disk refuses."""
+    """It stays, and the others are deleted; a directory in place of a segment stands for any error of the disk."""
     read_all(built, b=0)
     reclaimer = Reclaimer(built.root, built.disk)
     reclaimer.look(now_ns=built.now_ns)
@@ -354,7 +354,7 @@ def test_with_its_own_ledger_damaged_it_deletes_nothing_and_says_what_to_do(buil
 
 
 def test_what_has_once_held_a_segment_back_is_asked_first_and_then_the_others(built: Built) -> None:
-    """One process, many looks: what it remembers never frees too much and never pins for ever."""
+    """In many passes of one process, cached facts never free too much and never pin forever."""
     reclaimer = Reclaimer(built.root, built.disk)
     for a, b, left in [(0, 0, [1, 3, 5, 7]), (8, 2, [3, 5, 7]), (2, 8, [3, 5, 7]), (4, 8, [5, 7]), (8, 8, [])]:
         read_all(built, a=a, b=b)
@@ -447,7 +447,7 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
 
 
 def test_a_released_segment_that_the_ledger_does_not_know_is_reported_before_it_goes(built: Built) -> None:
-    """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
+    """The ledger was lost, or the file was renamed by hand; either way the ledger then has a line."""
     read_all(built, a=2, b=2)
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
     reclaim(built)

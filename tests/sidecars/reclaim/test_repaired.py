@@ -1,4 +1,4 @@
-"""A log that was repaired is read, archived and reclaimed like any other, and each deletion is legal by its line."""
+"""A repaired log is read, archived and reclaimed like others, and the ledger proves that each deletion was allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of routes: a segment goes when every route in it agrees, and what a route loses is on record."""
+"""Limits of routes: a segment is deleted when every route in it agrees, and losses are recorded."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_one_route_alone_holds_back_is_known_as_cursors_move(built: Built) 
 
 
 def test_a_quota_counts_what_is_unread_only(built: Built) -> None:
-    """Of a segment that is read in part it counts the share of the records."""
+    """A partly read segment counts by its share of unread records."""
     limits = Limits(of_routes={"a": RouteLimits(pinned_max_bytes=70)})
     built.log.set_cursor("a", 1)
     reclaim(built, limits)
@@ -153,7 +153,7 @@ def test_a_retired_route_has_nothing_to_lose(built: Built) -> None:
 
 
 def test_what_is_lost_is_counted_again_before_it_is_deleted(built: Built) -> None:
-    """A cursor may move while the segment is released, within what is to be lost."""
+    """A cursor may move within the lost records while the segment is released."""
     limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
     reclaim(built, limits, grace_ns=60 * SECOND_NS)
     built.log.set_cursor("a", 1)
@@ -217,7 +217,7 @@ def test_limits_that_are_gone_do_not_let_go_what_was_released_by_them(built: Bui
 
 
 def test_the_limits_move_on_with_the_log(built: Built) -> None:
-    """One process: what is newer is counted again when there is a segment more, or one less."""
+    """One process counts newer segments again when a segment is added or removed."""
     reclaimer = Reclaimer(built.root, built.disk, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}))
     reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root) == [4, 7, 10]
@@ -319,7 +319,7 @@ READ_OR_UNREAD = (Verdict.READ, Verdict.UNREAD)
 
 
 def test_a_rule_of_a_route_that_is_not_known_counts_as_read() -> None:
-    """A newer version may have written the line; the next start of this one goes on."""
+    """A newer version may have written the line."""
     routes = [{"route": "a", "rule": "of_tomorrow"}, {"route": "b", "rule": "max_bytes"}, {"route": "c"}]
     entry = {"event": "reclaimed", "base": 1, "rule": "each_route", "routes": routes, "lost": {"a": 1, "b": 1, "c": 1}}
     assert RecordedDeletion.parse(entry).rules == {"a": Verdict.READ, "b": Verdict.MAX_BYTES, "c": Verdict.READ}

@@ -1,7 +1,7 @@
-"""RECLAIM and the sealer work on one raw segment: whatever the order, and whoever dies, the ledgers tell the truth.
+"""RECLAIM and the sealer work on one raw segment: in any order, and if either dies, the ledgers are right.
 
-Both take their steps in every order in one process. Then each dies before one of its steps, the other one goes on, and
-both begin anew.
+In one process, the steps of both run in every order. Then each dies before one of its steps, the other one continues,
+and both restart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def reclaim(root: Root, disk: Disk, built: Built) -> None:
 
 
 def seal_all(root: Root, disk: Disk, built: Built) -> None:
-    """What the daemon's thread does when it is woken."""
+    """Run a pass of the daemon's sealing thread."""
     segments = Ledger(root.ledger / "segments.jsonl", disk)
     try:
         for segment in segments_to_seal(root, _ACTIVE):
@@ -58,7 +58,7 @@ def seal_all(root: Root, disk: Disk, built: Built) -> None:
 
 
 def check(root: Root, built: Built) -> None:
-    """What is in the ledgers holds now, and once both have come to an end; the line says what was deleted."""
+    """Check the ledgers now and after both have finished; the last line describes the deleted file."""
     assert set(rulings(root).values()) <= {()}
     for work in (reclaim, seal_all, reclaim):
         work(root, built.disk, built)

@@ -1,4 +1,4 @@
-"""What is in force: an option of the command line, else the file, else the default; 0 is no limit in both."""
+"""Effective settings: options override the file, which overrides the defaults; 0 means unlimited in both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_without_a_limit_nothing_can_expire() -> None:
 
 
 def test_the_option_keep_spares_what_is_unread_whatever_the_file_says(file: Path) -> None:
-    """That of ``expire`` is a default, as in the file: a route that says keep loses nothing."""
+    """``expire`` is only a default: a route with keep loses nothing."""
     file.write_text(
         '[retention]\nlog_max_records = 5\nunread = "expire"\n'
         '[routes.a]\nunread = "expire"\nmax_records = 1\n'

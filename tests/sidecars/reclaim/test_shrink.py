@@ -74,7 +74,7 @@ def shrunk_lines(built: Built) -> list[dict[str, Any]]:
 
 
 def illegal(built: Built) -> list[str]:
-    """What the ledger cannot prove to have been legal."""
+    """Return the deletions and shrinks that the ledger does not prove allowed."""
     history = History(built.root)
     rulings = [
         audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in history.all_shrinks()
@@ -231,7 +231,7 @@ def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["link", "rename", "unlink", "fsync", "fdatasync", "write", "pwritev2", "fallocate"])
 def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_path: Path, call: str) -> None:
-    """SIGKILL in the first, the second, … such call, until there is none; then a pass that nothing disturbs."""
+    """SIGKILL in the first, the second, … such call, until there are no more; then an undisturbed pass."""
     origin = Built(tmp_path / "origin")
     fill(origin, 1)
     origin.log.set_cursor("web", origin.last)
@@ -257,7 +257,6 @@ def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_p
 
 @pytest.mark.parametrize("again", [False, True])
 def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again: bool) -> None:
-    """Whether the segment has been shrunk before or not."""
     origin = Built(tmp_path / "origin")
     fill(origin, 1)
     origin.log.set_cursor("web", origin.last)
@@ -299,7 +298,7 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
 
 @pytest.mark.slow
 def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: Path) -> None:
-    """Each is held back by one record."""
+    """Each is pinned by one record."""
     built = Built(tmp_path / "log")
     for number in range(1000):
         begin = 1000 * (number % 1000)
@@ -364,7 +363,7 @@ def test_a_shrink_that_drops_what_a_group_has_not_read_is_not_legal(built: Built
 
 
 def test_an_archive_goes_on_behind_shrinking_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:
-    """As behind a deletion: its own cursor keeps what it has not packed, and a new one begins at what there is."""
+    """As behind a deletion: its cursor keeps unpacked records, and a new group starts at the oldest existing record."""
     built.log.set_cursor("stuck", 0, group="archive")
     built.log.set_cursor("web", 5, group="archive", rewind=True)
     reclaim(built, shrink_pinned=True)
@@ -374,7 +373,7 @@ def test_an_archive_goes_on_behind_shrinking_and_reports_what_it_cannot_have(bui
 
 
 def test_a_shrink_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(built: Built) -> None:
-    """A repair makes the index anew from the frames, which do not show of which route the dropped records were."""
+    """A repair rebuilds the index from the frames, which do not show the routes of dropped records."""
     built.log.set_cursor("web", 6, rewind=True)
     reclaim(built, shrink_pinned=True)
     path = built.path(1, Kind.SEALED)

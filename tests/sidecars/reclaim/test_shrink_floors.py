@@ -1,4 +1,4 @@
-"""What shrinking drops, at every cursor and with every bundle, and in which order it puts the new form in place."""
+"""Records that a shrink drops, at every cursor and with every bundle, and the order of its steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def left(built: Built, floors: Floors, tmp_path: Path) -> set[int]:
 
 
 def bundled(built: Built, through: int) -> Callable[[str, int, int], bool]:
-    """Archive web up to a record; return what the ledger says of a range."""
+    """Archive web up to a record; return the look-up of archived ranges."""
     path = built.root.ledger / "archive.jsonl"
     path.unlink(missing_ok=True)
     archive = Ledger(path, built.disk)

@@ -1,4 +1,4 @@
-"""What a planner keeps from pass to pass, and what it does not: where limits or files change, it decides anew."""
+"""Facts that a survey caches between passes; if limits or files change, it decides again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decide(built: Built, limits: Limits) -> dict[int, Decision]:
 
 
 def stored_bytes(built: Built, reclaimer: Reclaimer) -> list[int]:
-    """Of each segment, as the planner of a process that goes on has it."""
+    """Return the size of each segment according to the survey of a running process."""
     return [decision.stored_bytes for decision in reclaimer.survey.decisions(now_ns=built.now_ns)]
 
 
@@ -146,7 +146,7 @@ def test_a_released_segment_that_is_archived_stays_released(built: Built) -> Non
 
 
 def archive(built: Built, **lasts: int) -> None:
-    """What a ledger says after these routes were packed up to these records."""
+    """Write the ledger of an archive of these routes up to these records."""
     ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
     for route, last in lasts.items():
         ledger.append({"event": "archived", "route": route, "first": 1, "last": last, "after": 0, "bundle": route})
@@ -154,7 +154,7 @@ def archive(built: Built, **lasts: int) -> None:
 
 
 def test_only_what_its_line_gives_up_is_lost_with_a_released_segment(built: Built) -> None:
-    """A group that comes back to it is not behind by what the line says; so it is decided again, and recorded."""
+    """A group that is moved back to it did not lose it by the line, so the decision is made and recorded again."""
     built.log.set_cursor("stuck", 2)
     reclaim(built, EXPIRED, grace_ns=LONG_NS)
     assert bases(built.root, Kind.RELEASED) == [1, 11, 21]
@@ -225,7 +225,7 @@ def test_a_segment_of_which_only_the_end_is_archived_stays(built: Built) -> None
 
 
 def test_a_line_that_is_counted_again_is_taken_back_first(built: Built) -> None:
-    """So that of two lines about one deletion one is in force."""
+    """So that only one of two lines about a deletion is effective."""
     reclaim(built, EXPIRED, grace_ns=LONG_NS)
     built.log.set_cursor("stuck", 12)
     reclaim(built, EXPIRED)

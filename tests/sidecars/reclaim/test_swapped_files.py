@@ -33,7 +33,7 @@ SUFFIXES = [*(kind.value for kind in Kind), Kind.SEALED.value + WHOLE_SUFFIX]
 
 @dataclass(frozen=True)
 class Original:
-    """A log with a segment in each state; ``unread`` is what each record begins with that a group still needs."""
+    """A log with a segment in each state; each unread record begins with ``unread``."""
 
     path: Path
     unread: dict[int, bytes]
@@ -83,7 +83,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 def kept_bytes(root: Path) -> bytes:
-    """Everything in all files, decompressed where it is compressed."""
+    """Return the contents of all files, decompressed."""
     found = []
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():
