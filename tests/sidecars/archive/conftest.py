@@ -29,5 +29,5 @@ def mixed(tmp_path: Path) -> Built:
 
 @pytest.fixture
 def dest(tmp_path: Path) -> Path:
-    """Where bags go."""
+    """Destination of bags."""
     return tmp_path / "dest"

@@ -47,7 +47,7 @@ class Bag:
         return self.path / "data" / self.manifest.entries[0].bundle.name
 
     def plant(self, data: bytes, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
-        """The bundle holds ``data`` from now on, and everything around it says so."""
+        """Replace the content of the bundle by ``data``, and all digests of it."""
         for old in (self._bundle, Path(f"{self._bundle}{DIGEST_SUFFIX}")):
             old.unlink()
         (entry,) = self.manifest.entries
@@ -147,7 +147,7 @@ def test_a_header_of_more_than_one_block_is_refused(bag: Callable[[Codec], Bag])
 
 
 def test_a_manifest_that_tells_of_a_part_too_large_is_refused(bag: Callable[[Codec], Bag]) -> None:
-    """A part holds some MiB, or one record; nobody packs more into one."""
+    """A part has some MiB, or one record."""
     planted = bag(Codec.ZST)
 
     def change(manifest: Manifest) -> Manifest:

@@ -1,4 +1,4 @@
-"""Frames come back, in order and whole, or not at all; stock tools read them as one file."""
+"""Frames are decompressed in order and completely, or not at all; stock tools read them as one file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_frames_come_back_however_the_file_is_read(codec: Codec, length: int) ->
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_row_that_ends_within_a_frame_is_refused(codec: Codec) -> None:
-    """The zstandard package by itself would read it short without a word."""
+    """The zstandard package alone would silently stop early."""
     compressed = list(map(codec.compress, FRAMES[:3]))
     boundaries = {0, *accumulate(map(len, compressed))}
     for cut in every_truncation(b"".join(compressed)):
@@ -88,7 +88,7 @@ def test_results_come_in_order_whoever_is_done_first() -> None:
 
 
 def test_only_a_few_items_are_taken_before_they_are_wanted() -> None:
-    """What is not written yet is held in memory."""
+    """Unwritten frames are held in memory."""
     items = iter(range(1000))
     results = in_order(lambda number: number, items)
 

@@ -1,4 +1,4 @@
-"""``wald-archive`` as its users run it: what it prints, what it exits with, and what to type next."""
+"""``wald-archive`` as its users run it: output, exit codes, and hints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def root(mixed: Built) -> Path:
 
 
 def test_it_packs_proves_and_restores(root: Path, dest: Path) -> None:
-    """What it gives back is what ``wald read`` gives, in both formats."""
+    """It restores the bytes of ``wald read``, in both formats."""
     packed = output_of("a", "b", "--root", root, "--dest", dest, "--records-per-bundle", 7).decode().splitlines()
 
     assert packed[0].startswith(f"a-{1:020d}.tar.zst: 7 records, 1 to 7, 49 B in ")
@@ -73,7 +73,7 @@ def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_pa
 
 
 def test_what_is_asked_for_and_not_there_is_reported(mixed: Built, dest: Path) -> None:
-    """Records of route a are 1 to 17 in bags up to 9 and 17; what is there is given all the same."""
+    """Records 1 to 17 of route a are in bags up to 9 and 17; existing records are written anyway."""
     root = mixed.root.path
     output_of("a", "--root", root, "--dest", dest, "--to", 9)
     output_of("a", "--root", root, "--dest", dest)
@@ -86,7 +86,7 @@ def test_what_is_asked_for_and_not_there_is_reported(mixed: Built, dest: Path) -
     assert hint == "wald --root ROOT where 18 shows what happened to it in the log"
     assert wald_archive("restore", dest, "a", "--from", 18).returncode == 3
     shutil.rmtree(bags(dest)[-1])
-    assert wald_archive("restore", dest, "a").returncode == 0  # what it was nobody has said
+    assert wald_archive("restore", dest, "a").returncode == 0  # no option says that more is expected
     for asked in (("--to", 17), ("--from", 12)):
         assert refused(wald_archive("restore", dest, "a", *asked))[0] == 3
 
@@ -304,7 +304,7 @@ class TestRefusals:
     def test_spark_that_is_asked_for_and_not_there(
         self, root: Path, dest: Path, asking: tuple[str, str], without: str, words: str
     ) -> None:
-        """Recorded before anything is begun; whoever does not ask for it gets the other engine."""
+        """Reported before a run begins; without the option the other engine is used."""
         script = f"{without}; from wald_archive.command import main; main()"
         line = [sys.executable, "-c", script, "a", "--root", str(root), "--dest", str(dest)]
 
@@ -341,7 +341,7 @@ class TestRefusals:
         assert wald_output_of("cursor", "set", "a", 1, "--root", root) == b"1\n"  # it had not moved
 
     def test_a_full_disk(self, built: Built, tmp_path: Path) -> None:
-        """A real one, of the smallest kind: a file may not grow beyond what the shell allows."""
+        """A real failure: the shell limits the size of a file."""
         built.lines("a", [os.urandom(30_000).replace(b"\n", b" ") for _ in range(20)])
         dest = tmp_path / "dest"
         line = command("a", "--root", built.root.path, "--dest", dest)

@@ -33,7 +33,7 @@ def root(mixed: Built) -> Path:
 
 @pytest.fixture
 def whole(root: Path, tmp_path: Path) -> dict[str, bytes]:
-    """What a run that nothing disturbs makes of it."""
+    """Result of an undisturbed run."""
     archive(copied(root, tmp_path / "undisturbed"), tmp_path / "whole", size=Records(7), codec=Codec.ZST)
     return files(tmp_path / "whole")
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_reported_and_the_next_run_goes_on(
 
 
 def test_it_may_die_again_and_again(root: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
-    """Every run gets two steps further than it takes to find out what is left."""
+    """Every run gets two steps beyond its survey of the remaining work."""
     dest, deaths = tmp_path / "dest", 0
     for last in range(3, 200):
         disk = DyingDisk(last, part=0.3)
@@ -117,7 +117,7 @@ def test_it_may_die_again_and_again(root: Path, tmp_path: Path, whole: dict[str,
 
 
 def test_what_came_since_goes_into_a_bag_of_its_own(mixed: Built, dest: Path) -> None:
-    """The interrupted run is done as it was begun; then the rest."""
+    """The interrupted run is finished with its own options; then the rest follows."""
     disk = DyingDisk(12)
     with pytest.raises(Died):
         packed(mixed.root.path, dest, disk=disk)
@@ -143,7 +143,7 @@ def test_an_interrupted_run_elsewhere_does_not_hold_up_this_one(root: Path, dest
 
 
 def test_acknowledging_does_not_need_the_records(mixed: Built, dest: Path) -> None:
-    """When the ledger tells of all bundles, RECLAIM may have taken what they hold."""
+    """Once the ledger has all bundles, RECLAIM may have deleted their records."""
     packed(mixed.root.path, dest)
     ledger = mixed.root.ledger / "archive.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))  # "finished" was not written
@@ -227,7 +227,7 @@ class TestKilled:
 
 
 def either(process: subprocess.Popen[bytes], there: Callable[[], bool]) -> bool:
-    """Whether it is time, or too late."""
+    """Return True at or after the moment."""
     return process.poll() is not None or there()
 
 
@@ -237,5 +237,5 @@ def moments(dest: Path) -> Iterator[Callable[[], bool]]:
 
 
 def has_files(dest: Path, count: int) -> bool:
-    """Whether there are so many files in the payload."""
+    """Return True if the payload has that number of files."""
     return len(list(dest.rglob("data/*"))) >= count

@@ -1,4 +1,4 @@
-"""A file is written once, from its beginning to its end; what is there already is kept, continued or refused."""
+"""A file is written once, from its beginning to its end; an existing file is kept, continued or refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestDirectory:
             assert path.read_bytes() == DATA
 
     def test_writes_large_pieces_once_and_in_order_and_syncs(self, tmp_path: Path) -> None:
-        """As a tape wants it: no rename, no truncation, nothing twice."""
+        """Suitable for a tape: no rename, no truncation, no second write."""
         disk = TracingDisk()
         destination = Directory(tmp_path / "new" / "dest", disk)
 
@@ -117,7 +117,7 @@ class TestDirectory:
         assert disk.descriptors == set()
 
     def test_a_file_that_was_not_finished_may_be_continued(self, local: Directory) -> None:
-        """What stopped halfway, for whatever reason, leaves a beginning of the file."""
+        """Any interruption leaves the beginning of the file."""
         with pytest.raises(KeyboardInterrupt), local.writing("bag/file") as file:
             interrupt(file)
 

@@ -1,4 +1,4 @@
-"""How much there is to pack, estimated from names and indexes."""
+"""Estimates of the bytes to pack from names and indexes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def active_bytes(built: Built) -> int:
 
 
 def test_sealed_segments_tell_the_bytes_of_a_route(three: Built) -> None:
-    """What is behind the cursor; of the segment that it is in, everything."""
+    """The estimate has all records after the cursor, and the whole segment of the cursor."""
     assert due_bytes(three.log, request()) == 2000 + active_bytes(three)
     assert due_bytes(three.log, request("b")) == 200 + active_bytes(three)
     three.log.set_cursor("a", 5)

@@ -1,4 +1,4 @@
-"""The golden bag: what the first release of the format wrote is written, proven and restored in the same way."""
+"""The golden bag of the first release is written, verified and restored identically."""
 
 from __future__ import annotations
 

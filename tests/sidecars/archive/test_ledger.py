@@ -1,4 +1,4 @@
-"""What is to be done follows from the ledger and from what is at the destination."""
+"""The next run follows from the ledger and the destination."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_run_follows_the_latest_bundle_behind_which_it_begins() -> None:
 
 
 def test_the_line_about_a_run_says_all_that_decides_its_bytes() -> None:
-    """The contract with whoever reads the ledger."""
+    """The contract with readers of the ledger."""
     assert RUN.begun(at_ns=5) == {
         "event": "begun",
         "route": "a",

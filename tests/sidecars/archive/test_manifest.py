@@ -1,4 +1,4 @@
-"""A manifest comes back as it was, and everything that follows from it is what other tools ask for."""
+"""A manifest is parsed unchanged, and the files derived from it are valid for other tools."""
 
 from __future__ import annotations
 

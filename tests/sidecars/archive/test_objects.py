@@ -31,7 +31,7 @@ server.stop()
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """A server in a process of its own, so that nothing of it is in this one."""
+    """A server in a separate process, so that this one imports nothing of it."""
     line = [sys.executable, "-W", "ignore", "-c", SERVER]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -43,7 +43,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def env(endpoint: str) -> dict[str, str]:
-    """What a user of an S3 look-alike has in the environment; the key opens nothing."""
+    """Environment of a user of an S3 emulator; the key opens nothing."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "nobody",
@@ -64,7 +64,7 @@ def bucket(env: dict[str, str]) -> str:
 
 
 def store(address: str, script: str, env: dict[str, str]) -> str:
-    """Do something to the objects behind wald's back; returns what it printed."""
+    """Change objects without wald; return the output."""
     setting = f"import s3fs; files = s3fs.S3FileSystem(); place = {address!r}; "
     done = subprocess.run(
         [sys.executable, "-c", setting + script], env=os.environ | env, check=True, stdout=subprocess.PIPE, text=True

@@ -27,7 +27,7 @@ BAGIT = Path(sys.executable).with_name("bagit.py")
 
 
 def unpacked(bag: Path, pattern: str) -> bytes:
-    """What stock tar gets out of the bundles of a bag."""
+    """Return the records that stock tar extracts from the bundles of a bag."""
     out = b""
     for bundle in sorted(path for path in (bag / "data").iterdir() if path.suffix != ".sha256"):
         out += subprocess.run(["tar", "-xOf", bundle, "--wildcards", pattern], capture_output=True, check=True).stdout
@@ -36,7 +36,7 @@ def unpacked(bag: Path, pattern: str) -> bytes:
 
 @pytest.mark.parametrize("codec", Codec)
 def test_stock_tools_accept_a_bag_and_give_the_records_back(built: Built, dest: Path, codec: Codec) -> None:
-    """sha256sum, tar with whatever decompresses, and the BagIt validator of the Library of Congress."""
+    """sha256sum, tar with a decompressor, and the BagIt validator of the Library of Congress."""
     if codec is Codec.ZST:
         programs.program("zstd")
     for start in range(0, 1000, 100):
@@ -67,7 +67,7 @@ def test_the_page_in_the_bag_says_how_and_is_right(mixed: Built, dest: Path) -> 
 
 
 def test_bundles_hold_exactly_what_was_asked_for(built: Built, dest: Path) -> None:
-    """And say so in the manifest, with what each follows."""
+    """The manifest lists them with their predecessors."""
     built.lines("a", [b"x"] * 1000)
 
     (packed,) = archive(built, dest, size=Records(250))
@@ -224,7 +224,7 @@ def test_what_was_reclaimed_behind_the_cursor_is_no_error(built: Built, dest: Pa
 
 
 def test_a_new_group_does_not_claim_what_was_reclaimed_before(built: Built, dest: Path) -> None:
-    """``after`` says from where on nothing is missing."""
+    """No record after ``after`` is missing."""
     built.lines("a", [b"gone"])
     built.cut()
     built.lines("a", [b"here"])
@@ -276,7 +276,7 @@ def test_a_cursor_that_cannot_be_trusted_gets_a_command_with_a_number(mixed: Bui
 
 
 def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> None:
-    """No ledger says that it was reclaimed, so nobody can say that nothing was missed."""
+    """No ledger proves that it was reclaimed, so records may be lost."""
     built.lines("a", [b"lost"])
     built.cut()
     built.lines("a", [b"here"])
@@ -295,7 +295,7 @@ def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> No
 
 
 def test_unread_records_that_were_reclaimed_are_reported(built: Built, dest: Path) -> None:
-    """By force; a bundle that silently leaves them out would claim that there were none."""
+    """By force; a bundle that silently omits them would claim that they never existed."""
     built.lines("a", [b"read"])
     built.cut()
     built.lines("a", [b"unread"])
@@ -341,7 +341,7 @@ def test_what_is_in_front_of_damage_can_be_archived_and_then_what_is_behind_it(b
 
 
 def test_a_record_that_is_missing_in_the_middle_is_an_error_whoever_has_processed_it(built: Built, dest: Path) -> None:
-    """The group has no cursor, so it holds back nothing; what others have let go must not be passed over."""
+    """Without a cursor the group pins nothing; records that were reclaimed must be reported."""
     for route in ("a", "a", "a"):
         built.lines(route, [b"x"] * 3)
         built.cut()
@@ -356,7 +356,7 @@ def test_a_record_that_is_missing_in_the_middle_is_an_error_whoever_has_processe
 
 
 def test_two_groups_do_not_write_the_same_bag(mixed: Built, dest: Path) -> None:
-    """Recorded before the run is begun, so that it does not stand in the way of the next."""
+    """Reported before the run begins, so that it does not block the next one."""
     archive(mixed, dest)
 
     with pytest.raises(Refused, match="group processed already has a bag of these records here"):

@@ -1,4 +1,4 @@
-"""What is restored is what was read: the same bytes as the log gives, or an error that names the bundle."""
+"""A restore gives the same bytes as the log, or an error that names the bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def read(built: Built, *, first: int = 1, last: int | None = None, as_json: bool = False) -> bytes:
-    """What ``wald read`` writes."""
+    """Return the output of ``wald read``."""
     batches = [batch for batch in built.log.batches("a", "earliest", last) if batch.last_sequence >= first]
     trimmed = [batch.between(first, batch.last_sequence) for batch in batches]
     if not as_json:
@@ -37,7 +37,7 @@ def read(built: Built, *, first: int = 1, last: int | None = None, as_json: bool
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_restored_is_what_was_read(examples: int) -> None:
-    """Of any log, packed in one run or two, all of it or a range, raw or as JSON."""
+    """For any log, packed in one run or two, completely or in part, raw or as JSON."""
     given_anything = given(
         steps=STEPS,
         records=st.integers(1, 8),
@@ -195,4 +195,4 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path, codec: Codec) -> N
 
 def discard(destination: Directory) -> None:
     for _ in restore(destination, "a", 1, None, as_json=False):
-        """Only what it takes to make it is of interest."""
+        """Only the memory is of interest."""

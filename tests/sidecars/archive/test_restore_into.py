@@ -1,4 +1,4 @@
-"""``wald-archive restore --into``: a new log that reads as the one that was archived, or says what is not in it."""
+"""``wald-archive restore --into``: a new log with the archived records, or a report of missing ones."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from wald_archive.restore import restore_into
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    """Where the new log goes; a path that a shell would take apart."""
+    """Path of the new log, which a shell would split."""
     return tmp_path / "new log"
 
 
 def read(root: Path, *words: object) -> list[dict[str, object]]:
-    """Records as ``wald read --format json`` shows them, without what an archive does not keep: who sent them."""
+    """Return records as ``wald read --format json`` prints them, without their senders, which are not archived."""
     done = wald("read", *words, "--format", "json", "--root", root)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -143,7 +143,7 @@ def test_a_large_hole_ends_a_segment(built: Built, dest: Path, new: Path) -> Non
 
 
 def test_readers_are_told_what_of_their_route_may_be_missing(built: Built, dest: Path, new: Path) -> None:
-    """Of b the archive ends before that of a; and what is before --from was not asked for."""
+    """The archive of b ends before that of a; and records before --from were not requested."""
     for number in range(5):
         built.lines("a", [b"a%d" % number])
         built.lines("b", [b"b%d" % number])

@@ -17,7 +17,7 @@ from wald_archive.parts import BundleBatches, Bytes, Records, content_bytes
 
 
 def counted(record: Record) -> int:
-    """What a record counts for, from its definition."""
+    """Return the size of a record by its definition."""
     return len(record.value) + len(record.key or b"") + len(record.headers or b"") + 1
 
 
@@ -75,7 +75,6 @@ def test_a_record_above_the_limit_is_a_portion_by_itself(built: Built) -> None:
 
 
 def test_a_line_without_newline_counts_with_one(built: Built) -> None:
-    """As it does in the bundle."""
     built.piece("a", b"ab", begins=True, ends=True)
 
     batches: list[Batch] = list(built.log.batches("a"))

@@ -100,7 +100,7 @@ def test_a_changed_tag_file_is_reported_with_its_offset_and_nothing_else_is_accu
 
 
 def test_a_changed_bundle_is_the_only_one_accused(place: Path) -> None:
-    """What follows it in the chain is not."""
+    """The bundles after it in the chain are not named."""
     path = next(bags(place)[0].glob("data/*.zst"))
     path.write_bytes(flipped(path.read_bytes(), 8 * 100))
 
@@ -183,7 +183,7 @@ def test_a_missing_last_bag_shows_in_the_ledger_only(place: Path, mixed: Built) 
     ],
 )
 def test_what_the_ledger_tells_has_to_fit(place: Path, mixed: Built, changed: dict[str, object], message: str) -> None:
-    """Else a bag that is sound in itself may not be the one that was archived."""
+    """Otherwise another intact bag could replace the archived one."""
     lines = ledger_lines(mixed.root)
     path = mixed.root.ledger / "archive.jsonl"
     path.unlink()

@@ -1,4 +1,4 @@
-"""A proof with the ledger of the log: what has to be there, and what an interrupted run may have left."""
+"""Verification with the ledger of the log: expected bundles, and the files of interrupted runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def notes(place: Path, built: Built) -> list[str]:
 @pytest.mark.parametrize("event", ["", "abandoned"])
 @pytest.mark.parametrize("part", PARTS)
 def test_wherever_a_run_was_interrupted_it_is_no_damage(tmp_path: Path, part: float, event: str) -> None:
-    """Nothing, half a bundle, half of the tag files, all: it is reported at most once, and what is whole is proven."""
+    """Nothing, half a bundle, half of the tag files, all: it is reported at most once; complete files are verified."""
     seen: set[str] = set()
     for step in range(ENOUGH_STEPS):
         built, dest = Built(tmp_path / f"{step}"), tmp_path / f"{step}.dest"
@@ -169,7 +169,7 @@ def test_the_whole_bag_of_an_abandoned_run_is_no_part_of_the_chain(tags_torn: Pa
 
 
 class TestSpelling:
-    """The ledger has a directory as it was once given."""
+    """The ledger has the path of a directory as it was given."""
 
     @pytest.fixture
     def place(self, mixed: Built, dest: Path) -> Path:
@@ -198,7 +198,7 @@ class TestSpelling:
         assert recorded_at(lines, str(tmp_path / "real")).bundles
 
     def test_a_place_that_the_ledger_does_not_know_is_an_error(self, place: Path, mixed: Built, tmp_path: Path) -> None:
-        """Else a proof of nothing would pass for a proof."""
+        """Otherwise an empty verification would succeed."""
         copy = copied(place, tmp_path / "copy")
 
         (found,) = [found for found in findings(copy, root=mixed.root) if found.level is Level.ERROR]
@@ -220,7 +220,7 @@ class TestSpelling:
         assert recorded_at([line], "s3://bucket/b") == Recorded(elsewhere=("s3://bucket/a",))
 
     def test_a_ledger_without_bundles_says_nothing_of_places(self) -> None:
-        """Nothing was archived yet, or the ledger was lost and began anew."""
+        """Nothing was archived yet, or the ledger was lost and restarted."""
         begun: dict[str, object] = {"event": "begun", "dest": "s3://bucket/a", "bag": "a/1-2", "group": "g"}
 
         assert recorded_at([begun], "s3://bucket/b") == recorded_at([], "s3://bucket/b") == Recorded()

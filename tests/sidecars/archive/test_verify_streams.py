@@ -1,4 +1,4 @@
-"""A proof reads on behind damage, while a thread reads ahead: every changed byte is found, whoever is how far."""
+"""Verification continues behind damage while a thread reads ahead: every changed byte is found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Changed(Directory):
             yield data[start : start + self._piece_bytes]
 
     def on_next_piece(self) -> None:
-        """Called before each piece of the bundle but the first, by whoever reads it."""
+        """Called before each piece of the bundle except the first."""
 
 
 def accused(place: Directory) -> list[str]:
@@ -72,7 +72,7 @@ def test_every_changed_byte_is_found(mixed: Built, dest: Path, codec: Codec) -> 
 
 
 def is_waiting(thread: int) -> bool:
-    """Whether a thread waits for what another one makes."""
+    """Return True if a thread waits for the result of another one."""
     frame: FrameType | None = sys._current_frames()[thread]
     while frame is not None and frame.f_code is not Future.result.__code__:
         frame = frame.f_back
@@ -81,7 +81,7 @@ def is_waiting(thread: int) -> bool:
 
 @pytest.mark.parametrize("offset", [100, 600])
 def test_damage_is_found_while_a_slow_destination_is_being_read(mixed: Built, dest: Path, offset: int) -> None:
-    """The next piece is not there before the proof has seen the damage, and asks for what follows."""
+    """The next piece arrives only after the damage was found."""
     prover = threading.get_ident()
 
     class Slow(Changed):
@@ -96,7 +96,7 @@ def test_damage_is_found_while_a_slow_destination_is_being_read(mixed: Built, de
 
 
 def test_a_destination_that_fails_behind_damage_says_so(mixed: Built, dest: Path) -> None:
-    """What a thread has met while it read ahead is not forgotten, or the digest would be that of half a file."""
+    """An error of the reading thread is kept; otherwise the digest would cover half a file."""
 
     class Failing(Changed):
         def on_next_piece(self) -> None:
