@@ -17,7 +17,7 @@ import json
 import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wald.format.batch import Buffer
@@ -50,15 +50,6 @@ class Origin:
     software: str
     archived_at: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "log": self.log,
-            "route": self.route,
-            "group": self.group,
-            "software": self.software,
-            "archived_at": self.archived_at,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -89,7 +80,7 @@ class Contents:
             "earliest_ns": self.earliest_ns,
             "latest": utc(self.latest_ns, 9),
             "latest_ns": self.latest_ns,
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": [asdict(part) for part in self.parts],
         }
 
 
@@ -115,7 +106,7 @@ class Bundle:
 def about(origin: Origin, contents: Contents) -> bytes:
     """Return ``bundle.json``, the last file in the tar."""
     fields = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
-    return json.dumps(fields | origin.to_dict() | contents.to_dict(), indent=2).encode() + b"\n"
+    return json.dumps(fields | asdict(origin) | contents.to_dict(), indent=2).encode() + b"\n"
 
 
 def bundle(

@@ -449,7 +449,20 @@ class ProofReport:
 def report_restored(outcome: Outcome, address: str, write: Callable[[str], None], *, as_json: bool) -> None:
     """Report a new log, and the data that an archive does not have."""
     if as_json:
-        write(json_line("archive.restore", _restored_fields(outcome, address)))
+        routes = [{"route": route, "records": count} for route, count in sorted(outcome.records.items())]
+        fields = {
+            "root": str(outcome.root),
+            "log": outcome.log,
+            "dest": address,
+            "from_log": outcome.from_log,
+            "first": outcome.first,
+            "last": outcome.last,
+            "records": sum(outcome.records.values()),
+            "routes": routes,
+            "missing": outcome.missing,
+            "holes": outcome.holes,
+        }
+        write(json_line("archive.restore", fields))
         return
     for route, count in sorted(outcome.records.items()):
         write(f"{route}: {count} records")
@@ -457,21 +470,6 @@ def report_restored(outcome: Outcome, address: str, write: Callable[[str], None]
     if outcome.missing:
         write(f"not restored: {outcome.missing} sequences, in {outcome.holes} runs, as no bundle holds them")
     write("not in an archive: the cursors of groups, who sent a record, and the numbers of producers' batches")
-
-
-def _restored_fields(outcome: Outcome, address: str) -> dict[str, Any]:
-    return {
-        "root": str(outcome.root),
-        "log": outcome.log,
-        "dest": address,
-        "from_log": outcome.from_log,
-        "first": outcome.first,
-        "last": outcome.last,
-        "records": sum(outcome.records.values()),
-        "routes": [{"route": route, "records": count} for route, count in sorted(outcome.records.items())],
-        "missing": outcome.missing,
-        "holes": outcome.holes,
-    }
 
 
 def _fields(done: Packed) -> dict[str, Any]:

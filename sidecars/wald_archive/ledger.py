@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 
 from wald.errors import Damaged
@@ -81,7 +81,7 @@ class Run:
             "codec": self.codec.value,
             "software": self.origin.software,
             "archived_at": self.origin.archived_at,
-            "previous": self.previous.to_dict() if self.previous else None,
+            "previous": asdict(self.previous) if self.previous else None,
             "at": at_ns,
         }
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from wald.format.names import is_route
@@ -38,9 +38,6 @@ class Previous:
     bundle: str
     sha256: str
 
-    def to_dict(self) -> dict[str, str]:
-        return {"bundle": self.bundle, "sha256": self.sha256}
-
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
@@ -52,7 +49,7 @@ class BundleEntry:
     def to_dict(self) -> dict[str, Any]:
         bundle = self.bundle
         digests = {"bytes": bundle.bytes, "sha256": bundle.sha256, "tar_sha256": bundle.tar_sha256}
-        previous = {"previous": self.previous.to_dict() if self.previous else None}
+        previous = {"previous": asdict(self.previous) if self.previous else None}
         return {"bundle": bundle.name} | bundle.contents.to_dict() | digests | previous
 
     def as_previous(self) -> Previous:
@@ -89,7 +86,7 @@ class Manifest:
         return sum(entry.bundle.contents.count for entry in self.entries)
 
     def encode(self) -> bytes:
-        fields = {"format": FORMAT_VERSION} | self.origin.to_dict() | {"codec": self.codec.value}
+        fields = {"format": FORMAT_VERSION} | asdict(self.origin) | {"codec": self.codec.value}
         fields |= {"after": self.after, "first": self.first, "last": self.last, "count": self.count}
         fields |= {"bundles": [entry.to_dict() for entry in self.entries]}
         return json.dumps(fields, indent=2).encode() + b"\n"

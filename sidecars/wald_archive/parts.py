@@ -192,9 +192,6 @@ class PartFacts:
     count: int
     bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"part": self.part, "first": self.first, "last": self.last, "count": self.count, "bytes": self.bytes}
-
 
 @dataclass(slots=True)
 class Part:
