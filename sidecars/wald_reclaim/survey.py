@@ -305,7 +305,7 @@ class Survey:
         *,
         is_recorded: bool,
     ) -> tuple[Verdict, Entry | None, DeletionEvidence | None]:
-        """Return the verdict, the line for the ledger if a new one is needed, and what that leaves to another."""
+        """Return the verdict, a new line for the ledger if needed, and its evidence for a shared line."""
         base, log_limit = segment.base_sequence, exceeded_limit(facts, self._limits)
         if known.pins and all(
             cursors.still_pins(pin) and not self._amounts.may_lose(pin.route, base, facts.age_ns, log_limit)
@@ -335,7 +335,7 @@ class Survey:
     ) -> tuple[Collection[Pin], Mapping[str, Verdict]]:
         """Return the groups that have not read the segment, and the verdict of each route in it.
 
-        If no route exceeds a limit of its own, one group of each of two routes is enough.
+        If no route exceeds its own limits, one group of each of two routes is enough.
         """
         needed = self._required(segment, index)
         if not self._amounts.may_exceed(segment.base_sequence, age_ns, log_limit):
@@ -466,7 +466,7 @@ class Survey:
         return cursors, began + max(CURSORS_SECONDS, _CURSORS_SHARE * (self.clock() - began))
 
     def _size_up(self, segment: Segment) -> _Known | None:
-        """Return what is kept about a segment; None if it was deleted. An unreadable one is tried again."""
+        """Return the cached facts about a segment; None if it was deleted. An unreadable one is tried again."""
         known = self._known.get(segment.base_sequence)
         try:
             if known is None or known.problem or known.kind is not segment.kind:
@@ -479,7 +479,7 @@ class Survey:
         return known
 
     def _open(self, segment: Segment, known: _Known) -> SealedIndex | None:
-        """Read the index of a segment, and keep what each pass needs; return None if it is unreadable."""
+        """Read the index of a segment and cache its facts; return None if it is unreadable."""
         try:
             index, known.damage = self._index(segment)
             self._required(segment, index)
@@ -492,7 +492,7 @@ class Survey:
         return index
 
     def _index(self, segment: Segment) -> tuple[SealedIndex, str]:
-        """Return the contents of a segment, and the damage of its own index or "".
+        """Return the contents of a segment, and the damage of its index or "".
 
         Raises:
             _Unreadable: the contents are unknown.
