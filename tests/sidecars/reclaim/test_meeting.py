@@ -66,8 +66,7 @@ def append_to(found: list[Cursor], set_cursor: Callable[[Built], Cursor], built:
     found.append(set_cursor(built))
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-@pytest.mark.parametrize("set_cursor", [rewind, new_group])
+@pytest.mark.parametrize(("set_cursor", "looks"), [(rewind, 1), (rewind, 2), (new_group, 2)])
 def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
     tmp_path: Path, set_cursor: Callable[[Built], Cursor], looks: int
 ) -> None:

@@ -327,7 +327,7 @@ def test_with_any_bit_of_the_archive_s_ledger_flipped_nothing_is_deleted_on_its_
     archive.append({"event": "archived", "route": "a", "first": 1, "last": 5, "after": 0, "bundle": "a"})
     archive.append({"event": "archived", "route": "b", "first": 2, "last": 2, "after": 0, "bundle": "b"})
     whole = path.read_bytes()
-    for bit in range(0, 8 * len(whole), 11):
+    for bit in range(0, 8 * len(whole), 23):
         path.write_bytes(flipped(whole, bit))
         with pytest.raises(Damaged, match=r"archive\.jsonl: line [123]: ") as refused:
             reclaim(built, Limits(require_archived=True))
