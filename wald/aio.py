@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +31,7 @@ from wald.retention.missing import OnMissing
 from wald.work.commit_loop import CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.deliveries import Refusal
 from wald.work.group import Order
-from wald.work.owner import Leased, Pending
+from wald.work.owner import Delivery, Leased, Pending
 from wald.work.replay import Failure
 
 P = ParamSpec("P")
@@ -269,9 +270,9 @@ class WorkGroup:
     Example::
 
         async with aio.WorkGroup("/var/spool/wald", "orders", "billing") as work:
-            for delivery in await work.lease("worker-1", wait=10):
-                await handle(delivery.record)
-                await work.ack("worker-1", [delivery.sequence])
+            async for job in work.worker("worker-1", wait=1):
+                await handle(job.record)
+                await job.ack()
     """
 
     def __init__(
@@ -334,6 +335,18 @@ class WorkGroup:
     def has_failed(self) -> bool:
         """As :attr:`wald.WorkGroup.has_failed`."""
         return self._work.has_failed
+
+    def worker(
+        self,
+        name: str,
+        *,
+        max_records: int = 1,
+        max_bytes: int = 1 << 20,
+        lease_for: float = 30.0,
+        wait: float = float("inf"),
+    ) -> Worker:
+        """As :meth:`wald.WorkGroup.worker`, but iterate with ``async for``."""
+        return Worker(self, name, max_records, max_bytes, lease_for, wait)
 
     async def lease(
         self,
@@ -427,6 +440,53 @@ class WorkGroup:
     @property
     def _tasks(self) -> _TaskCalls:
         return _opened(self._task_calls)
+
+
+class Job(Delivery):
+    """As :class:`wald.work.group.Job`, with coroutines."""
+
+    worker: Worker
+
+    def __new__(cls, worker: Worker, delivery: Delivery) -> Self:
+        self = super().__new__(cls, delivery.record, delivery.tries)
+        self.worker = worker
+        return self
+
+    async def ack(self) -> bool:
+        return not await self.worker.group.ack(self.worker.name, [self.sequence])
+
+    async def nack(self, delay: float = 0.0, reason: str = "", tries: int | None = None) -> bool:
+        return not await self.worker.group.nack(self.worker.name, [self.sequence], delay, reason, tries)
+
+    async def extend(self, lease_for: float | None = None) -> bool:
+        seconds = self.worker.lease_for if lease_for is None else lease_for
+        return not await self.worker.group.extend(self.worker.name, [self.sequence], seconds)
+
+    async def give_up(self, reason: str, tries: int | None = None) -> bool:
+        return not await self.worker.group.give_up(self.worker.name, [self.sequence], reason, tries)
+
+
+class Worker:
+    """As :class:`wald.work.group.Worker`, for ``async for``."""
+
+    def __init__(
+        self, group: WorkGroup, name: str, max_records: int, max_bytes: int, lease_for: float, wait: float
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.lease_for = lease_for
+        self._wait = wait
+        self._max = max_records, max_bytes
+
+    async def __aiter__(self) -> AsyncIterator[Job]:
+        while leased := await self.group.lease(self.name, *self._max, self.lease_for, self._wait):
+            rest = deque(leased)
+            try:
+                while rest:
+                    yield Job(self, rest.popleft())
+            finally:
+                if rest:
+                    await self.group.nack(self.name, [delivery.sequence for delivery in rest])
 
 
 class _TaskCalls:

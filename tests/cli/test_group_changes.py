@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from logs import Built
 from owning import Owning
-from running import command, eventually, launched, output_of, refusal_of, run
+from running import TIMEOUT_SECONDS, command, eventually, launched, output_of, refusal_of, run
 from tracing import traced
 
+from wald.errors import Refused
 from wald.files.ledger_read import entries_of
-from wald.format.ledger_lines import decode_line, encode_line
+from wald.work.control import ask_owner
 
 
 @pytest.fixture
@@ -49,10 +51,6 @@ def out(log: Built) -> list[int]:
     return [at for each in found for at in range(each["first"], each["last"] + 1) if each["kind"] == "out"]
 
 
-def ask_file(log: Built) -> Path:
-    return log.root.cursor_directory("a") / "g.ask"
-
-
 def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 3)
@@ -60,7 +58,7 @@ def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:
         assert changed(log, "release", "worker-1")["records"] == 3
         assert out(log) == [4, 5]
         assert owner.lease("worker-2", 3) == [1, 2, 3]
-    assert ask_file(log).read_bytes() == b""
+    assert not (log.root.cursor_directory("a") / "g.ask").exists()
 
 
 def test_release_of_a_worker_that_has_nothing_is_refused(log: Built) -> None:
@@ -145,17 +143,30 @@ def test_an_owner_that_hangs_changes_nothing_later(log: Built) -> None:
     assert [entry["event"] for entry in skips(log)] == ["skipping-record", "skip-failed"]
 
 
-def test_what_a_killed_command_has_asked_is_not_carried_out(log: Built) -> None:
+def connected(log: Built) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(TIMEOUT_SECONDS)
+    connection.connect(str(log.root.cursor_directory("a") / "g.ask"))
+    return connection
+
+
+RELEASE = json.dumps({"do": "release", "worker": "worker-1"}).encode()
+
+
+@pytest.mark.parametrize("end", [socket.socket.close, lambda each: each.shutdown(socket.SHUT_RDWR)])
+def test_the_request_of_a_command_that_has_ended_is_not_applied(
+    log: Built, end: Callable[[socket.socket], None]
+) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 2)
         os.kill(owner.pid, signal.SIGSTOP)
-        line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
-        with launched(line) as asking:
-            eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
-            asking.kill()
-        os.kill(owner.pid, signal.SIGCONT)
-        assert changed(log, "release", "worker-1")["records"] == 2
-        assert owner.lease("worker-1", 2) == [1, 2]
+        with connected(log) as asking:
+            asking.send(RELEASE)
+            end(asking)
+            os.kill(owner.pid, signal.SIGCONT)
+            with pytest.raises(Refused):  # a request that the owner answers after the first one
+                ask_owner(log.root, "a", "g", {"do": "skip", "first": 11, "last": 11}, TIMEOUT_SECONDS)
+        assert out(log) == [1, 2]
 
 
 def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
@@ -164,7 +175,7 @@ def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
     os.kill(owner.pid, signal.SIGSTOP)
     line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
     with launched(line, stdout=subprocess.PIPE) as asking:
-        eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
+        eventually(lambda: any(os.readlink(each).startswith("socket:") for each in descriptors(asking.pid)))
         owner.kill()
         said, _ = asking.communicate()
     assert (asking.returncode, said) == (0, b"a/g: skipped: 1 record of 1\n")
@@ -172,23 +183,24 @@ def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
         assert again.lease("worker-1", 1) == [2]
 
 
+def descriptors(process: int) -> list[Path]:
+    return [each for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()]
+
+
 def test_nothing_is_answered_before_it_is_on_disk(log: Built, tmp_path: Path) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 2)
         hang = "inject=fdatasync:delay_enter=60000000"
-        with traced(owner.pid, tmp_path / "trace", hang, threads=True) as trace:
-            line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
-            with launched(line, stdout=subprocess.PIPE) as asking:
-                eventually(lambda: b"taken" in written(log) and "fdatasync" in "".join(trace.calls))
-                assert b"answered" not in written(log)
-                assert asking.poll() is None
-                trace.release()
-                said, _ = asking.communicate()
-        assert said == b"a/g: skipped: 1 record of 1\n"
-
-
-def written(log: Built) -> bytes:
-    return ask_file(log).read_bytes() if ask_file(log).exists() else b""
+        with traced(owner.pid, tmp_path / "trace", hang, threads=True) as trace, connected(log) as asking:
+            asking.send(json.dumps({"do": "skip", "first": 1, "last": 1}).encode())
+            assert asking.recv(100) == b"accepted"
+            eventually(lambda: "fdatasync" in "".join(trace.calls))
+            asking.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                asking.recv(100)
+            asking.settimeout(TIMEOUT_SECONDS)
+            trace.release()
+            assert json.loads(asking.recv(100)) == {"records": 1}
 
 
 def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
@@ -208,40 +220,24 @@ def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("request_", "answer"),
     [
-        b"garbage\n",
-        b"\0" * 5000,
-        b"{" * 100_000 + b"\n",
-        encode_line({"ask": "1", "do": "remove everything"}),
-        encode_line({"ask": "1", "do": "skip", "first": "1", "last": None}),
-        encode_line({"ask": "1", "do": "release", "consumer": ""}),
+        (b"garbage", b""),
+        (b"{" * 50_000, b""),
+        (b"[]", b"does not know this request"),
+        (b'{"do": "remove everything"}', b"does not know this request"),
+        (b'{"do": "skip", "first": "1", "last": null}', b"does not know this request"),
+        (b'{"do": "release", "worker": ""}', b"must be text"),
     ],
 )
-def test_garbage_is_passed_over(log: Built, content: bytes) -> None:
-    """Also if it is locked, as by a command."""
+def test_an_invalid_request_is_refused_and_harms_no_other(log: Built, request_: bytes, answer: bytes) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 2)
-        ask_file(log).write_bytes(content)
-        with ask_file(log).open("r+b") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            if decode_line(content):
-                eventually(lambda: b"error" in ask_file(log).read_bytes())
+        with connected(log) as asking:
+            asking.send(request_)
+            assert asking.recv(100) == (b"accepted" if answer else b"")
+            assert answer in asking.recv(1000)
         assert changed(log, "release", "worker-1")["records"] == 2
-
-
-def test_what_was_withdrawn_first_is_not_carried_out(log: Built) -> None:
-    """The command still holds the lock, as it has not ended yet."""
-    asked = encode_line({"ask": "1", "do": "release", "consumer": "worker-1"})
-    with Owning(log.root.path, "a", "g") as owner:
-        owner.lease("worker-1", 2)
-        ask_file(log).write_bytes(b"")
-        with ask_file(log).open("r+b", buffering=0) as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            held.write(asked + encode_line({"withdrawn": "1"}))
-            eventually(lambda: b"taken" in ask_file(log).read_bytes())
-            assert out(log) == [1, 2]
-        assert b"answered" not in ask_file(log).read_bytes()
 
 
 def test_a_record_that_is_being_given_up_can_be_skipped(log: Built) -> None:

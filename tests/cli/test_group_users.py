@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def test_what_another_consumer_has_planted_is_not_carried_out(root: Path) -> Non
     planted = root / "routes/a/cursors/mine.ask"
     with Owning(root, "a", "mine", before=tuple(ALICE.prefix)) as owner:
         owner.lease("worker-1", 3)
-        planted.write_bytes(b"x")
+        planted.unlink()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(planted))
         os.chown(planted, BOB.user_id, CONSUMERS)
         planted.chmod(0o666)
         code, _, errors = tried(ALICE, "release", "a", "mine", "worker-1", root=root)

@@ -42,6 +42,35 @@ def test_what_is_acknowledged_never_comes_again(built: Built) -> None:
     assert (values(again), tries(again)) == ([b"2"], [2])
 
 
+def test_a_worker_settles_its_jobs_one_by_one(built: Built) -> None:
+    built.columns("a", [b"1", b"2", b"3", b"4"], keys=[b"k", None, None, None], headers=None)
+    with group(built) as work:
+        seen = []
+        for job in work.worker("x", lease_for=60, wait=0):
+            seen.append((job.sequence, job.key, job.value, job.tries))
+            match job.sequence:
+                case 1:
+                    assert job.ack()
+                case 2:
+                    assert job.nack(delay=3600)
+                case 3:
+                    assert job.extend(600)
+                    assert [round(each.left, -1) for each in work.pending()] == [600]
+                    assert job.give_up("it has teeth")
+        assert seen == [(1, b"k", b"1", 1), (2, None, b"2", 1), (3, None, b"3", 1), (4, None, b"4", 1)]
+        assert [each.first for each in work.pending()] == [4]
+
+
+def test_a_worker_that_stops_returns_the_records_that_it_has_not_seen(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with group(built) as work:
+        for job in work.worker("x", max_records=3, wait=30):
+            assert job.ack()
+            break
+        assert sequences(work.lease("y")) == [2, 3]
+        assert tuple(job) == (job.record, job.tries)
+
+
 def test_what_is_acknowledged_with_the_next_lease_never_comes_again(built: Built) -> None:
     built.lines("a", [b"1", b"2", b"3"])
     work = group(built)

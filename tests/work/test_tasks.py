@@ -86,6 +86,26 @@ def test_tasks_can_do_what_threads_can(built: Built) -> None:
         assert sequences(work.lease("x", wait=30)) == [1, 4, 5, 6, 7]
 
 
+def test_a_worker_settles_its_jobs(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            settled = []
+            async for job in work.worker("x", max_records=2, wait=0):
+                match job.value:
+                    case b"1":
+                        settled.append(await job.ack())
+                    case b"2":
+                        settled.append(await job.nack(delay=3600))
+                    case _:
+                        settled += [await job.extend(), await job.give_up("odd")]
+            assert settled == [True] * 4
+            assert work.floor == 1
+
+    run(main())
+
+
 def test_a_cancelled_task_that_waits_gets_nothing(built: Built) -> None:
     built.lines("a", [b"first"])
     built.log.set_cursor("a", 1, "g")

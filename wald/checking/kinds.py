@@ -47,7 +47,7 @@ class FileKind(Enum):
     HANDOVER = "the lock of wald-drain for a group, and the records that it is giving up", rf"{_GROUP}\.drain"
     WORK = "the journal of a work group: acknowledgements above its cursor", rf"{_GROUP}\.work"
     PIN = "the routes that an unfinished handover of a group pins", rf"{_GROUP}\.pin"
-    ASK = "the request of a command to the owner of a work group; usually empty", rf"{_GROUP}\.ask"
+    ASK = "socket of a work group's owner, for commands", rf"{_GROUP}\.ask"
     COMMAND = (
         "the lock of the command that wald-drain runs for a group, and its result",
         rf"{_GROUP}\.command(?:-[0-9]+)?",

@@ -32,14 +32,14 @@ timeout_option = duration_option("--timeout", "10s", "How long to wait for the o
 @click.command("release")
 @route_argument
 @group_argument
-@click.argument("consumer")
+@click.argument("worker")
 @root_option
 @click.option("--force", is_flag=True, help="Also if a command of wald-drain still processes the records.")
 @timeout_option
 @json_option
 @stdout_is_a_report
-def release(root: Path, route: str, group: str, consumer: str, force: bool, timeout: float, as_json: bool) -> None:
-    """Release all records that CONSUMER, a worker, has leased: they are redelivered at once, to any worker.
+def release(root: Path, route: str, group: str, worker: str, force: bool, timeout: float, as_json: bool) -> None:
+    """Release all records that WORKER has leased: they are redelivered at once, to any worker.
 
     For a worker that hangs, if its leases are long. The worker is not stopped, so it may continue alongside the one
     that gets its records. Its later acknowledgements count as long as no other worker has the record. This is refused
@@ -50,24 +50,22 @@ def release(root: Path, route: str, group: str, consumer: str, force: bool, time
 
     log = wald.open(root)
     seen = _changeable(log, route, group)
-    if not count_of(each for each in seen.snapshot.out() if each.worker == consumer):
-        raise NotFound(
-            f"worker {consumer} has no record of {route}/{group}", hint=group_line(log, "pending", seen.file)
-        )
+    if not count_of(each for each in seen.snapshot.out() if each.worker == worker):
+        raise NotFound(f"worker {worker} has no record of {route}/{group}", hint=group_line(log, "pending", seen.file))
     if seen.owner is None:
         raise Refused(
-            f"no process works for {route}/{group}, so worker {consumer} has no records",
+            f"no process works for {route}/{group}, so worker {worker} has no records",
             hint="start its workers: all open records are redelivered",
         )
     if not force:
-        _require_no_command(log, seen, consumer)
-    asked = {"do": "release", "worker": consumer}
-    records = _carried_out(log, seen, asked, lambda work: work.release(consumer), timeout)
+        _require_no_command(log, seen, worker)
+    asked = {"do": "release", "worker": worker}
+    records = _carried_out(log, seen, asked, lambda work: work.release(worker), timeout)
     if as_json:
-        fields = {"route": route, "group": group, "consumer": consumer, "records": records}
+        fields = {"route": route, "group": group, "worker": worker, "records": records}
         click.echo(json_line("group.release", fields))
     else:
-        click.echo(f"{route}/{group}: taken back from {consumer}: {_records(records)}")
+        click.echo(f"{route}/{group}: taken back from {worker}: {_records(records)}")
 
 
 @click.command("skip")
@@ -137,7 +135,7 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
         click.echo("\n".join(map(str, removed)))
 
 
-def _require_no_command(log: Log, seen: GroupStatus, consumer: str) -> None:
+def _require_no_command(log: Log, seen: GroupStatus, worker: str) -> None:
     """
     Raises:
         Refused: a command of ``wald-drain`` has the records of the worker.
@@ -145,10 +143,10 @@ def _require_no_command(log: Log, seen: GroupStatus, consumer: str) -> None:
     from wald.work.ownership import commands_of, worker_name
 
     for each in commands_of([seen]).get(seen.file.path, []):
-        if each.worker is not None and worker_name(each.worker) == consumer:
-            again = group_line(log, "release", seen.file, f"{consumer} --force")
+        if each.worker is not None and worker_name(each.worker) == worker:
+            again = group_line(log, "release", seen.file, f"{worker} --force")
             raise Refused(
-                f"{consumer} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
+                f"{worker} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
                 f"it would continue alongside a second one: {each.words}",
                 hint=f"kill -- -{each.process_group} ends it, its records are redelivered; {again} starts a second",
             )
@@ -192,9 +190,9 @@ def _carried_out(
     """Have something done by the owner; if there is none, here.
 
     Raises:
-        as of :func:`ask`, :class:`WorkGroup` and what ``do`` calls.
+        as of :func:`ask_owner`, :class:`WorkGroup` and what ``do`` calls.
     """
-    from wald.work.control import OwnerGone, ask
+    from wald.work.control import OwnerGone, ask_owner
     from wald.work.group import WorkGroup
     from wald.work.ownership import Ownership
 
@@ -209,7 +207,7 @@ def _carried_out(
         except Locked:
             pass
         try:
-            return ask(log.root, file.route, file.group, asked, seconds)
+            return ask_owner(log.root, file.route, file.group, asked, seconds)
         except OwnerGone:
             continue
 

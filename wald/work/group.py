@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,11 +30,11 @@ from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import Missing, skip_lost
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
-from wald.work.control import Requests
+from wald.work.control import ControlServer
 from wald.work.deliveries import Refusal
 from wald.work.journal import Journal, discard
 from wald.work.maintenance import Maintenance
-from wald.work.owner import FOREVER_SECONDS, Clock, Leased, LeaseOrder, Owner, Pending, Rules
+from wald.work.owner import FOREVER_SECONDS, Clock, Delivery, Leased, LeaseOrder, Owner, Pending, Rules
 from wald.work.ownership import Ownership, require_no_command
 from wald.work.replay import Failure, Replay
 from wald.work.source import Source
@@ -155,9 +156,9 @@ class WorkGroup:
     Example::
 
         with wald.WorkGroup("/var/spool/wald", "orders", "billing") as work:
-            for delivery in work.lease("worker-1", wait=10):
-                handle(delivery.record)
-                work.ack("worker-1", [delivery.sequence])
+            for job in work.worker("worker-1", wait=1):
+                handle(job.record)
+                job.ack()
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class WorkGroup:
                 moves_cursor=not rules.is_strict,
             )
             stack.callback(self._maintenance.close)
-            self._control = Requests(self.log.root, route, self.group, self._apply_command)
+            self._control = ControlServer(self.log.root, route, self.group, self._apply_command)
             stack.callback(self._control.close)
             self._descriptors = journal, ownership
             self._is_inherited, self._is_strict = False, rules.is_strict
@@ -241,6 +242,21 @@ class WorkGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def worker(
+        self,
+        name: str,
+        *,
+        max_records: int = 1,
+        max_bytes: int = 1 << 20,
+        lease_for: float = 30.0,
+        wait: float = float("inf"),
+    ) -> Worker:
+        """Return an iterable of jobs for the worker ``name``; the arguments are those of :meth:`lease`.
+
+        Iteration ends when no record has come for ``wait`` seconds.
+        """
+        return Worker(self, name, max_records, max_bytes, lease_for, wait)
 
     def lease(
         self,
@@ -417,6 +433,7 @@ class WorkGroup:
     def leave_in_child(self) -> None:
         """Close the parent's files; called in the child of a fork, before anything else there."""
         self._is_inherited = True
+        self._control.leave_in_child()
         for each in self._descriptors:
             each.close()
 
@@ -450,6 +467,65 @@ class WorkGroup:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=skip_lost):
                 keys = batch.rows().keys or [None] * batch.count
                 replay.deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
+
+
+class Job(Delivery):
+    """A delivery to a :class:`Worker`.
+
+    The methods return False if the call was rejected because the worker does not have the record any more. A job that
+    is not settled is redelivered when its lease ends.
+    """
+
+    worker: Worker
+
+    def __new__(cls, worker: Worker, delivery: Delivery) -> Self:
+        self = super().__new__(cls, delivery.record, delivery.tries)
+        self.worker = worker
+        return self
+
+    def ack(self) -> bool:
+        """Acknowledge the record; on disk when this returns."""
+        return not self.worker.group.ack(self.worker.name, [self.sequence])
+
+    def nack(self, delay: float = 0.0, reason: str = "", tries: int | None = None) -> bool:
+        """Return the record to the group, as :meth:`WorkGroup.nack` does."""
+        return not self.worker.group.nack(self.worker.name, [self.sequence], delay, reason, tries)
+
+    def extend(self, lease_for: float | None = None) -> bool:
+        """Extend the lease to ``lease_for`` seconds from now; None: those of the worker."""
+        seconds = self.worker.lease_for if lease_for is None else lease_for
+        return not self.worker.group.extend(self.worker.name, [self.sequence], seconds)
+
+    def give_up(self, reason: str, tries: int | None = None) -> bool:
+        """Make the record a dead letter, as :meth:`WorkGroup.give_up` does."""
+        return not self.worker.group.give_up(self.worker.name, [self.sequence], reason, tries)
+
+
+class Worker:
+    """A worker of a group: an iterable of jobs, made by :meth:`WorkGroup.worker`.
+
+    Records that were leased together with the last job are returned to the group when the loop ends before them.
+    """
+
+    def __init__(
+        self, group: WorkGroup, name: str, max_records: int, max_bytes: int, lease_for: float, wait: float
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.lease_for = lease_for
+        self._wait = wait
+        self._max = max_records, max_bytes
+
+    def __iter__(self) -> Iterator[Job]:
+        """Lease records and yield them as jobs."""
+        while leased := self.group.lease(self.name, *self._max, self.lease_for, self._wait):
+            rest = deque(leased)
+            try:
+                while rest:
+                    yield Job(self, rest.popleft())
+            finally:
+                if rest:
+                    self.group.nack(self.name, [delivery.sequence for delivery in rest])
 
 
 def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
