@@ -1,7 +1,8 @@
-"""The measurements behind `make bench`: one module per question, each comparing wald with what people use today.
+"""Measurements behind `make bench`: one module for each section of docs/benchmarks.md, compared with peers.
 
-stage    daemon, data, FIFOs, timing         sockets  requests per second, beside Redis
-pipes    FIFO to log, beside cat, dd, …      reading  sealed segments to bytes and Arrow, first record
-segments sealing and recovery                gate     HTTP, beside the socket, Redis and NATS
-work     work groups, beside other queues    report   rows, medians, goals, the table
+daemon, starting, archives, ledgers, searching, work, gate, page, hostile, spark    the sections
+stage     daemon, data, FIFOs, timing
+report    rows, medians, goals, the table
+brokers, queues    servers that wald is compared with, and their clients and workers
+scan, plain, spent    programs that run in a separate process
 """

@@ -1,15 +1,25 @@
-"""The gate: records over HTTP beside the daemon's own socket, Redis Streams and NATS JetStream; and how fast they come.
+"""The gate: records over HTTP, compared with the daemon's socket, Redis Streams and NATS JetStream, and their latency.
 
-Clients, gate and daemon share the processors. A client is the same program for all: it makes its requests once, and
-only looks at what an answer begins and ends with. HTTP and NATS are reached over TCP, the others over a unix socket.
+Clients, gate and daemon share the processors. All contenders have the same client, which makes its requests once and
+checks only the beginning and the end of an answer. HTTP and NATS are reached over TCP, the others over a unix socket.
+
+Run as a program, it follows a route over HTTP and prints how long records take to arrive:
+
+    gate GATE ADDRESS SECONDS    appends at ADDRESS, the gate or the daemon's socket; prints p50 and p99 in µs
+
+One record is in flight at a time. It is appended up to 20 ms after the previous one has arrived, so that a follower
+cannot know when to look. The time ends when its event arrives.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,7 +27,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks import brokers
-from benchmarks.followers import FOLLOWED
+from benchmarks.brokers import Address, address_of, connected
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.stage import Daemon, Stage, environment, in_python
 
@@ -42,7 +52,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         names = (f"g{number}" for number in count())
 
         def worker(address: object, kind: str) -> float:
-            return float(in_python("workers", address, kind, "hundred", next(names), records, seconds))
+            return float(in_python("queues", address, kind, "hundred", next(names), records, seconds))
 
         values = stage.lines_file(records)
         daemon.feed(values, records)
@@ -57,7 +67,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         }
         if shutil.which("redis-server"):
             redis = stack.enter_context(brokers.redis(stage.fresh(stage.disk)))
-            in_python("workers", redis, "redis", "fill", values, records)
+            in_python("queues", redis, "redis", "fill", values, records)
             leased["Redis Streams"] = partial(worker, redis, "redis")
             many["Redis Streams, 64 a time"] = lambda: _PIPELINED * clients(redis, "redis", 8, _PIPELINED)
             one["Redis Streams"] = partial(clients, redis, "redis", 64, 1)
@@ -65,7 +75,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
             folder = stage.fresh(stage.disk)
             synced = brokers.nats_can_sync(folder)
             nats = brokers.text_of(stack.enter_context(brokers.nats(folder, synced=synced)))
-            in_python("workers", nats, "nats", "fill", values, records)
+            in_python("queues", nats, "nats", "fill", values, records)
             leased[_SYNCED if synced else _UNSYNCED] = partial(worker, nats, "nats")
             one[_SYNCED if synced else _UNSYNCED] = partial(clients, nats, "nats", 64, 1)
         rows = [
@@ -94,7 +104,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
 
 @contextmanager
 def gate(root: Path) -> Iterator[str]:
-    """The HOST:PORT of a gate of the log in ``root``."""
+    """Start a gate of the log in ``root``; yield its HOST:PORT."""
     command = [sys.executable, "-m", "wald_gate", "--root", root, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         try:
@@ -109,7 +119,7 @@ def gate(root: Path) -> Iterator[str]:
 
 
 def _requests(address: object, kind: str, clients: int, records: int, *, seconds: float) -> float:
-    return float(in_python("clients", address, kind, clients, records, seconds))
+    return float(in_python("brokers", address, kind, clients, records, seconds))
 
 
 def _latencies(stage: Stage, address: str, daemon: Daemon, seconds: float) -> list[Row]:
@@ -122,7 +132,7 @@ def _latencies(stage: Stage, address: str, daemon: Daemon, seconds: float) -> li
         found = Samples({"p50": [], "p99": []})
         for _ in range(stage.repeat):
             with _load(address, seconds) if is_busy else ExitStack():
-                times = in_python("followers", address, appended, seconds).split()
+                times = in_python("gate", address, appended, seconds).split()
             for name, value in zip(found.values, times, strict=True):
                 found.values[name].append(float(value))
         rows += [Row(_LATENCY, f"{what}, {name}", "µs", found.median(name)) for name in found.values]
@@ -131,7 +141,63 @@ def _latencies(stage: Stage, address: str, daemon: Daemon, seconds: float) -> li
 
 @contextmanager
 def _load(address: str, seconds: float) -> Iterator[None]:
-    """Clients that fill the gate meanwhile, and somewhat longer."""
-    command = [sys.executable, "-m", "benchmarks.clients", address, "http", "8", str(_BATCH), str(seconds + 1)]
+    """Run clients that fill the gate during the block, and somewhat longer."""
+    command = [sys.executable, "-m", "benchmarks.brokers", address, "http", "8", str(_BATCH), str(seconds + 1)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()):
         yield
+
+
+FOLLOWED = "followed"
+"""The route."""
+_PAUSE_SECONDS = 0.02
+_PATIENCE_SECONDS = 10.0
+
+
+def latencies(gate: Address, address: Address, seconds: float) -> list[float]:
+    """Return the seconds of each record."""
+    chance = random.Random(1)
+    appending = connected(address)
+    over_http = not isinstance(address, str)
+    with _following(gate) as events:
+        found: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            time.sleep(chance.uniform(0, _PAUSE_SECONDS))
+            value = b"record %d" % len(found)
+            began = time.perf_counter()
+            appending.sendall(_request(value, over_http=over_http))
+            _wait_for(events, b'"' + value + b'"')
+            found.append(time.perf_counter() - began)
+            _wait_for(appending, b"}" if over_http else b"\n")
+    return found
+
+
+def _following(gate: Address) -> socket.socket:
+    events = connected(gate)
+    events.settimeout(_PATIENCE_SECONDS)
+    events.sendall(
+        b"GET /v1/routes/%s/records?from=end&format=events HTTP/1.1\r\nHost: [::]\r\n\r\n" % FOLLOWED.encode()
+    )
+    _wait_for(events, b"nothing new")  # sent as soon as it follows
+    return events
+
+
+def _request(value: bytes, *, over_http: bool) -> bytes:
+    if not over_http:
+        return b"PUB %s %d\n%s\n" % (FOLLOWED.encode(), len(value) + 1, value)
+    head = "POST /v1/routes/%s/records HTTP/1.1\r\nHost: [::]\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+    return (head % (FOLLOWED, len(value))).encode() + value
+
+
+def _wait_for(connection: socket.socket, text: bytes) -> None:
+    data = b""
+    while text not in data:
+        more = connection.recv(1 << 16)
+        assert more, data
+        data += more
+
+
+if __name__ == "__main__":
+    gate, address, seconds = sys.argv[1:]
+    times = sorted(latencies(address_of(gate), address_of(address), float(seconds)))
+    print(1e6 * times[len(times) // 2], 1e6 * times[len(times) * 99 // 100])

@@ -1,14 +1,23 @@
-"""A good client beside hostile ones: how long it waits for an OK, and whether it always finds a connection.
+"""A good client alongside hostile ones: how long it waits for an OK, and whether it always gets a connection.
 
-The hostile clients are another user's where root runs this; a good one is the daemon's own user unless a row says
-otherwise. Alone and beside each kind of them take turns. In the second part the limits are the default ones, so the
-hostile clients fill all places that they can get; to a user at its own limit nothing is promised.
+The hostile clients belong to another user if root runs this; a good one to the daemon's user unless a row says
+otherwise. Measurements without and with each kind of them take turns. In the second part the limits are the default
+ones, so the hostile clients use all places that they can get; a user at its own limit has no guarantee.
+
+The clients run in separate processes, which become the user with the id USER:
+
+    hostile SOCKET USER good RECORDS SECONDS    one request at a time; prints the median and the 99th percentile of µs
+    hostile SOCKET USER newcomer SECONDS        a new connection every 100 ms; prints how many got no answer
+    hostile SOCKET USER idle|half|mute|storm COUNT    prints a line when all are connected, and stays until stdin ends
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +27,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.brokers import wald_exchange
 from benchmarks.report import Goal, Row, Samples
-from benchmarks.stage import Daemon, Stage, environment
+from benchmarks.stage import ROUTE, Daemon, Stage, environment
 
 _GROUP = "One good client beside hostile ones, on disk"
 _PLACES = "New connections beside hostile ones, default limits"
@@ -80,7 +90,7 @@ def _latency(stage: Stage, seconds: float) -> list[Row]:
 
 
 def _places(stage: Stage, seconds: float) -> list[Row]:
-    """Connections without an answer: of the daemon's own user, of another, and of the hostile ones' own."""
+    """Return the connections without an answer: of the daemon's user, of another, and of the hostile clients' user."""
     rows = []
     for kind, (_, words) in _KINDS.items():
         with _daemon(stage) as daemon, _hostile(_other(_OTHER_USER), daemon.socket, kind, _CROWD):
@@ -118,7 +128,7 @@ def _hostile(user_id: int, path: Path, kind: str, count: int) -> Iterator[None]:
 
 
 def _calm(daemon: Daemon) -> None:
-    """Return when nothing of what hostile clients have sent is left to be taken."""
+    """Wait until the daemon has processed everything that hostile clients have sent."""
     with daemon.connect() as producer:
         before = -1
         while (records := json.loads(producer.command("STAT"))["records"]) != before:
@@ -127,5 +137,123 @@ def _calm(daemon: Daemon) -> None:
 
 
 def _start(user_id: int, path: Path, *words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.crowd", *map(str, (path, user_id, *words))]
+    command = [sys.executable, "-m", "benchmarks.hostile", *map(str, (path, user_id, *words))]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+_LARGE = 64 << 20
+_KEPT = 200 << 10  # a payload of this length is awaited in memory
+_NEWCOMER_SECONDS = 0.1
+_TRICKLE_SECONDS = 1.0
+
+
+def good(path: str, records: int, seconds: float) -> tuple[float, float]:
+    request = wald_exchange(records).request
+    times: list[float] = []
+    connection = _connect(path)
+    connection.sendall(b"PING\n")
+    connection.recv(100)  # it has a place: how long that takes is a newcomer's affair
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        connection.sendall(request)
+        reply = connection.recv(1 << 16)
+        times.append(time.perf_counter() - began)
+        if not reply.startswith(b"OK "):
+            raise SystemExit(f"refused: {reply[:200]!r}")
+    times.sort()
+    return 1e6 * times[len(times) // 2], 1e6 * times[len(times) * 99 // 100]
+
+
+def newcomer(path: str, seconds: float) -> int:
+    """Return the number of new connections that got no answer."""
+    refused = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with _connect(path) as connection:
+                connection.sendall(b"PING\n")
+                refused += connection.recv(100) != b"OK pong\n"
+        except OSError:
+            refused += 1
+        time.sleep(_NEWCOMER_SECONDS)
+    return refused
+
+
+def idle(path: str, count: int) -> Iterator[None]:
+    connections = [_connect(path) for _ in range(count)]
+    yield
+    del connections
+
+
+def half(path: str, count: int) -> Iterator[None]:
+    """Send only a line, half of the payload, or a byte each second: a third of the connections each."""
+    route = ROUTE.encode()
+    announced = b"PUB %s %d\n" % (route, _LARGE)
+    begun = b"PUB %s %d\n" % (route, _KEPT) + bytes(_KEPT // 2)
+    connections = [_connect(path) for _ in range(count)]
+    for number, connection in enumerate(connections):
+        connection.settimeout(_TRICKLE_SECONDS)
+        with contextlib.suppress(OSError):  # refused
+            connection.sendall(begun if number % 3 == 1 else announced)
+    while True:
+        yield
+        for connection in connections[2::3]:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"x")
+
+
+def mute(path: str, count: int) -> Iterator[None]:
+    """Send requests as long as the socket accepts some, and read no reply."""
+    request = wald_exchange(1).request
+    connections = [_connect(path) for _ in range(count)]
+    for connection in connections:
+        connection.setblocking(False)
+    while True:
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                while connection.send(request * 100):
+                    pass
+        yield
+
+
+def storm(path: str, count: int) -> Iterator[None]:
+    """Connect and disconnect, ``count`` at a time."""
+    while True:
+        connections = [_connect(path) for _ in range(count)]
+        yield
+        for connection in connections:
+            connection.close()
+
+
+HOSTILE: dict[str, tuple[Callable[[str, int], Iterator[None]], float]] = {
+    "idle": (idle, _TRICKLE_SECONDS),
+    "half": (half, _TRICKLE_SECONDS),
+    "mute": (mute, 0.01),
+    "storm": (storm, 0.0),
+}
+"""Behaviour of each kind, and its pause between two steps."""
+
+
+def stay(steps: Iterator[None], rest: float) -> None:
+    next(steps)
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], rest)[0]:
+        next(steps, None)
+
+
+def _connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return connection
+
+
+if __name__ == "__main__":
+    path, user_id, kind, *words = sys.argv[1:]
+    os.setuid(int(user_id))  # here, because other users may not be able to run this interpreter
+    if kind == "good":
+        print(*good(path, int(words[0]), float(words[1])))
+    elif kind == "newcomer":
+        print(newcomer(path, float(words[0])))
+    else:
+        act, rest = HOSTILE[kind]
+        stay(act(path, int(words[0])), rest)

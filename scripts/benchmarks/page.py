@@ -1,7 +1,7 @@
-"""The gate's page on a large log, 10,000 segments and 1,000 routes, in Debian's Chromium, while records come.
+"""The gate's page on a log of 10,000 segments and 1,000 routes, in Debian's Chromium, while records arrive.
 
-How long a view takes from the click to its first paint, and how long an update keeps the main thread of the page. The
-browser, the gate, the daemon and the client that sends share the processors.
+Measures the time of a view from the click to its first paint, and the time that an update blocks the main thread of the
+page. The browser, the gate, the daemon and the sending client share the processors.
 """
 
 from __future__ import annotations

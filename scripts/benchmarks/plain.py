@@ -1,7 +1,7 @@
-"""The daemon with one thing changed: bytes leave a pipe when they are looked at, not when they are on disk.
+"""The daemon with one change: bytes leave a pipe when they are read, not when they are on disk.
 
-What `read(2)` would cost instead of `tee(2)` and a second read, in an otherwise identical round. It loses bytes when it
-is killed, which is the point. Run as a program: the daemon on the root given with --root.
+Shows the cost of `read(2)` compared with `tee(2)` and a second read, in an otherwise identical round. It loses bytes
+when it is killed, which is the point. Run as a program: the daemon on the root given with --root.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHORT_BYTES = 4096
 
 
 class PlainScratch(Scratch):
-    """Reads at once; bytes that a round does not commit are kept for the next."""
+    """Scratch that reads at once, and keeps bytes that a round does not commit for the next."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows of the table: what was measured, ours and theirs, the ratio, and the goal with whether it was reached."""
+"""Rows of the table: measurements of wald and of a peer, their ratio, and whether it reaches the goal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True)
 class Goal:
-    """What the design promises of a number: of the ratio ours / peer, or, without a peer, of ours.
+    """Promise about a number: about the ratio wald / peer, or, without a peer, about wald's number.
 
     Attributes:
-        bound: the ratio or number that is to be reached; with ``at_most``, not to be passed.
+        bound: the smallest allowed value; with ``at_most`` the largest.
     """
 
     bound: float
@@ -27,7 +27,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One line.
+    """One line of the table.
 
     Attributes:
         ours, theirs: medians, in ``unit``.
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass
 class Samples:
-    """Repeated measurements of several contenders, which take turns so that what disturbs one disturbs all."""
+    """Repeated measurements of several contenders, which take turns so that a disturbance affects all."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Samples:
         return min(self.values[name]), max(self.values[name])
 
     def rows(self, group: str, unit: str, ours: tuple[str, str], goals: dict[str, Goal | None]) -> list[Row]:
-        """One row per peer in ``goals`` that was measured; ``ours`` is our contender and what it does, in words."""
+        """Return a row for each peer in ``goals`` that was measured; ``ours`` is our contender and its description."""
         name, what = ours
         return [
             Row(group, what, unit, self.median(name), peer, self.median(peer), goal, self.spread(name))
@@ -88,7 +88,7 @@ class Samples:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For people, and for a README."""
+    """Format rows for people, and for a README."""
     lines = []
     group = ""
     for row in rows:

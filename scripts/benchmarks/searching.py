@@ -1,15 +1,15 @@
-"""`wald read --grep` on sealed segments and `zstdcat | grep -F`: a string nowhere, in few or in all records."""
+"""`wald read --grep` on sealed segments, compared with `zstdcat | grep -F`: a string in no, few or all records."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 
-from benchmarks.reading import sealed_root
+from benchmarks.daemon import sealed_root
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.stage import Stage, timed
 
-_COPIES = 4  # of the lines, so that a search is long beside its start
+_COPIES = 4  # of the lines, so that a search takes much longer than its start
 _PATTERNS = (("nowhere", "not-there-at-all"), ("in few records", '" 503 7777'), ("in every record", "GET"))
 
 
@@ -26,7 +26,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     missing = [name for name in ("zstdcat", "grep") if not shutil.which(name)]
     rows = []
     for where, pattern in _PATTERNS:
-        # A shell, because nothing found is no failure here.
+        # A shell, because exit code 1 for no match must not fail.
         ours = f"{sys.executable} -m wald --root {root} read --prefix -F --grep '{pattern}' || test $? = 1"
         theirs = f"zstdcat {segments} | grep -aF '{pattern}' || test $? = 1"
         contenders = {"wald read --grep": lambda ours=ours: rate / timed(["sh", "-c", ours])}

@@ -1,31 +1,36 @@
-"""The data source and the jobs on Spark, beside Spark's own readers on the same records; one session, two threads.
+"""The data source and the jobs on Spark, compared with Spark's own readers; one session, two threads.
 
-count, export     beside spark.read.text on the same lines in .zst files
-JSON              parsed in the worker, beside from_json on the values; and with many bad values
-latest per key    wald-compact, beside the same through the data source
-audit             by itself
-narrow queries    a thousand sequences, a second, a quiet route of 100: beside all of a log, and beside 1 % of one
-memory            the most that a worker has had resident, over a log and over a tenth of it
+count, export     compared with spark.read.text on the same lines in .zst files
+JSON              parsed in the worker, compared with from_json on the values; and with many bad values
+latest per key    wald-compact, compared with the same through the data source
+audit             without a peer
+narrow queries    a thousand sequences, a second, a quiet route of 100: compared with a whole log, and with 1 % of one
+memory            peak of a worker, over a log and over a tenth of it
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+import wald
 from benchmarks.report import Goal, Row, Samples
-from benchmarks.sparkdata import QUIET, json_lines, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
-from benchmarks.stage import Stage
+from benchmarks.stage import ROUTE, Daemon, Stage, in_python
 from wald.files.disk import Disk
+from wald.format.records import encode_columns
+from wald.log import Log
 from wald_spark.audit.command import audit, plan
 from wald_spark.commands import locked_by
 from wald_spark.compact.job import Compactor, Generations
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
     from wald.log import Log
 
+
 MASTER = "local[2]"
 JSON_DDL = "host STRING, status INT, amount DOUBLE"
 EXPORT_BYTES = 128 << 20  # the command's default
@@ -52,9 +58,10 @@ _NARROW_REPEAT = 5  # they take a fraction of a second
 
 
 def measure(stage: Stage, whole_bytes: int, large_bytes: int) -> list[Row]:
-    """
+    """Measure everything.
+
     Args:
-        whole_bytes: of the logs that are read whole; ``large_bytes``: of the one in which little is looked for.
+        whole_bytes: size of the logs that are read whole; ``large_bytes``: of the one that is searched.
     """
     data = stage.disk / "lines"
     lines = write_lines(data, whole_bytes)
@@ -83,7 +90,7 @@ class _Bench:
         self._stage = stage
 
     def whole(self, log: Log, text: Path, megabytes: float) -> list[Row]:
-        """What reads all of a log."""
+        """Measure readers of a whole log."""
         from pyspark.sql.functions import from_json
 
         parsed = self._load(log, schema=f"json STRUCT<{JSON_DDL}>")
@@ -95,7 +102,7 @@ class _Bench:
             "export": lambda: self._export(log),
             "text export": lambda: self._write(self._spark.read.text(str(text))),
             "source export": lambda: self._write(self._load(log)),
-            # A frame each time: one that was collected before keeps what it had shuffled.
+            # A new frame each time: a collected one caches its shuffle.
             "json": lambda: _grouped(parsed).collect(),
             "from_json": lambda: _grouped(values).collect(),
             "audit": lambda: self._audit(log),
@@ -111,13 +118,13 @@ class _Bench:
         return rows
 
     def tasks(self, log: Log) -> list[Row]:
-        """How many tasks share a segment."""
+        """Count the tasks that share a segment."""
         count = self._load(log, maxBytesPerPartition="8MiB").rdd.getNumPartitions()
         segments = len(list(log.root.segments.glob("*.zst")))
         return [Row(_GROUP, "tasks for a segment, 8 MiB each", "tasks", count / segments, goal=Goal(2))]
 
     def memory(self, log: Log) -> list[Row]:
-        """Workers over all of a log, and over a tenth of it."""
+        """Measure workers over a whole log, and over a tenth of it."""
         head = log.head()
         assert head is not None
         peaks = []
@@ -130,7 +137,7 @@ class _Bench:
         ]
 
     def latest(self, log: Log, megabytes: float) -> list[Row]:
-        """The latest value of each key."""
+        """Measure the latest value of each key."""
         from pyspark.sql.functions import max_by
 
         source = self._load(log, schema="key BINARY, seq BIGINT, value BINARY")
@@ -142,7 +149,7 @@ class _Bench:
         return samples.rows(_GROUP, "MB/s", ("compact", "wald-compact, 200,000 keys"), {"source": Goal(1.5)})
 
     def narrow(self, large: Log, hundredth: Log) -> list[Row]:
-        """Queries of a few records out of many; seconds."""
+        """Measure queries of a few records out of many, in seconds."""
         rows = []
         logs = {"large": large, "hundredth": hundredth}
         scan = _seconds(self._load(large).count)
@@ -166,7 +173,7 @@ class _Bench:
         return (reader.schema(schema) if schema else reader).load(str(log.root.path))
 
     def _rates(self, contenders: dict[str, Callable[[], object]], megabytes: float) -> Samples:
-        """MB/s of each; the first round, in which the JVM compiles, does not count."""
+        """Return the MB/s of each; the first round, in which the JVM compiles, does not count."""
         for run in contenders.values():
             run()
         measured = {name: lambda run=run: megabytes / _seconds(run) for name, run in contenders.items()}
@@ -190,7 +197,7 @@ class _Bench:
 
     @contextmanager
     def _output(self, job: str) -> Iterator[Path]:
-        """A new directory for the output of a job, locked."""
+        """Yield a new directory for the output of a job, locked."""
         out = self._stage.fresh(self._stage.disk)
         with locked_by(job, private(out), Disk()):
             yield out
@@ -203,7 +210,7 @@ class _Bench:
 
 
 def _bad_json(repeat: int) -> Row:
-    """The parser of JSON on one core, in this process, with a field of another type in every tenth value."""
+    """Measure the parser of JSON on one core, in this process, with a field of another type in every tenth value."""
     values = [
         line.replace(b'"status":', b'"status":"bad","code":') if number % 10 == 0 else line
         for number, line in enumerate(json_lines(BATCH_BYTES).splitlines())
@@ -231,7 +238,7 @@ def _middle(log: Log) -> dict[str, object]:
 
 
 def _moment(log: Log) -> dict[str, object]:
-    """A millisecond, which holds a batch or some."""
+    """Return a millisecond that contains one or more batches."""
     head = log.head()
     assert head is not None
     at = next(iter(log.batches(start=head.sequence // 2))).append_time_ns // 1_000_000
@@ -246,7 +253,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @contextmanager
 def _largest_worker() -> Iterator[Callable[[], int]]:
-    """The most bytes that any Python worker below this process has resident meanwhile."""
+    """Track the peak memory of the Python workers below this process."""
     stop, largest = threading.Event(), 0
 
     def watch() -> None:
@@ -264,7 +271,7 @@ def _largest_worker() -> Iterator[Callable[[], int]]:
 
 
 def _workers() -> Iterator[Path]:
-    """The Python processes that Spark has started below this one."""
+    """Yield the Python processes that Spark has started below this one."""
     status = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/status")}
     parents = {pid: _status(path, "PPid:") for pid, path in status.items()}
     for pid, path in status.items():
@@ -276,7 +283,7 @@ def _workers() -> Iterator[Path]:
 
 
 def _status(path: Path, field: str) -> int:
-    """A number of /proc/PID/status; 0 when the process has ended."""
+    """Return a number of /proc/PID/status; 0 if the process has ended."""
     try:
         return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(field)), 0)
     except (FileNotFoundError, ProcessLookupError):
@@ -288,3 +295,106 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+SEGMENT_BYTES = 64 << 20
+ROUTES = 100
+QUIET = "quiet"
+_BLOCK_BYTES = 32 << 20  # generated once and repeated; tasks and frames are smaller, so repetition does not help
+_KEYS = 200_000
+_REQUEST_BYTES = 96 << 10
+_QUIET_TIMES = 10
+_PART_LINES = "64m"
+
+
+def json_lines(length: int = _BLOCK_BYTES) -> bytes:
+    """Return about this number of bytes of JSON objects, 160 bytes each."""
+    chance = random.Random(4)
+    hosts = [f"host{number:03d}.example.org" for number in range(200)]
+    lines: list[str] = []
+    written = 0
+    while written < length:
+        at = f"10:{chance.randrange(60):02d}:{chance.randrange(60):02d}"
+        status, amount = chance.choice((200, 200, 200, 304, 404, 500)), chance.uniform(0, 1000)
+        line = (
+            f'{{"time":"2026-11-21T{at}Z","host":"{chance.choice(hosts)}","status":{status},"amount":{amount:.3f},'
+            f'"user":{chance.randrange(10**6)},"path":"/api/v1/{chance.getrandbits(32):x}"}}\n'
+        )
+        lines.append(line)
+        written += len(line)
+    return "".join(lines).encode()
+
+
+def write_lines(path: Path, length: int) -> int:
+    """Write about ``length`` bytes of JSON lines to a file; return the number of lines."""
+    block, written, lines = json_lines(min(length, _BLOCK_BYTES)), 0, 0
+    with path.open("wb") as file:
+        while written < length:
+            written += file.write(block)
+            lines += block.count(b"\n")
+    return lines
+
+
+def log_of_lines(root: Path, data: Path, lines: int) -> Log:
+    """Append every line of ``data`` to one route, through its FIFO."""
+    with Daemon(root, segment_max_bytes=SEGMENT_BYTES) as daemon:
+        daemon.feed(data, lines)
+    return sealed(root)
+
+
+def text_of_lines(place: Path, data: Path) -> Path:
+    """Write the same lines as Spark's own reader expects them: ``.zst`` files of 64 MiB each."""
+    place.mkdir()
+    command = ["split", "-C", _PART_LINES, "--filter", 'zstd -3 -q > "$FILE.zst"', data, place / "part-"]
+    subprocess.run(command, check=True)
+    return place
+
+
+def log_of_keys(root: Path, length: int) -> Log:
+    """Append about this number of bytes of keyed records: 200,000 keys in turn."""
+    values = json_lines().splitlines()
+    chance = random.Random(5)
+    requests: list[bytes] = []
+    for start in range(0, len(values) - 1000, 1000):
+        part = values[start : start + 1000]
+        keys = [b"user-%06d" % chance.randrange(_KEYS) for _ in part]
+        requests.append(encode_columns(part, keys=keys))
+    with Daemon(root, segment_max_bytes=SEGMENT_BYTES) as daemon, daemon.connect() as producer:
+        sent = 0
+        for payload in cycle(requests):
+            producer.publish(ROUTE, payload, columns=True)
+            sent += len(payload)
+            if sent >= length:
+                break
+        producer.flush()
+    return sealed(root)
+
+
+def log_of_routes(root: Path, length: int) -> Log:
+    """Append about this number of bytes to 100 routes in turn; one of them has ten short bursts."""
+    block = json_lines()
+    starts = range(0, len(block) - _REQUEST_BYTES, _REQUEST_BYTES)
+    requests = [
+        block[block.find(b"\n", start) + 1 : block.rfind(b"\n", 0, start + _REQUEST_BYTES) + 1] for start in starts
+    ]
+    with Daemon(root, segment_max_bytes=SEGMENT_BYTES) as daemon, daemon.connect() as producer:
+        names = [f"busy-{number:02d}" for number in range(ROUTES - 1)]
+        for name in (*names, QUIET):
+            producer.command("ROUTE", "ADD", name)
+        sent = bursts = 0
+        for request, name in zip(cycle(requests), cycle([name for name in names for _ in range(10)]), strict=False):
+            producer.publish(name, request)
+            sent += len(request)
+            if sent * _QUIET_TIMES >= length * bursts:
+                producer.publish(QUIET, requests[bursts])
+                bursts += 1
+            if sent >= length:
+                break
+        producer.flush()
+    return sealed(root)
+
+
+def sealed(root: Path) -> Log:
+    """Return the log with every segment sealed."""
+    in_python("scan", root, "seal")
+    return wald.open(root)

@@ -1,6 +1,6 @@
-"""Run a program, then print how many seconds it took and how much memory it had at most, in bytes.
+"""Run a program, then print its duration in seconds and its peak memory in bytes.
 
-A process of its own, and a small one: for Linux a child begins with the peak of its parent.
+A separate and small process: on Linux a child begins with the peak of its parent.
 
     spent PROGRAM [WORD …]     the last line is SECONDS BYTES
 """

@@ -1,4 +1,4 @@
-"""What measurements need: a daemon in a fresh root, the same data for all contenders, a FIFO and its producer."""
+"""Setting of the measurements: a daemon in a fresh root, the same data for all contenders, a FIFO and its producer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TMPFS_MAGIC = 0x01021994
 
 @dataclass
 class Stage:
-    """Two places to write, the data, and how often things are measured.
+    """Two places to write, the data, and the number of repetitions.
 
     Attributes:
         memory: a directory on tmpfs, or None.
@@ -47,13 +47,13 @@ class Stage:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def fresh(self, where: Path) -> Path:
-        """A new directory below ``where``."""
+        """Create a directory below ``where``."""
         path = where / f"{next(self._numbers)}"
         path.mkdir()
         return path
 
     def lines_file(self, lines: int) -> Path:
-        """A file of the first lines of the data."""
+        """Create a file of the first lines of the data."""
         path = self.fresh(self.fast) / "lines"
         with self.data.open("rb") as data, path.open("wb") as file:
             file.writelines(islice(data, lines))
@@ -61,7 +61,7 @@ class Stage:
 
     @property
     def one_segment(self) -> dict[str, object]:
-        """Settings under which all of the data goes into one segment: nothing is cut, and so nothing sealed."""
+        """Settings that put all of the data into one segment, so that nothing is cut or sealed."""
         return {"segment_max_bytes": self.data_bytes + self.data_bytes // 50 + (1 << 20)}
 
     @property
@@ -71,7 +71,7 @@ class Stage:
 
 @contextmanager
 def set_up(megabytes: int, repeat: int, quick: bool) -> Iterator[Stage]:
-    """Make the places and the data, and remove them afterwards."""
+    """Create the places and the data, and remove them afterwards."""
     name = f"wald-bench-{os.getpid()}"
     shared = Path("/dev/shm")
     memory = shared / name if shared.is_dir() and os.access(shared, os.W_OK) and is_tmpfs(shared) else None
@@ -96,7 +96,7 @@ def is_tmpfs(path: Path) -> bool:
 
 
 def generate(path: Path, length: int) -> tuple[int, int]:
-    """Write about ``length`` bytes of lines of about 122 bytes, like an access log's; returns bytes and lines."""
+    """Write about ``length`` bytes of lines of about 122 bytes, like an access log's; return bytes and lines."""
     chance = random.Random(1)
     pages = [f"/{chance.choice('abcdefgh')}/{chance.getrandbits(40):x}.html" for _ in range(5000)]
     agents = [
@@ -127,7 +127,7 @@ def generate(path: Path, length: int) -> tuple[int, int]:
 
 
 class Daemon:
-    """`wald run` on a fresh root with one route, as a process of its own."""
+    """`wald run` on a fresh root with one route, as a separate process."""
 
     def __init__(self, root: Path, *, command: list[str] | None = None, **settings: object) -> None:
         self.root = root
@@ -175,30 +175,30 @@ class Daemon:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (head := log.head()) is None or head.sequence < sequence:
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"the head stands at {head.sequence if head else 0}, not at {sequence}")
+                raise RuntimeError(f"the head is at {head.sequence if head else 0}, not at {sequence}")
             time.sleep(0.0005)
 
     def feed(self, data: Path, lines: int) -> float:
-        """Seconds from the start of the producer until everything it wrote is durable."""
+        """Return the seconds from the start of the producer until everything it wrote is durable."""
         began = time.perf_counter()
         with produce(data, self.fifo):
             self.wait_for(lines)
             return time.perf_counter() - began
 
     def peak_bytes(self) -> int:
-        """The most memory it has had resident."""
+        """Return its peak resident memory."""
         return peak_bytes(self.process.pid)
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had resident since it began to run its program; 0 when it has ended."""
+    """Return a process's peak resident memory since it began to run its program; 0 if it has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 @contextmanager
 def produce(data: Path, fifo: Path) -> Iterator[None]:
-    """The producer of every contender: `cat DATA > FIFO`."""
+    """Run the producer of every contender: `cat DATA > FIFO`."""
     with subprocess.Popen(["sh", "-c", 'exec cat "$1" > "$2"', "sh", data, fifo]) as process:
         yield
         process.wait()
@@ -210,13 +210,13 @@ def environment() -> dict[str, str]:
 
 
 def in_python(module: str, *words: object) -> str:
-    """Run a module of this package in a fresh interpreter; returns what it printed."""
+    """Run a module of this package in a fresh interpreter; return its output."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, words)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment()).stdout
 
 
 def timed(command: list[object] | str, *, shell: bool = False) -> float:
-    """Seconds a command takes; it must succeed, and its output is thrown away."""
+    """Return the seconds a command takes; it must succeed, and its output is discarded."""
     began = time.perf_counter()
     words = command if isinstance(command, str) else [str(word) for word in command]
     subprocess.run(words, shell=shell, check=True, stdout=subprocess.DEVNULL, env=environment())

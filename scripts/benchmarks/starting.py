@@ -1,4 +1,4 @@
-"""The start of a short command, which shells and cron pay thousands of times, compared with `python -c pass`."""
+"""Start of a short command, which shells and cron pay thousands of times, compared with `python -c pass`."""
 
 from __future__ import annotations
 

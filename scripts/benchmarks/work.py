@@ -1,14 +1,23 @@
-"""Work groups beside Redis Streams, NATS JetStream and beanstalkd, and what an owner with many open records costs.
+"""Work groups compared with Redis Streams, NATS JetStream and beanstalkd, and the cost of many open records.
 
 All have the same records and answer an acknowledgement once it is synced, except a NATS server before 2.10, which
-cannot: its row says so. For wald the workers are threads of the owner; the others are reached over a socket, by the
-workers of `queues` and `workers`. 64 workers are tasks or connections of one loop, or threads: like beside like.
+cannot: its row says so. The workers of wald are threads of the owner; the others are reached over a socket, by the
+workers of `queues`. 64 workers are tasks or connections of one loop, or threads, and compared with the same.
+
+Run as a program, it is an owner of a work group on the route of the benchmarks:
+
+    work ROOT GROUP half ORDER RECORDS SPARE     leases RECORDS and acknowledges every second one, then leases others
+    work ROOT GROUP again ORDER RECORDS SPARE    leases redelivered records, in a process after that one
+    work ROOT GROUP through LEASED               leases and acknowledges all records, LEASED at a time
+
+The last thing each does is to print an object of JSON. It ends as a killed process does: nothing is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -21,9 +30,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import wald
 from benchmarks import brokers
 from benchmarks.report import Goal, Row, Samples
-from benchmarks.stage import ROUTE, Daemon, Stage, environment, in_python
+from benchmarks.stage import ROUTE, Daemon, Stage, environment, in_python, peak_bytes
 from wald.format.names import WORK_SUFFIX
 
 _HUNDRED = "100 records a lease, one worker, on disk"
@@ -50,7 +60,7 @@ def _beside(stage: Stage) -> tuple[list[Row], list[str]]:
     names = (f"g{number}" for number in count())
 
     def worker(address: object, kind: str, what: str) -> float:
-        return float(in_python("workers", address, kind, what, next(names), records, seconds))
+        return float(in_python("queues", address, kind, what, next(names), records, seconds))
 
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(stage.fresh(stage.disk), **stage.one_segment))
@@ -62,7 +72,7 @@ def _beside(stage: Stage) -> tuple[list[Row], list[str]]:
         }
         if shutil.which("redis-server"):
             redis = stack.enter_context(brokers.redis(stage.fresh(stage.disk)))
-            in_python("workers", redis, "redis", "fill", data, records)
+            in_python("queues", redis, "redis", "fill", data, records)
             hundred["Redis Streams"] = partial(worker, redis, "redis", "hundred")
             single["Redis, a loop"] = partial(worker, redis, "redis", "loop")
             single["Redis, 64 threads"] = partial(worker, redis, "redis", "threads")
@@ -71,7 +81,7 @@ def _beside(stage: Stage) -> tuple[list[Row], list[str]]:
             synced = brokers.nats_can_sync(folder)
             host, port = stack.enter_context(brokers.nats(folder, synced=synced))
             nats = f"{host}:{port}"
-            in_python("workers", nats, "nats", "fill", data, records)
+            in_python("queues", nats, "nats", "fill", data, records)
             hundred[_NATS if synced else _NATS_UNSYNCED] = partial(worker, nats, "nats", "hundred")
         if shutil.which("beanstalkd"):
             tube = stack.enter_context(brokers.beanstalkd(stage.fresh(stage.disk)))
@@ -97,18 +107,18 @@ def _beside(stage: Stage) -> tuple[list[Row], list[str]]:
 
 
 def _with_ours(rows: list[Row], samples: Samples, group: str) -> list[Row]:
-    """Ours, which is worth showing without a peer, too."""
+    """Return our number, which is worth showing without a peer."""
     return [] if rows else [Row(group, "lease and acknowledge", "records/s", samples.median("wald"))]
 
 
 def _beanstalkd(tube: Path, data: Path, records: int, seconds: float) -> float:
-    """An acknowledged job is gone, so there have to be new ones each time."""
-    in_python("workers", tube, "beanstalkd", "fill", data, records)
-    return float(in_python("workers", tube, "beanstalkd", "hundred", "-", records, seconds))
+    """Measure with new jobs, because an acknowledged job is gone."""
+    in_python("queues", tube, "beanstalkd", "fill", data, records)
+    return float(in_python("queues", tube, "beanstalkd", "hundred", "-", records, seconds))
 
 
 def _half(stage: Stage, order: str) -> list[Row]:
-    """An owner of many open records that ends like a killed one, and the one after it."""
+    """Measure an owner of many open records that ends as if killed, and its successor."""
     records, spare = (50_000, 110_000) if stage.quick else (1_000_000, 110_000)
     group = f"{records:,} delivered, every second one acknowledged" + (" by key" if order == "key" else "")
     root = _filled(stage, order, records + spare)
@@ -117,9 +127,9 @@ def _half(stage: Stage, order: str) -> list[Row]:
     sizes = []
     for number in range(stage.repeat):
         name = f"{_GROUP}-{number}"
-        runs.append(_owner(root, name, "half", order, records, spare))
+        runs.append(_run_owner(root, name, "half", order, records, spare))
         sizes.append(_journal_bytes(root, name) / 2**20)
-        again.append(_owner(root, name, "again", order, records, spare))
+        again.append(_run_owner(root, name, "again", order, records, spare))
     shutil.rmtree(root)
     of_log = order == "log"
     ms, mib, seconds = (Goal(bound, at_most=True) if of_log else None for bound in (5, 64, 1))
@@ -147,7 +157,7 @@ def _median(runs: list[dict[str, Any]], name: str) -> float:
 
 
 def _filled(stage: Stage, order: str, records: int) -> Path:
-    """A root with so many records, and no daemon."""
+    """Make a root with this number of records, without a daemon."""
     root = stage.fresh(stage.disk)
     with Daemon(root) as daemon:
         if order == "log":
@@ -166,14 +176,14 @@ def _filled(stage: Stage, order: str, records: int) -> Path:
     return root
 
 
-def _owner(root: Path, *words: object) -> dict[str, Any]:
+def _run_owner(root: Path, *words: object) -> dict[str, Any]:
     before = time.monotonic()
-    found = json.loads(in_python("owners", root, *words))
+    found = json.loads(in_python("work", root, *words))
     return found | {"with_start": found.get("at", before) - before}
 
 
 def _through(stage: Stage) -> list[Row]:
-    """The largest size of the journal while everything is acknowledged in order."""
+    """Measure the largest size of the journal while everything is acknowledged in order."""
     records = 300_000 if stage.quick else 10_000_000
     root, path = stage.fresh(stage.disk), stage.fresh(stage.fast) / "lines"
     with path.open("wb") as file:
@@ -183,7 +193,7 @@ def _through(stage: Stage) -> list[Row]:
         daemon.feed(path, records)
     path.unlink()
     largest = 0
-    command = [sys.executable, "-m", "benchmarks.owners", root, _GROUP, "through", str(_LEASED)]
+    command = [sys.executable, "-m", "benchmarks.work", root, _GROUP, "through", str(_LEASED)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
         while process.poll() is None:
             largest = max(largest, _journal_bytes(root, _GROUP))
@@ -200,9 +210,74 @@ def _through(stage: Stage) -> list[Row]:
 
 
 def _journal_bytes(root: Path, group: str) -> int:
-    """With the new one while it is written anew."""
+    """Return the size, including the new journal while it is rewritten."""
     total = 0
     for path in (root / "routes" / ROUTE / "cursors").glob(f"{group}{WORK_SUFFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size
     return total
+
+
+_WORKER = "worker-1"
+_BATCH = 100
+_LEASES = 500  # or fewer, so that not all that is open is leased
+_LEASES_SECONDS = 10.0
+_LONG_SECONDS = 3600.0
+
+
+def half(root: str, group: str, order: str, records: int, spare: int) -> dict[str, Any]:
+    """Acknowledge the records with an even sequence."""
+    work = _owner(root, group, order, records, spare)
+    acknowledged = 0
+    while acknowledged < records // 2:
+        got = work.lease(_WORKER, _BATCH, lease_for=_LONG_SECONDS, wait=_LONG_SECONDS)
+        done = [delivery.record.sequence for delivery in got if delivery.record.sequence % 2 == 0]
+        work.ack(_WORKER, done)
+        acknowledged += len(done)
+    return _leased(work, records)
+
+
+def again(root: str, group: str, order: str, records: int, spare: int) -> dict[str, Any]:
+    began = time.perf_counter()
+    work = _owner(root, group, order, records, spare)
+    got = work.lease(_WORKER, _BATCH, lease_for=_LONG_SECONDS)
+    seconds, at = time.perf_counter() - began, time.monotonic()
+    assert [delivery.tries for delivery in got] == [2] * _BATCH, got[:1]
+    return {"seconds": seconds, "at": at} | _leased(work, records)
+
+
+def through(root: str, group: str, leased: int) -> dict[str, Any]:
+    work = wald.WorkGroup(root, ROUTE, group)
+    last = wald.open(root).head().sequence
+    began = time.perf_counter()
+    while work.floor < last:
+        got = work.lease(_WORKER, leased, wait=_LONG_SECONDS)
+        work.ack(_WORKER, [delivery.record.sequence for delivery in got])
+    return {"seconds": time.perf_counter() - began, "peak": peak_bytes(os.getpid())}
+
+
+def _owner(root: str, group: str, order: str, records: int, spare: int) -> wald.WorkGroup:
+    return wald.WorkGroup(root, ROUTE, group, order=order, window=records + spare)
+
+
+def _leased(work: wald.WorkGroup, records: int) -> dict[str, Any]:
+    """Return the seconds of some leases, acknowledged in between, and the peak memory before and after them."""
+    peak = peak_bytes(os.getpid())
+    times: list[float] = []
+    end = time.perf_counter() + _LEASES_SECONDS
+    while len(times) < min(_LEASES, records // (4 * _BATCH)) and (began := time.perf_counter()) < end:
+        got = work.lease(_WORKER, _BATCH, lease_for=_LONG_SECONDS)
+        times.append(time.perf_counter() - began)
+        assert len(got) == _BATCH, len(got)
+        work.ack(_WORKER, [delivery.record.sequence for delivery in got])
+    return {"leases": times, "peak": peak, "peak_after": peak_bytes(os.getpid())}
+
+
+if __name__ == "__main__":
+    root, group, what, *words = sys.argv[1:]
+    if what == "through":
+        found = through(root, group, int(words[0]))
+    else:
+        found = (half if what == "half" else again)(root, group, words[0], *map(int, words[1:]))
+    print(json.dumps(found), flush=True)
+    os._exit(0)

@@ -31,7 +31,7 @@ _CUTS_AT = (0.1, 0.35, 0.6)
 
 
 class Daemon:
-    """`wald run` as a process of its own."""
+    """`wald run` as a separate process."""
 
     def __init__(self, root: Path, log: Path) -> None:
         self._root = root
@@ -69,7 +69,7 @@ def feed(daemon: Daemon, root: Path, texts: list[Text]) -> float:
     for route in ROUTES:
         wald_command(root, "route", "add", route, *(["--fifo"] if route == "by-fifo" else []))
     fifo = root / "routes" / "by-fifo" / "in"
-    # A process that holds a FIFO open keeps what is in it: this is `sleep infinity <> in`.
+    # A process that holds a FIFO open preserves its contents, as `sleep infinity <> in` does.
     holder = os.open(fifo, os.O_RDWR)
     total = sum(text.lines for text in texts)
     log = wald.open(root)
@@ -97,7 +97,7 @@ def feed(daemon: Daemon, root: Path, texts: list[Text]) -> float:
     seconds = time.monotonic() - began - away
     head = log.head()
     assert head is not None
-    expect(head.sequence == total, f"{total:,} lines were fed and the head stands at {head.sequence:,}")
+    expect(head.sequence == total, f"{total:,} lines were fed, but the head is at {head.sequence:,}")
     length = sum(text.length for text in texts)
     speed = rate(length, seconds)
     print(f"  {total:>12,}  all durable: {megabytes(length)} in {seconds:.2f} s, {speed};")
@@ -166,7 +166,7 @@ class Producers:
 
 
 def wait_for(log: wald.Log, sequence: int, producers: Producers) -> int:
-    """Return once the head has reached ``sequence``, with where it is then."""
+    """Wait until the head has reached ``sequence``; return its sequence."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         head = log.head()
@@ -174,14 +174,14 @@ def wait_for(log: wald.Log, sequence: int, producers: Producers) -> int:
         if reached >= sequence:
             return reached
         producers.check()
-        expect(time.monotonic() < deadline, f"the head stands still at {reached:,}, {sequence:,} were fed")
+        expect(time.monotonic() < deadline, f"the head stays at {reached:,}, but {sequence:,} lines were fed")
         time.sleep(0.0005)
 
 
 def last_recovery(root: Path) -> str:
-    """What the newest report of a start says."""
+    """Summarise the newest report of a start."""
     report = json.loads(max((root / "recovery").iterdir(), key=lambda path: path.stat().st_mtime_ns).read_text())
-    expect(not report["errors"], f"recovery found what a kill cannot do: {report['errors']}")
+    expect(not report["errors"], f"recovery found damage that a kill cannot cause: {report['errors']}")
     torn = report["trimmed_bytes"]
-    tail = f"cut {torn:,} bytes of an unfinished write" if torn else "nothing to mend"
+    tail = f"cut {torn:,} bytes of an unfinished write" if torn else "nothing to repair"
     return f"{megabytes(report['scanned_bytes'])} scanned in {report['seconds'] * 1000:.0f} ms, {tail}"

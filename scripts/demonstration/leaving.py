@@ -1,4 +1,4 @@
-"""Consumers, and what they leave behind: what all have read is deleted, and comes back from the archive."""
+"""Consumers: segments that all groups have read are deleted, and their records restored from the archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from demonstration.text import ROUTES, Text
 
 
 def consume(root: Path, cold: Path, texts: list[Text]) -> None:
-    title("Consumers", "a segment goes when every group has read it; until then, this is which group holds back what")
+    title(
+        "Consumers",
+        "a segment is deleted once every group has read it; until then, explain names the groups that pin it",
+    )
     show(root, "explain", lines_max=40)
     by_fifo, by_pipe, by_socket = ROUTES
     show(root, by_fifo, "--exit-at-end", "--batch-records", "100000", "--", "wc", "-l", program="wald-drain")
@@ -30,15 +33,15 @@ def consume(root: Path, cold: Path, texts: list[Text]) -> None:
 
 
 def let_go(root: Path, cold: Path, texts: list[Text]) -> None:
-    title("Let go", "the ledger has each deletion and the cursors that allowed it, before it happens")
+    title("Deletion", "the ledger records each deletion, and the cursors that allowed it, before it happens")
     show(root, "--grace", "0", program="wald-reclaim", lines_max=5)
-    expect(not sealed_segments(root), "every group has read everything, and segments are left")
+    expect(not sealed_segments(root), "every group has read everything, but segments remain")
     restored = hashlib.sha256(
         wald_command(root, "restore", str(cold), "by-socket", program="wald-archive", binary=True)
     )
-    expect(restored.hexdigest() == texts[2].sha256, "what was restored is not what was fed")
+    expect(restored.hexdigest() == texts[2].sha256, "the restored bytes differ from the input")
     print(paint("  $ wald-archive restore cold by-socket | sha256sum", "36"))
-    print(f"    {restored.hexdigest()[:16]}…, as it was fed; the log itself is empty by now:")
+    print(f"    {restored.hexdigest()[:16]}…, the digest of the input; the log itself is empty by now:")
     bundle = next(iter(json.loads(next(cold.glob("*/*/manifest.json")).read_bytes())["bundles"]))
     show(root, "where", str(bundle["first"]))
     show(root, "explain")

@@ -22,26 +22,26 @@ _WORDS = """
 
 
 def spark_runs() -> bool:
-    """Whether there is what it takes: everything before works without."""
+    """Return True if PySpark and Java are installed."""
     return find_spec("pyspark") is not None and find_java() is not None
 
 
 def export(root: Path, tables: Path) -> None:
-    """Every record into Parquet, before any of them is deleted."""
+    """Export every record to Parquet, before any of them is deleted."""
     title("Into tables", "executors write Parquet by route and day; no row goes through the JVM")
     if not spark_runs():
-        print("  there is no Java 17 here: left out; `apt install default-jre-headless` brings one")
+        print("  skipped, because Java 17 is not installed: `apt install default-jre-headless`")
         return
     show(root, "--out", str(tables), program="wald-export", lines_max=12)
 
 
 def prove_and_ask(root: Path, tables: Path, texts: list[Text]) -> None:
-    """The log is empty by now: what it was is in ledgers, bundles and tables."""
+    """Audit and query a log that is empty by now, from its ledgers, bundles and tables."""
     if not spark_runs():
         return
     title("Prove it", "every frame, digest, bundle, and every deletion by the cursors that it recorded")
     show(root, program="wald-audit", lines_max=20)
-    title("Ask the tables", "with which words the lines begin, by the way they came in")
+    title("Ask the tables", "first words of the lines, by input")
     from wald_spark.session import session
 
     with session("wald demo") as spark:

@@ -26,13 +26,13 @@ from demonstration.text import ROUTES, Text
 
 
 def show_state(root: Path) -> None:
-    title("Where it stands", "the head is how far the log is durable; a route's lag is what no group has processed yet")
+    title("State", "the head is the last durable record; a route's lag counts records not processed yet")
     show(root, "head")
     show(root, "route", "list")
 
 
 def read_back(root: Path, texts: list[Text]) -> None:
-    title("Everything back", "`wald read ROUTE`, through sealed, cut and active segments, against what was fed")
+    title("Everything back", "`wald read ROUTE`, through sealed, cut and active segments, compared with the input")
     for route, text in zip(ROUTES, texts, strict=True):
         began = time.monotonic()
         command = [*WALD, "--root", root, "read", route]
@@ -75,24 +75,24 @@ def ask(root: Path) -> None:
 
 
 def check_with_stock_tools(root: Path) -> None:
-    title("Without wald", "a sealed segment is a .zst like any other; the ledger has the sha256 of what is in it")
+    title("Without wald", "a sealed segment is an ordinary .zst file; the ledger has the sha256 of its contents")
     if shutil.which("zstd") is None:
-        print("  zstd is not installed: left out")
+        print("  skipped, because zstd is not installed")
         return
     entries = map(json.loads, (root / "ledger" / "segments.jsonl").read_bytes().splitlines())
     expected = {entry["base"]: entry["sha256"] for entry in entries if entry["event"] == "sealed"}
     segments = sealed_segments(root)
     subprocess.run(["zstd", "-t", "-q", *segments], check=True)
-    print(f"  $ zstd -t segments/*.zst\n    {len(segments)} files, all whole")
+    print(f"  $ zstd -t segments/*.zst\n    {len(segments)} files, all intact")
     for path in segments:
         digest = hashlib.sha256(subprocess.run(["zstd", "-dcq", path], check=True, stdout=subprocess.PIPE).stdout)
         base = int(path.name.partition(".")[0])
-        expect(digest.hexdigest() == expected.get(base), f"{path}: its bytes are not those in the ledger")
+        expect(digest.hexdigest() == expected.get(base), f"{path}: its digest differs from that in the ledger")
     print(f"  $ zstd -dc SEGMENT | sha256sum\n    {len(segments)} digests, each the one in ledger/segments.jsonl")
 
 
 def sizes(root: Path, texts: list[Text], fed_in: float) -> None:
-    title("What it came to")
+    title("Sizes")
     text = sum(each.length for each in texts)
     entries = [json.loads(line) for line in (root / "ledger" / "segments.jsonl").read_bytes().splitlines()]
     raw = sum(entry["raw_bytes"] for entry in entries if entry["event"] == "sealed")
@@ -100,4 +100,4 @@ def sizes(root: Path, texts: list[Text], fed_in: float) -> None:
     print(f"  text            {megabytes(text):>9}")
     print(f"  raw segments    {megabytes(raw):>9}   {(raw - text) / text:+.2%}: headers, checksums, padding")
     print(f"  sealed          {megabytes(compressed):>9}   {raw / compressed:.2f} to 1, index included")
-    print(f"  producer to disk {rate(text, fed_in):>8}   with a sync before every acknowledgement, sealing beside")
+    print(f"  producer to disk {rate(text, fed_in):>8}   with a sync before every acknowledgement, while sealing")

@@ -1,4 +1,4 @@
-"""Running the programs and showing what they say; and failing where something does not hold."""
+"""Running programs and showing their output; failed expectations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 class Failed(Exception):
-    """Something that had to hold did not."""
+    """Failed expectation."""
 
 
 def sealed_segments(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What is fed: real lines, dealt out to three routes."""
+"""Input: real lines, split over three routes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_MAX_BYTES = 2_000_000  # so that no single file is the demo
 
 @dataclass(frozen=True)
 class Text:
-    """What one route is fed: a file, and what must come back."""
+    """Input of one route: a file, and its length and digest."""
 
     path: Path
     length: int
@@ -33,7 +33,7 @@ class Text:
 
 
 def collect_text(place: Path) -> list[Text]:
-    title("The text", "real lines, split over three routes, as they are: CRLF, invalid UTF-8 and all")
+    title("The text", "real lines, split over three routes, with CRLF and invalid UTF-8")
     chosen = os.environ.get("INPUT")
     paths = [place / name for name in ROUTES]
     files = 1
@@ -94,7 +94,7 @@ def text_files(tree: Path) -> Iterator[Path]:
 
 
 def measure(path: Path) -> Text:
-    """A last line without a newline gets one: as a record it would come back with it."""
+    """Return the properties of a file, and end its last line with a newline, as reading does."""
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):
         data += b"\n"

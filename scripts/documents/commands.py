@@ -44,7 +44,7 @@ def gate_settings() -> str:
 
 
 def gate_limits() -> str:
-    """What clients of the gate may take."""
+    """Return the limits of the gate's clients."""
     return _settings(reference(gate.LimitSettings))
 
 
@@ -67,7 +67,7 @@ def commands() -> str:
 
 
 def programs() -> list[click.Context]:
-    """Every program that is installed, as it is called without arguments."""
+    """Return every installed program."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     return [click.Context(program(target), info_name=name) for name, target in scripts.items()]
 
@@ -114,7 +114,7 @@ def described(context: click.Context) -> list[tuple[str, str]]:
 
 
 def prose(help_text: str) -> str:
-    """The help text of a command as Markdown; what click must not wrap is shown as it stands."""
+    """Return the help text of a command as Markdown; text that click must not wrap stays verbatim."""
     paragraphs = textwrap.dedent(help_text).strip().split("\n\n")
     return "\n".join(
         f"```text\n{part.partition(chr(10))[2]}\n```\n" if part.startswith("\b") else f"{' '.join(part.split())}\n"

@@ -1,4 +1,4 @@
-"""What makes a shell complete commands and options: click's own functions, which ask the program."""
+"""Shell completion of commands and options, by click's own functions, which ask the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs count, as `/metrics` has it."""
+"""Metrics of the programs, as in `/metrics`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _directory() -> Iterable[Metric]:
 
 
 def _gate() -> Iterable[Metric]:
-    """With what a metric without values would be left out for."""
+    """Return the gate's metrics, with values for those that are otherwise left out."""
     counts = GateCounts()
     counts.of_verb("head").count(200, 0.0)
     counts.expiries["certificate"] = 0.0

@@ -1,4 +1,4 @@
-"""Every error that the programs report on purpose, with its hint, as it is written in the code."""
+"""Errors that the programs raise, with their hints, read from the source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def messages(name: str) -> str:
 
 @cache
 def errors_made() -> dict[str, set[tuple[str, str]]]:
-    """By class, message and hint of each error that wald and the programs beside it make."""
+    """Return message and hint of each error that wald and its programs raise, by class."""
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for folder in ("wald", "sidecars"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -63,7 +63,7 @@ def hint_for_any(case: str) -> str:
 
 @cache
 def functions_of_cases() -> dict[str, ast.expr]:
-    """What the function of a case returns last, for the cases that have one."""
+    """Return the last returned expression of the function of each case that has one."""
     tree = ast.parse(inspect.getsource(wald.hints))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     (cases,) = (

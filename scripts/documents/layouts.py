@@ -9,7 +9,7 @@ from documents.tables import table
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden/v1"
 
-# name of a part → the golden file, and its fields from the first byte on: how struct reads each, its name, its meaning
+# name of a part → the golden file, and its fields in order: format of struct, name, meaning
 LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "segment header": (
         "segment-header.bin",
@@ -30,7 +30,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         "batch-lines.bin",
         [
             ("4s", "magic", ""),
-            ("#I", "header checksum", "crc32c of bytes 8 to 63, from the seed on"),
+            ("#I", "header checksum", "crc32c of bytes 8 to 63, starting with the seed"),
             ("#I", "body checksum", "crc32c of the body: bytes 64 to 95"),
             ("I", "payload length", "in bytes"),
             ("Q", "base sequence", "of the first record that begins here"),
@@ -48,7 +48,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("20s", "payload", "four records, each with its newline"),
             ("4h", "padding", "zeros up to a multiple of 8"),
             ("I", "length", "of the whole batch, from its first byte to the next batch"),
-            ("#I", "trailer checksum", "crc32c of these 4 bytes, from the seed on"),
+            ("#I", "trailer checksum", "crc32c of these 4 bytes, starting with the seed"),
         ],
     ),
     "batch of a peer": (
@@ -80,7 +80,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("4i", "offsets of the headers", ""),
             ("9s", "bytes of the headers", "a JSON object of strings"),
             ("7h", "padding", ""),
-            ("4i", "offsets of the values", "there is no validity: a record has a value"),
+            ("4i", "offsets of the values", "no validity bitmap: every record has a value"),
             ("8s", "bytes of the values", ""),
         ],
     ),
@@ -167,12 +167,12 @@ def layout(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """A golden file that is text, as it stands."""
+    """Return a golden text file verbatim."""
     return f"```text\n{(GOLDEN / name).read_text().rstrip()}\n```\n"
 
 
 def hexadecimal(data: bytes) -> str:
-    """Some bytes as a person reads them; of a long run of zeros only how many they are."""
+    """Format bytes for people; of a long run of zeros only the length."""
     if len(data) > 16 and not any(data):
         return f"{len(data)} × `00`"
     shown = data.rstrip(b"\0") if len(data) > 32 else data
@@ -181,7 +181,7 @@ def hexadecimal(data: bytes) -> str:
 
 
 def value(data: bytes, form: str) -> str:
-    """What a field holds; hexadecimal where its form begins with #, as text where it is one."""
+    """Format the value of a field; in hexadecimal if its format begins with #."""
     code = form.strip("#")
     if code[-1] == "s":
         return f"`{data.rstrip(bytes(1)).decode('latin-1').encode('unicode_escape').decode()}`"

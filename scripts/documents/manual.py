@@ -29,7 +29,7 @@ def manual() -> dict[str, str]:
 
 
 def program_page(context: click.Context) -> str:
-    """The page of a program: what it does, its options, its commands."""
+    """Return the page of a program: description, options, commands."""
     name, command = str(context.info_name), context.command
     summary, _, _ = " ".join((command.help or "").split()).partition(". ")
     commands = "".join(command_part(inner) for inner in below(context))
@@ -86,7 +86,7 @@ def section(title: str, body: str) -> str:
 
 
 def synopsis(context: click.Context) -> str:
-    """How a command is called: its own words bold, what is to be filled in as it stands."""
+    """Return the synopsis of a command, with its words in bold and placeholders in plain type."""
     arguments = usage(context).removeprefix(context.command_path).strip()
     return f"\\fB{escaped(context.command_path)}\\fR {escaped(arguments)}"
 
@@ -113,12 +113,12 @@ def exit_codes() -> Iterator[tuple[str, str]]:
 
 
 def entries(pairs: Iterable[tuple[str, str]]) -> str:
-    """A list of terms, each with its meaning below it."""
+    """Return a list of terms, each with its meaning below it."""
     return "".join(f".TP\n\\fB{escaped(term)}\\fR\n{escaped(meaning)}\n" for term, meaning in pairs)
 
 
 def prose(help_text: str) -> str:
-    """The help text of a command; what click must not wrap is shown as it stands."""
+    """Return the help text of a command; text that click must not wrap stays verbatim."""
     paragraphs = textwrap.dedent(help_text).strip().split("\n\n")
     return "".join(paragraph(part) for part in paragraphs if part)
 
@@ -131,6 +131,6 @@ def paragraph(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that groff takes as it stands; what is in backticks is bold."""
+    """Escape text for groff; text in backticks becomes bold."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE))
