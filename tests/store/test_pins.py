@@ -45,57 +45,38 @@ def pins(built: Built) -> list[tuple[str, str, int, int]]:
     return [(pin.route, pin.group, pin.at, pin.needs) for pin in claims(built).pins(index.routes)]
 
 
-def test_a_route_without_a_cursor_holds_back_what_it_received(built: Built) -> None:
-    built.log.set_cursor("b", 5)
-
-    assert pins(built) == [("a", "processed", 0, 3)]
-
-
-def test_every_group_of_every_route_in_it_has_a_say(built: Built) -> None:
-    built.log.set_cursor("a", 3)
-    built.log.set_cursor("a", 2, "slow")
-    built.log.set_cursor("b", 4)
-
-    assert pins(built) == [("a", "slow", 2, 3), ("b", "processed", 4, 5)]
-
-
-def test_an_idle_route_that_has_read_all_it_got_holds_back_nothing(built: Built) -> None:
-    """Route a is at 3 and the log ends with 6; the segment that ends with 5 is still free."""
-    built.log.set_cursor("a", 3)
-    built.log.set_cursor("b", 5)
-
-    assert pins(built) == []
-
-
-def test_a_route_that_is_not_in_the_segment_has_no_say(built: Built) -> None:
-    built.log.set_cursor("a", 6)
-    built.log.set_cursor("b", 5)
-    built.lines("late", [b"x"])
-
-    assert pins(built) == []
+BOTH = {("a", "processed"): 3, ("b", "processed"): 5}
+CASES: dict[str, tuple[dict[tuple[str, str], int], Callable[[Built], object], list[tuple[str, str, int, int]]]] = {
+    "no cursor": ({("b", "processed"): 5}, lambda _: None, [("a", "processed", 0, 3)]),
+    "each group of each route": (
+        {("a", "processed"): 3, ("a", "slow"): 2, ("b", "processed"): 4},
+        lambda _: None,
+        [("a", "slow", 2, 3), ("b", "processed", 4, 5)],
+    ),
+    "idle routes that have read everything in it": (BOTH, lambda _: None, []),
+    "a route without records in it": (BOTH, lambda built: built.lines("late", [b"x"]), []),
+    "a retired route": (
+        BOTH | {("a", "processed"): 0},
+        lambda built: retire_route(built.root, built.disk, "a", now=""),
+        [],
+    ),
+    "a route without its directory": (
+        BOTH,
+        lambda built: shutil.rmtree(built.root.route("a")),
+        [("a", "processed", 0, 3)],
+    ),
+    "a late group": (BOTH, lambda built: built.root.cursor("a", "audit").write_text("0\n"), [("a", "audit", 0, 3)]),
+}
 
 
-def test_a_retired_route_holds_back_nothing(built: Built) -> None:
-    built.log.set_cursor("b", 5)
-    retire_route(built.root, built.disk, "a", now="")
+@pytest.mark.parametrize("case", CASES)
+def test_cursors_pin_records_that_they_have_not_passed(built: Built, case: str) -> None:
+    cursors, change, expected = CASES[case]
+    for (route, group), at in cursors.items():
+        built.log.set_cursor(route, at, group)
+    change(built)
 
-    assert pins(built) == []
-
-
-def test_a_route_whose_directory_is_gone_holds_back_everything(built: Built) -> None:
-    built.log.set_cursor("a", 3)
-    built.log.set_cursor("b", 5)
-    shutil.rmtree(built.root.route("a"))
-
-    assert pins(built) == [("a", "processed", 0, 3)]
-
-
-def test_a_group_that_comes_late_holds_back_from_then_on(built: Built) -> None:
-    built.log.set_cursor("a", 3)
-    built.log.set_cursor("b", 5)
-    built.root.cursor("a", "audit").write_text("0\n")
-
-    assert pins(built) == [("a", "audit", 0, 3)]
+    assert pins(built) == expected
 
 
 def directory(path: Path) -> None:
