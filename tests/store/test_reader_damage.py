@@ -168,6 +168,14 @@ class TestDamage:
         assert values(built, on_damage=damage.append) == [b"1", b"3"]
         assert "record 2 " in damage[0].message
 
+    def test_a_gap_of_one_sequence(self, built: Built) -> None:
+        built.lines("a", [b"1"])
+        built.writer.state.next_sequence += 1
+        built.lines("a", [b"3"])
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"1", b"3"]
+        assert "the sequence has a gap" in damage[0].message
+
     def test_a_segment_of_another_log(self, built: Built, tmp_path: Path) -> None:
         other = Built(tmp_path / "other")
         for log in (built, other):

@@ -139,6 +139,15 @@ def remove_segments_and_head(built: Built) -> None:
         path.unlink()
 
 
+def remove_last_record_and_head(built: Built) -> None:
+    built.cut()
+    built.lines("a", [b"last"])
+    built.cut()
+    built.seal()
+    for path in (built.path(built.last, Kind.SEALED), active(built), built.root.head):
+        path.unlink()
+
+
 # How to damage a log, and what some error says.
 DAMAGE: dict[str, tuple[Callable[[Built], object], tuple[str, ...]]] = {
     "a missing segment": (lambda built: built.path(8, Kind.RAW).unlink(), ("are in no segment",)),
@@ -146,6 +155,7 @@ DAMAGE: dict[str, tuple[Callable[[Built], object], tuple[str, ...]]] = {
     "a link instead of a sealed one": (lambda built: link(built.path(1, Kind.SEALED)), ("1.wal.zst not a regular",)),
     "no segments": (lambda built: shutil.rmtree(built.root.segments), ("segments", "is gone")),
     "neither segments nor head": (remove_segments_and_head, ("were sealed, but are in no segment",)),
+    "the last record and the head": (remove_last_record_and_head, ("were sealed, but are in no segment",)),
     "a segment of another log": (swap_segment, ("belongs to log", "the ledger says")),
     "a durable batch": (lambda built: spoil(active(built), built.writer.position - 20), ("before the head",)),
     "a broken chain of a ledger": (break_chain, ("segments.jsonl line",)),
