@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
 COMMANDS = "run|init|append|read|status|head|where|show|route|cursor|explain|top|hold|cut|history|repair|verify"
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
-OWN_HINTS = [ROOT / "wald" / part for part in ("answers", "cli", "work")]
+OWN_HINTS = [ROOT / "wald" / part for part in ("status", "cli", "work")]
 CORE = [path for path in FILES if ROOT / "wald" in path.parents and not any(map(path.is_relative_to, OWN_HINTS))]
 TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 

@@ -50,7 +50,7 @@ SIDECARS = (
     *READING,
     *COMMAND_LINE,
     "wald.log",
-    "wald.answers",
+    "wald.status",
     "wald.client",
     "wald.work",
     "wald.loop",
@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.exposition": ("wald.errors",),
     "wald.systemd": (),
     "wald.settings": ("wald.errors", "wald.format.names", "wald.setting_types"),
-    "wald.answers": (
+    "wald.status": (
         *PURE,
         *READING,
         "wald.writing.run_reports",
@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.log",
         "wald.work",
         "wald.setting_types",
-        "wald.answers",
+        "wald.status",
         "wald.work",
     ),
     "wald.client": (*PURE, "wald.client"),

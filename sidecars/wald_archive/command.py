@@ -16,7 +16,6 @@ from typing import Any, Self
 import click
 
 import wald
-from wald.answers.fields import time_fields
 from wald.checking.checker import Level
 from wald.cli.entry import run
 from wald.cli.options import (
@@ -43,6 +42,7 @@ from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.retention.missing import span_text
 from wald.setting_types import MIB, format_bytes
+from wald.status.schema import time_fields
 from wald_archive.bundle import Bundle
 from wald_archive.codecs import Codec
 from wald_archive.engines import AUTO, LOCAL, SPARK, choose_engine

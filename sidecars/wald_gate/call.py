@@ -100,11 +100,11 @@ class Call:
         """Return a text about the log for this client, without the path of the root unless the client may know it."""
         return text if self.client.admin else without_path(text, self.state.log.root)
 
-    def seen(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def seen(self, found: object) -> object:
         """An answer, as this client gets it: paths and commands are for who runs the log, or is on its machine."""
         if self.client.admin or PEER in self.request.scope:
-            return fields
-        return without_machine(fields, self.state.log.root)
+            return found
+        return without_machine(found, self.state.log.root)
 
     def judge(self) -> None:
         """Judge the request again, which has waited, before it gets what has come meanwhile.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -44,6 +45,12 @@ _STATUSES = {
     504: "The records are stored, and the group has not processed them in time.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
 }
+_OPTIONAL = {  # fields for some clients only, or of some groups
+    "Group": ("path", "work"),
+    "GroupOfRoute": ("path",),
+    "Owner": ("command",),
+    "WorkOfGroup": ("commands",),
+}
 _SECONDS = {"schema": {"type": "integer", "minimum": 1}}
 _REPLAYED = {"schema": {"enum": ["true"]}, "description": "All of it was stored before, under the same key."}
 _SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
@@ -52,9 +59,7 @@ _ANY_VERB = (400, 405, 500, 503)
 
 def document(verbs: Sequence[Verb]) -> dict[str, Any]:
     """The document that describes ``verbs``."""
-    shapes = {Problem, *(shape for verb in verbs for shape in _shapes(verb))}
-    _, components = msgspec.json.schema_components(sorted(shapes, key=str), ref_template=_REFERENCE)
-    components = {name: _for_clients(schema) for name, schema in components.items()}
+    components = _components({Problem, *(part for verb in verbs for shape in _shapes(verb) for part in _parts(shape))})
     paths: dict[str, dict[str, Any]] = {}
     for verb in verbs:
         paths.setdefault(verb.path, {})[verb.method.lower()] = _operation(verb)
@@ -80,6 +85,22 @@ def _shapes(verb: Verb) -> Iterator[Any]:
     for shape in (*verb.body.values(), *verb.answers.values()):
         if shape is not None:
             yield shape
+
+
+def _parts(shape: Any) -> tuple[Any, ...]:
+    """Return the classes of a union of dataclasses, which msgspec does not describe, or of a list of such a union."""
+    inner = get_args(shape)[0] if get_origin(shape) is list else shape
+    return get_args(inner) if isinstance(inner, UnionType) else (shape,)
+
+
+def _components(shapes: Iterable[Any]) -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(sorted(shapes, key=str), ref_template=_REFERENCE)
+    for name, optional in _OPTIONAL.items():
+        components[name]["required"] = [each for each in components[name]["required"] if each not in optional]
+    for component in components.values():
+        if component.get("properties", {}).get("kind", {}).pop("default", None):  # answers always have it
+            component["required"].insert(0, "kind")
+    return {name: _for_clients(schema) for name, schema in components.items()}
 
 
 def _operation(verb: Verb) -> dict[str, Any]:
@@ -142,8 +163,14 @@ def _content(shapes: Mapping[str, Any]) -> dict[str, Any]:
 def _schema(shape: Any) -> Any:
     if shape is None:
         return _BYTES
-    (schema,), _ = msgspec.json.schema_components([shape], ref_template=_REFERENCE)
-    return _for_clients(schema)
+    parts = _parts(shape)
+    references, _ = msgspec.json.schema_components(parts, ref_template=_REFERENCE)
+    if len(parts) == 1:
+        return _for_clients(references[0])
+    kinds = [get_args(get_type_hints(part)["kind"])[0] for part in parts]
+    mapping = {kind: each["$ref"] for kind, each in zip(kinds, references, strict=True)}
+    found = {"oneOf": list(references), "discriminator": {"propertyName": "kind", "mapping": mapping}}
+    return {"type": "array", "items": found} if get_origin(shape) is list else found
 
 
 def _for_clients(schema: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from wald.errors import (
@@ -113,8 +114,8 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     return found
 
 
-def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
-    """An answer without what names files and commands of the machine; a text keeps the path below the root."""
+def without_machine(found: object, root: Root) -> Any:
+    """Return an answer without fields that name files or commands of the machine, and without the path of the root."""
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
@@ -123,8 +124,7 @@ def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
             return [without(each) for each in value]
         return without_path(value, root) if isinstance(value, str) else value
 
-    found: dict[str, Any] = without(fields)
-    return found
+    return without(msgspec.to_builtins(found))
 
 
 def without_path(text: str, root: Root) -> str:

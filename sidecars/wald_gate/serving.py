@@ -15,11 +15,11 @@ from pathlib import Path
 
 import uvloop
 
-from wald.answers.liveness import socket_of
 from wald.errors import NotFound, WaldError
 from wald.files.layout import Root
 from wald.log import Log
 from wald.loop import SIGNALS
+from wald.status.findings import socket_of
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
 from wald_gate.application import Application

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from wald.log import Log
+from wald.status.schema import Head
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.processed import Processed
 from wald_gate.limits import Limits
@@ -83,7 +84,7 @@ class State:
     allowances: Allowances
     threads: ThreadPoolExecutor
     readers: ReadThreads
-    head: SharedRead[dict[str, Any]]
+    head: SharedRead[Head]
     following: Following
     bounds: Bounds
     counts: Counts

@@ -6,6 +6,7 @@ from functools import cache
 
 from starlette.responses import Response
 
+from wald.status import schema
 from wald_gate.call import Call
 from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
@@ -124,7 +125,7 @@ VERBS: tuple[Verb, ...] = (
         "The groups of a route, and how far they are.",
         Right.READ,
         listing.groups,
-        answers={JSON: groups.GroupsOfRoute},
+        answers={JSON: schema.GroupsOfRoute},
         statuses=(404,),
     ),
     Verb(
@@ -145,7 +146,7 @@ VERBS: tuple[Verb, ...] = (
         Right.LOOK,
         work.pending,
         query=groups.PendingQuery,
-        answers={JSON: list[groups.Pending], NDJSON: list[groups.Pending]},
+        answers={JSON: list[schema.Pending], NDJSON: list[schema.Pending]},
         statuses=(404,),
     ),
     Verb(
@@ -155,7 +156,7 @@ VERBS: tuple[Verb, ...] = (
         "The routes, and how far their groups have come.",
         Right.KNOWN,
         facts.routes,
-        answers={JSON: said.Routes},
+        answers={JSON: schema.Routes},
     ),
     Verb(
         _POST,
@@ -174,7 +175,7 @@ VERBS: tuple[Verb, ...] = (
         "How far the log is durable.",
         Right.KNOWN,
         facts.head,
-        answers={JSON: said.Head},
+        answers={JSON: schema.Head},
         statuses=(404,),
     ),
     Verb(
@@ -184,7 +185,7 @@ VERBS: tuple[Verb, ...] = (
         "What became of a record.",
         Right.ADMIN,
         facts.where,
-        answers={JSON: said.Where},
+        answers={JSON: schema.Where},
     ),
     Verb(
         _GET,
@@ -193,7 +194,7 @@ VERBS: tuple[Verb, ...] = (
         "What pins which bytes.",
         Right.ADMIN,
         facts.explain,
-        answers={JSON: list[said.Explained], NDJSON: list[said.Explained]},
+        answers={JSON: list[schema.Explained], NDJSON: list[schema.Explained]},
     ),
     Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: said.Cut}),
     Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, pages.healthz, answers={JSON: Health}),

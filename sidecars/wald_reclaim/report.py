@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wald.answers.fields import ledger_fields
 from wald.cli.output import json_line
 from wald.exposition import Histogram, Metric, Samples, counter, histogram
 from wald.format.ledger_lines import parse_raw_json
 from wald.setting_types import format_bytes
+from wald.status.schema import ledger_fields
 from wald_reclaim.apply import ShrunkSegment
 from wald_reclaim.evidence import RouteLists
 from wald_reclaim.policy import Verdict

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from logs import Built
-from running import output_of, wald
+from running import Daemon, output_of, wald
 
 from wald.files.routes import retire_route
 from wald.format.names import Kind
@@ -60,6 +60,18 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     assert lines[2].endswith(": pinned by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  from record 19 on (")
     assert lines[3].endswith(f": being written; wald --root {built.root.path} cut completes it")
+
+
+def test_the_active_segment_of_a_stopped_daemon_is_not_being_written(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with Daemon(root) as daemon:
+        daemon.ask("ROUTE ADD a")
+        assert "being written" in output_of("explain", "--root", root).decode()
+    done = wald("explain", "--root", root)
+
+    assert done.returncode == 0
+    assert b"the active segment, which no daemon writes to now" in done.stdout
+    assert b"being written" not in done.stdout
 
 
 def test_each_group_is_reported_with_its_lag_and_what_it_costs(built: Built) -> None:

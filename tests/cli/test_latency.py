@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import Client, Daemon, command, output_of, run
 
-from wald.answers.latency import conclusion
+from wald.status.rates import conclusion
 
 FAST = {"count": 10, "mean": 0.001, "p50": 0.001, "p90": 0.001, "p99": 0.001}
 NONE = {"count": 0, "mean": 0.0, "p50": None, "p90": None, "p99": None}

@@ -13,10 +13,10 @@ from logs import Built
 from owning import Owning
 from running import output_of, refusal_of, wald
 
-from wald.answers.work import work_counts
 from wald.files.routes import retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
+from wald.status.retention import work_counts
 
 NS = 10**9
 

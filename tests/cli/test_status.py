@@ -42,6 +42,7 @@ def test_a_running_daemon_is_alive_with_its_process_epoch_and_version(root: Path
     code, found = status(root)
 
     assert (code, found["verdict"], found["findings"]) == (GOOD, "good", [])
+    assert output_of("status", "--root", root).endswith(b"\nOK\n")
     about = found["daemon"]
     assert (about["life"], about["pid"], about["epoch"]) == ("runs", daemon.process.pid, 1)
     assert about["software"].startswith("wald ")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald.answers.snapshot import Activity, Amount, Inventory, Row, Snapshot
 from wald.cli.top_screen import cells, lines, plain
 from wald.retention.backlog import Condition
 from wald.retention.cursors import CursorState
 from wald.setting_types import GIB, MIB
+from wald.status.rates import Activity, Amount, Inventory, Row, Snapshot
 
 ROW = Row(
     route="access",
@@ -155,7 +155,7 @@ def test_long_names_are_shortened_before_columns_go() -> None:
 )
 def test_the_screen_fits_every_terminal(width: int, height: int, rows: int, held: int, route: str) -> None:
     row = replace(ROW, route=route, held_bytes=held)
-    snapshot = replace(with_rows(*[row] * rows), troubles=("a trouble of many words " * 5,))
+    snapshot = replace(with_rows(*[row] * rows), problems=("a trouble of many words " * 5,))
 
     assert len(lines(snapshot, width=width, height=height)) <= height
     assert all(len(line) <= width for line in plain(snapshot, width=width).splitlines())
@@ -163,7 +163,7 @@ def test_the_screen_fits_every_terminal(width: int, height: int, rows: int, held
 
 def test_names_cannot_move_the_cursor() -> None:
     """A file in a route's directory may be called anything."""
-    snapshot = replace(with_rows(replace(ROW, group="\x1b[2J\n\udcff")), root="\x1b[31m", troubles=("\x1b]0;x\x07",))
+    snapshot = replace(with_rows(replace(ROW, group="\x1b[2J\n\udcff")), root="\x1b[31m", problems=("\x1b]0;x\x07",))
     shown = plain(snapshot, width=120)
 
     assert "\x1b" not in shown

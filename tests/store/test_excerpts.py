@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import Unsynced
 
-from wald.answers.history import CLOCK, LIVES, Excerpt, crash_events, excerpt, sentence
 from wald.checking.audit_report import DeletionAudit, Event
 from wald.files.layout import Root
 from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
 from wald.files.uptime import ClockStep, add_step
+from wald.status.history import CLOCK, LIVES, Excerpt, crash_events, excerpt, sentence
 
 SEGMENTS = (1, 11, 21)
 

@@ -25,8 +25,8 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
         NotFound: there is no such root.
         Unavailable: no daemon runs, or its process is stopped.
     """
-    from wald.answers.liveness import frozen  # which wald append does not need
     from wald.client.producer import Producer
+    from wald.status.findings import frozen  # which wald append does not need
 
     read_identity(Root(root))
     if (stopped := frozen(Root(root))) is not None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from wald.answers.fields import time_fields
 from wald.errors import Damaged, Partial
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.history import History
 from wald.retention.missing import Missing
+from wald.status.schema import time_fields
 
 
 @dataclass(slots=True)

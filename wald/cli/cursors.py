@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.answers.cursors import cursor_fields
 from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
@@ -19,6 +18,7 @@ from wald.format.names import check_group, check_route
 from wald.format.times import nanoseconds
 from wald.format.times import parse_position_option as position_of
 from wald.hints import command_line
+from wald.status.schema import CursorFile, fields_of
 
 if TYPE_CHECKING:
     from wald.log import Log
@@ -65,7 +65,7 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
-        click.echo(json_line("cursor.get", cursor_fields(found)))
+        click.echo(json_line("cursor.get", CursorFile.of(found)))
     elif found.state is CursorState.VALID:
         click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
@@ -94,7 +94,7 @@ def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_jso
     news = new_group_warning(log.root, route, group)
     moved = log.set_cursor(route, number, group, rewind=rewind, any_user=True)
     if as_json:
-        click.echo(json_line("cursor.set", cursor_fields(moved) | {"new": bool(news)}))
+        click.echo(json_line("cursor.set", fields_of(CursorFile.of(moved)) | {"new": bool(news)}))
     else:
         print_moved(moved, news)
 
@@ -125,7 +125,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     found = [log.cursor(name, group, any_user=True) for name in routes for group in log.root.groups(name)]
     if as_json:
         for each in found:
-            click.echo(json_line("cursor.list", cursor_fields(each)))
+            click.echo(json_line("cursor.list", CursorFile.of(each)))
         return
     rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):

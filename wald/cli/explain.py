@@ -46,8 +46,8 @@ def explain(root: Path, as_json: bool) -> None:
     `--dry-run`. A running daemon is asked which routes are over their quota. With --json, one object per line: every
     FIFO with a problem, every route over its quota, every segment, every group, then the log.
     """
-    from wald.answers.explain import explanation
     from wald.retention.backlog import Backlog
+    from wald.status.retention import explanation
 
     log = wald.open(root)
     backlog = Backlog(log.view())
@@ -62,13 +62,13 @@ def explain(root: Path, as_json: bool) -> None:
 
 
 def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
-    from wald.answers.explain import counted
+    from wald.status.retention import counted
 
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    cutting = command_line(log.root.path, "cut")
+    active = _active_words(log)
     stretches = _stretches(counted(backlog.segments(), counts, sizes))
-    lines = [f"  {_segments_line(stretch, cutting)}" for stretch in stretches]
+    lines = [f"  {_segments_line(stretch, active)}" for stretch in stretches]
     growth = backlog.growth_meter.growth(now_ns=now_ns)
     yield "\n".join([_headline(counts, sizes), *lines])
     groups = [
@@ -120,7 +120,7 @@ def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
 
 
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
-    from wald.answers.explain import state_of
+    from wald.status.retention import state_of
 
     return state_of(status), status.state, status.problem, status.waived_routes
 
@@ -132,7 +132,16 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {format_bytes(sizes.total())}: {parts}"
 
 
-def _segments_line(stretch: _Stretch, cutting: str) -> str:
+def _active_words(log: Log) -> str:
+    from wald.files.disk import Disk
+    from wald.writing.run_reports import no_daemon_message
+
+    if no_daemon_message(log.root, Disk()):
+        return "the active segment, which no daemon writes to now"
+    return f"being written; {command_line(log.root.path, 'cut')} completes it"
+
+
+def _segments_line(stretch: _Stretch, active: str) -> str:
     from wald.segments.view import State
 
     first, last = stretch.first, stretch.last
@@ -149,7 +158,7 @@ def _segments_line(stretch: _Stretch, cutting: str) -> str:
         case State.RELEASED:
             return f"{place}: reclaimed, and deleted after the grace period"
         case State.ACTIVE:
-            return f"{place}: being written; {cutting} completes it"
+            return f"{place}: {active}"
     if not last.pins:
         follows = "it stays, because it is the newest" if last.is_newest else "wald-reclaim may delete it"
         return f"{place}: {_unpinned(last.waived_routes)}; {follows}{damaged}"
@@ -195,14 +204,14 @@ def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, 
 
 def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
-    from wald.answers.explain import ASK_SECONDS, advice
-    from wald.answers.liveness import over_quota
     from wald.files.routes import fifo_problems
     from wald.retention.cursors import CursorState
+    from wald.status.findings import over_quota
+    from wald.status.retention import QUOTA_SECONDS, advice
 
     wald_ = command_line(log.root.path)
     yield from (message for _, message in fifo_problems(log.root))
-    for over in over_quota(log.root, seconds=ASK_SECONDS):
+    for over in over_quota(log.root, seconds=QUOTA_SECONDS):
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:

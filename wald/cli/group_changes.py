@@ -46,7 +46,7 @@ def release(root: Path, route: str, group: str, worker: str, force: bool, timeou
     while a command of wald-drain runs for the worker; the error says how to end the command, after which its records
     are redelivered.
     """
-    from wald.answers.work import count_of
+    from wald.status.retention import count_of
 
     log = wald.open(root)
     seen = _changeable(log, route, group)

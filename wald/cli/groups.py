@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.answers.fields import time_fields
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import count_option, json_option, root_option, route_argument
@@ -21,11 +20,12 @@ from wald.format.names import check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
+from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
-    from wald.answers.groups import FoundGroup
     from wald.log import Log
     from wald.retention.backlog import GroupBacklog
+    from wald.status.retention import FoundGroup
     from wald.work.ownership import RunningCommand
     from wald.work.snapshot import GroupStatus, WorkFile
 
@@ -70,14 +70,14 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
     the first open record has been in the log. OWNER is the process that the workers are part of, or connected to. The
     exit code is 4 if a journal is damaged.
     """
-    from wald.answers.groups import found_groups, group_fields
+    from wald.status.retention import found_groups
 
     log = wald.open(root)
     now_ns = time.time_ns()
     found = found_groups(log, [route] if route else log.routes(), now_ns)
     if as_json:
         for each in found:
-            click.echo(json_line("group.list", group_fields(each)))
+            click.echo(json_line("group.list", each.fields()))
     else:
         for line in aligned([(*_COLUMNS, ""), *(_row(log, each, now_ns) for each in found)], _NUMERIC):
             click.echo(line)
@@ -85,7 +85,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
 
 
 def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
-    from wald.answers.work import count_of
+    from wald.status.retention import count_of
 
     seen, picture = found.seen, found.seen.snapshot
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
@@ -112,7 +112,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
 
     If its journal is damaged, show where, what is known, and what can be done; the exit code is then 4.
     """
-    from wald.answers.groups import group_fields, with_lags
+    from wald.status.retention import with_lags
     from wald.work.snapshot import read_status, work_file
 
     log = wald.open(root)
@@ -121,7 +121,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     (found,) = with_lags(log, [seen])
     held = _backlog_of(log, seen)
     if as_json:
-        click.echo(json_line("group.show", group_fields(found) | _more_fields(found, held)))
+        click.echo(json_line("group.show", found.fields() | _more_fields(found, held)))
     else:
         click.echo("\n".join(aligned(list(_rows(log, found, held, now_ns)), ())))
     return Damaged.exit_code if seen.damage else 0
@@ -204,7 +204,7 @@ def _command(command: RunningCommand) -> str:
 
 
 def _open(seen: GroupStatus) -> str:
-    from wald.answers.work import count_of
+    from wald.status.retention import count_of
 
     picture = seen.snapshot
     if not picture.open:
@@ -284,7 +284,7 @@ def _next(log: Log, found: FoundGroup) -> str:
 
 def _only_waits(found: FoundGroup) -> str:
     """When the next record is due, if nothing can be delivered before; else ""."""
-    from wald.answers.work import count_of
+    from wald.status.retention import count_of
 
     picture = found.seen.snapshot
     due = [each.due_ns for each in picture.waiting()]
@@ -307,7 +307,7 @@ def pending(root: Path, route: str, group: str, consumer: str | None, count: int
     A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
     each record, REASON why it was last returned. With --json, one object per line.
     """
-    from wald.answers.pending import pending_fields
+    from wald.status.schema import fields_of, pending_objects
     from wald.work.snapshot import read_status, work_file
 
     log = wald.open(root)
@@ -319,8 +319,8 @@ def pending(root: Path, route: str, group: str, consumer: str | None, count: int
     out = [each for each in picture.out() if consumer in (None, each.worker)]
     waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
     if as_json:
-        for fields in pending_fields(out, waiting, dead, count):
-            click.echo(json_line("group.pending", {"route": route, "group": group} | dict(fields)))
+        for each in pending_objects(out, waiting, dead, count):
+            click.echo(json_line("group.pending", {"route": route, "group": group} | fields_of(each)))
         return
     tables = [*out_table(out, now_ns, count), *waiting_table(waiting, now_ns, count), *dead_table(dead, count)]
     if seen.owner is None and picture.open:

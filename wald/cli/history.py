@@ -41,8 +41,8 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     without a line are not detected; `wald verify` reports them. Exit code 3: the route does not exist, and no line of
     the requested time names it.
     """
-    from wald.answers.history import clock_events, crash_events, event_fields
     from wald.checking.audit_report import END_OF_TIME_NS, DeletionAudit
+    from wald.status.history import clock_events, crash_events, event_fields
 
     check_span(since, until)
     here = Root(root)
@@ -81,6 +81,6 @@ def _report(story: DeletionAudit, *, as_json: bool) -> None:
 
 
 def _text(event: Event) -> str:
-    from wald.answers.history import sentence
+    from wald.status.history import sentence
 
     return f"{utc(event.at_ns)}  {event.entry.get('event'):10} {sentence(event)}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wald.answers.fields import time_fields
 from wald.checking.kinds import FileKind
 from wald.cli.deletable import Verdict, may_delete
 from wald.cli.options import json_option
@@ -20,6 +19,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.safe_open import read_object
+from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
     from wald.checking.dump import Item

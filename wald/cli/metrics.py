@@ -21,9 +21,9 @@ from wald.files.layout import Root
 from wald.format.names import VERIFY_LEDGER
 
 if TYPE_CHECKING:
-    from wald.answers.work import WorkCounts
     from wald.log import Log
     from wald.retention.backlog import Condition, GroupBacklog, Growth
+    from wald.status.retention import WorkCounts
 
 GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
 _ROUTE_GROUP = ("route", "group")
@@ -63,8 +63,8 @@ def measure(log: Log) -> Measured:
     Raises:
         Damaged: the directory or the end of the log cannot be read.
     """
-    from wald.answers.work import work_counts
     from wald.retention.backlog import Backlog, condition_of
+    from wald.status.retention import work_counts
 
     began = time.monotonic()
     backlog = Backlog(log.view())

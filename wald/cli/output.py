@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+from wald.status.schema import fields_of
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
@@ -26,16 +28,17 @@ def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator
         yield "  ".join(cells).rstrip()
 
 
-def json_line(command: str, fields: Mapping[str, object]) -> str:
+def json_line(command: str, fields: object) -> str:
     """One object of what a command prints with ``--json``; docs/json.md says what is in it.
 
     Args:
+        fields: a mapping, or an object of ``wald.status.schema``.
         command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
     """
-    named = {"schema": f"wald.{command}/1"} | dict(fields)
-    text = json.dumps(named, ensure_ascii=False)
+    named = {"schema": f"wald.{command}/1"} | fields_of(fields)
+    text = json.dumps(named, ensure_ascii=False, default=fields_of)
     # JSON is UTF-8 in every locale; the surrogates of a path that is not UTF-8 are valid JSON only as escapes.
-    return text if text.isascii() or _is_printable(text) else json.dumps(named)
+    return text if text.isascii() or _is_printable(text) else json.dumps(named, default=fields_of)
 
 
 def _is_printable(text: str) -> bool:

@@ -49,9 +49,9 @@ def head(root: Path, as_json: bool) -> None:
             hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
     if as_json:
-        from wald.answers.positions import head_fields
+        from wald.status.schema import Head
 
-        click.echo(json_line("head", head_fields(log.root, found)))
+        click.echo(json_line("head", Head.of(log.root, found)))
     else:
         click.echo(
             f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} "
@@ -77,8 +77,8 @@ def where(
     With --since: show whether all records of that time are here, and where the others are. The exit code is 0 if they
     are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
-    from wald.answers.positions import where_fields
     from wald.segments.view import State
+    from wald.status.schema import Where
 
     log = wald.open(root)
     if (sequence is None) == (since is None) or (since is None and (route is not None or until is not None)):
@@ -101,7 +101,7 @@ def where(
             lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
         return exit_code(found.state)
-    click.echo(json_line("where", where_fields(found)))
+    click.echo(json_line("where", Where.of(found)))
     return exit_code(found.state)
 
 

@@ -42,13 +42,13 @@ def list_(root: Path, as_json: bool) -> None:
 
     LAG is the number of records of the route that the log has and the group has not processed.
     """
-    from wald.answers.routes import routes_fields
     from wald.retention.progress import read_progress
+    from wald.status.schema import Routes
 
     log = wald.open(root)
     every = read_progress(log.view())
     if as_json:
-        click.echo(json_line("route.list", routes_fields(log.root, every)))
+        click.echo(json_line("route.list", Routes.of(log.root, every)))
         return
     warn_without_daemon(log.root)
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.answers.fields import segment_fields, time_fields
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
@@ -18,6 +17,7 @@ from wald.cli.streams import write_stdout
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.times import utc
 from wald.hints import command_line
+from wald.status.schema import segment_fields, time_fields
 
 if TYPE_CHECKING:
     from wald.format.records import Record

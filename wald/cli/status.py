@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wald
-from wald.answers.fields import time_fields
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
 from wald.errors import InvalidInput, Unavailable
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
+from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
-    from wald.answers.latency import Item
-    from wald.answers.status import Facts, Finding
     from wald.retention.backlog import GroupBacklog
+    from wald.status.findings import Facts, Finding
+    from wald.status.rates import Item
 
 _EXIT_CODES = {"warning": 14, "failing": 13, "down": Unavailable.exit_code}
 _GOOD = "good"
@@ -49,9 +49,9 @@ def status(
 ) -> int:
     """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk is full.
 
-    The exit code is 0 if all is good, 14 if there are warnings, 13 if something fails (the disk is full, a segment
-    cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or of
-    its last run.
+    The exit code is 0 if all is well (the last line is OK), 14 if there are warnings, 13 if something fails (the disk
+    is full, a segment cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the
+    running daemon, or of its last run.
 
     --latency prints what producers wait for, and the daemon's histograms of commits and syncs. A quantile is the upper
     bound of its bucket. It needs the daemon.
@@ -64,7 +64,7 @@ def status(
         measured = _measured(root, socket, during)
         click.echo(json_line("status.latency", measured) if as_json else "\n".join(_latency_text(measured)))
         return 0
-    from wald.answers.status import findings, read_facts
+    from wald.status.findings import findings, read_facts
 
     now_ns = time.time_ns()
     facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)
@@ -78,8 +78,8 @@ def status(
 
 
 def _measured(root: Path, socket: Path | None, during: float | None) -> dict[str, Any]:
-    from wald.answers.latency import measured
     from wald.cli.connect import daemon_at
+    from wald.status.rates import measured
 
     with daemon_at(root, socket) as daemon:
         before: Item = {}
@@ -90,7 +90,7 @@ def _measured(root: Path, socket: Path | None, during: float | None) -> dict[str
 
 
 def _latency_text(found: Item) -> Iterator[str]:
-    from wald.answers.latency import MEASURED
+    from wald.status.rates import MEASURED
 
     yield found["conclusion"]
     rows = [["", "count", "mean", "p50", "p90", "p99"]]
@@ -127,7 +127,7 @@ def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
         yield f"{_word(finding)}: {finding.message}"
         if finding.hint:
             yield f"  hint: {finding.hint}"
-    yield _verdict(found)
+    yield _word(found[0]) if found else "OK"
 
 
 def _daemon(facts: Facts) -> str:
@@ -168,7 +168,7 @@ def _steps(facts: Facts) -> str:
 
 
 def _lag(facts: Facts, now_ns: int) -> str:
-    from wald.answers.status import named
+    from wald.status.findings import named
 
     waiting = facts.waiting
     if not waiting and facts.lost_routes:

@@ -48,7 +48,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
 
 def now() -> datetime:
     """When the command began to ask: one moment for all that it asks, in the zone that "today" is in."""
-    from wald.answers.fields import local_now
+    from wald.status.schema import local_now
 
     context = click.get_current_context(silent=True)
     moments = {} if context is None else context.meta

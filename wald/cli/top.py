@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from wald.answers.samples import Sampler
-    from wald.answers.snapshot import HeadSample, LogSample, Snapshot
     from wald.log import Log
+    from wald.status.rates import HeadSample, LogSample, Sampler, Snapshot
 
 _INTERVAL_MIN_SECONDS = 0.1  # a person reads no faster
 _PLAIN_CELLS = 200  # enough for a row of the table
@@ -69,9 +68,9 @@ def top(root: Path, interval: float, once: bool) -> None:
     samplers = _Samplers(wald.open(root))
     console = Console()
     if once or not (sys.stdin.isatty() and console.is_terminal) or console.is_dumb_terminal:
-        samplers.take()
+        samplers.update()
         time.sleep(interval)
-        samplers.take()
+        samplers.update()
         click.echo(top_screen.plain(samplers.snapshot(), width=_PLAIN_CELLS))
     else:
         _watch(samplers, interval, console)
@@ -81,17 +80,17 @@ class _Samplers:
     """Both samplers of one log."""
 
     def __init__(self, log: Log) -> None:
-        from wald.answers.samples import HeadSource, LogSource, Sampler
+        from wald.status.rates import HeadSource, LogSource, Sampler
 
         self._log = log
         self._head_sampler: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
         self._log_sampler: Sampler[LogSample] = Sampler(LogSource(log).sample)
         self._every = (self._head_sampler, self._log_sampler)
 
-    def take(self) -> None:
-        """Take one sample of each kind, now."""
+    def update(self) -> None:
+        """Take a sample of each kind now."""
         for sampler in self._every:
-            sampler.take()
+            sampler.update()
 
     def start(self, interval_seconds: float, wake: int) -> None:
         """Take samples from now on; after each one, write to the descriptor ``wake``."""
@@ -104,20 +103,20 @@ class _Samplers:
         Raises:
             Exception: a bug in a sampler.
         """
-        from wald.answers.snapshot import Snapshot, activity, inventory
+        from wald.status.rates import Snapshot, activity, inventory
 
         for sampler in self._every:
             if sampler.bug is not None:
                 raise sampler.bug
-        troubles = dict.fromkeys(sampler.trouble for sampler in self._every if sampler.trouble)
+        problems = dict.fromkeys(sampler.problem for sampler in self._every if sampler.problem)
         if self._log_sampler.samples:
-            troubles |= dict.fromkeys(self._log_sampler.samples[-1].fifo_problems)
+            problems |= dict.fromkeys(self._log_sampler.samples[-1].fifo_problems)
         now, now_ns = time.monotonic(), time.time_ns()
         return Snapshot(
             str(self._log.root.path),
             activity(self._head_sampler.samples, now_ns=now_ns),
             inventory(self._log_sampler.samples, now=now, now_ns=now_ns),
-            tuple(troubles),
+            tuple(problems),
         )
 
 

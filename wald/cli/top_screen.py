@@ -22,10 +22,10 @@ from itertools import accumulate
 from rich.console import Console, Group
 from rich.text import Text
 
-from wald.answers.snapshot import Activity, Inventory, Row, Snapshot
 from wald.retention.backlog import Condition
 from wald.retention.cursors import CursorState
 from wald.setting_types import format_bytes, format_seconds
+from wald.status.rates import Activity, Inventory, Row, Snapshot
 
 _LABEL_CELLS = 10
 _BAR_CELLS_MAX = 60
@@ -72,8 +72,8 @@ def plain(snapshot: Snapshot, *, width: int) -> str:
 def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
     """What is below the title, in at most ``height`` lines; None: as many as it takes."""
     shown: list[Text] = []
-    for trouble in snapshot.troubles:
-        shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(trouble), width)]
+    for problem in snapshot.problems:
+        shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(problem), width)]
     shown += _activity(snapshot.activity, width)
     shown += _inventory(snapshot.inventory, width)
     if snapshot.activity is not None:

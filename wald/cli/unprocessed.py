@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wald
-from wald.answers.fields import time_fields
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
@@ -24,6 +23,7 @@ from wald.files.disk import Disk
 from wald.format.names import SKIPS_LEDGER
 from wald.format.times import utc
 from wald.hints import command_line, user_name
+from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
     from wald.files.ledger_write import Ledger

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wald.exposition import Metric, Samples
 
 if TYPE_CHECKING:
-    from wald.answers.work import WorkCounts
+    from wald.status.retention import WorkCounts
 _LABELS = ("route", "group")
 
 

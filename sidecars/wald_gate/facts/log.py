@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any
 
 from starlette.responses import Response
 
-from wald.answers.explain import explanation
-from wald.answers.positions import head_fields, where_fields
-from wald.answers.routes import routes_fields
 from wald.errors import InvalidInput, NotFound
 from wald.log import Log
 from wald.retention.backlog import Backlog
 from wald.retention.progress import read_progress
+from wald.status.retention import explanation
+from wald.status.schema import Explained, Head, Routes, Where
 from wald_gate.call import Call
 from wald_gate.shapes import SEQUENCE_MAX, encoded
 from wald_gate.verbs import listing
@@ -25,9 +23,9 @@ JSON = "application/json"
 async def routes(call: Call) -> Response:
     """The routes that the client may read, and how far their groups have come."""
 
-    def read() -> dict[str, Any]:
+    def read() -> Routes:
         log = call.state.log
-        return routes_fields(log.root, [each for each in read_progress(log.view()) if call.client.may_read(each.route)])
+        return Routes.of(log.root, [each for each in read_progress(log.view()) if call.client.may_read(each.route)])
 
     return _answer(call.seen(await call.read(read)))
 
@@ -43,7 +41,7 @@ async def head(call: Call) -> Response:
     return _answer(call.seen(await call.state.head.result()))
 
 
-def read_head(log: Log) -> dict[str, Any]:
+def read_head(log: Log) -> Head:
     """Return how far the log is durable.
 
     Raises:
@@ -52,7 +50,7 @@ def read_head(log: Log) -> dict[str, Any]:
     found = log.head()
     if found is None:
         raise NotFound(f"{log.root.head}: no record is durable yet", hint="POST a record")
-    return head_fields(log.root, found)
+    return Head.of(log.root, found)
 
 
 async def where(call: Call) -> Response:
@@ -63,7 +61,7 @@ async def where(call: Call) -> Response:
     if int(given) > SEQUENCE_MAX:
         raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the highest possible sequence", hint="/v1/where/250")
     found = await call.read(call.state.log.where, int(given))
-    return _answer(where_fields(found))
+    return _answer(Where.of(found))
 
 
 async def explain(call: Call) -> Response:
@@ -73,7 +71,7 @@ async def explain(call: Call) -> Response:
     return Response(await call.read(listed, found), media_type=media_type)
 
 
-def explained(log: Log) -> Generator[None, None, list[dict[str, object]]]:
+def explained(log: Log) -> Generator[None, None, list[Explained]]:
     """Explain a log; yields after each object, for :meth:`Call.walk`: segments may be very many."""
     found = []
     for each in explanation(log, Backlog(log.view()), time.time_ns()):
@@ -88,5 +86,5 @@ async def cut(call: Call) -> Response:
     return _answer({"cut": what == "cut", "segment": int(segment)})
 
 
-def _answer(fields: dict[str, Any]) -> Response:
+def _answer(fields: object) -> Response:
     return Response(encoded(fields), media_type=JSON)

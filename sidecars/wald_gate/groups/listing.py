@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from starlette.responses import Response
 
-from wald.answers.groups import found_groups, group_fields
-from wald.answers.routes import reader_fields
 from wald.errors import Locked, NotFound
 from wald.files.disk import Disk
 from wald.retention.cursors import CursorState, remove_cursor
 from wald.retention.progress import read_progress
+from wald.status.retention import found_groups
+from wald.status.schema import Group, GroupOfRoute, GroupsOfRoute, fields_of
 from wald.work.ownership import remove_group
 from wald.work.snapshot import work_file
 from wald_gate.call import Call
@@ -23,17 +22,15 @@ from wald_gate.groups.shapes import Removed
 from wald_gate.shapes import encoded
 from wald_gate.verbs import JSON
 
-_SAID = ("route", "group", "path", "cursor")  # of a work group, beside it
-
 
 async def groups(call: Call) -> Response:
     """The groups of a route, how far they are, and of a work group what of it is where."""
 
-    def read() -> dict[str, Any]:
+    def read() -> GroupsOfRoute:
         log, route = call.state.log, call.route
         log.root.require_route(route)
         found = {
-            cursor.path: reader_fields(cursor, lag)
+            cursor.path: GroupOfRoute.of(cursor, lag)
             for each in read_progress(log.view())
             if each.route == route
             for cursor, lag in zip(each.cursors, each.lags, strict=True)
@@ -41,9 +38,10 @@ async def groups(call: Call) -> Response:
         }
         for each in found_groups(log, [route], time.time_ns()):
             at = each.seen.cursor
-            fields = {name: value for name, value in group_fields(each).items() if name not in _SAID}
-            found.setdefault(at.path, reader_fields(at, each.unfinished.records))["work"] = fields
-        return {"groups": sorted(found.values(), key=lambda each: str(each["group"]))}
+            known = found.get(at.path) or GroupOfRoute.of(at, each.unfinished.records)
+            found[at.path] = Group(**fields_of(known), work=each.work())
+        every = sorted(found.values(), key=lambda each: each.group)
+        return GroupsOfRoute(every)  # type: ignore[arg-type]  # only work groups have ``work``
 
     return Response(encoded(call.seen(await call.read(read))), media_type=JSON)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct, field
 
 from wald.format.work import TRIES_MAX
 from wald.work import deliveries
 from wald.work.group import WORKER_MAX
-from wald_gate.facts.shapes import GroupOfRoute
 from wald_gate.shapes import PRINTABLE, Shape, WaitTime
 
 RECORDS_MAX = 10_000
@@ -117,84 +116,11 @@ class Released(Struct):
     released: int
 
 
-class Owner(Struct):
-    """The process that works for a group, null if it is in another container; the command is for admins."""
-
-    process: int | None
-    command: str | UnsetType = UNSET
-
-
-class WorkOfGroup(Struct):
-    """Of a work group, how many records are where, as ``wald group list --json`` has it."""
-
-    owner: Owner | None
-    damage: str
-    floor: int
-    taken_in: int
-    open_records: int
-    out_records: int
-    waiting_records: int
-    giving_up_records: int
-    behind_records: int
-    oldest_append_time_ns: int | None
-    oldest_append_time: str | None
-    tries_max: int
-    commands: list[dict[str, Any]] | UnsetType = UNSET
-
-
-class Group(GroupOfRoute, kw_only=True):
-    """A group of a route; ``work`` once workers have asked for records."""
-
-    work: WorkOfGroup | UnsetType = UNSET
-
-
-class GroupsOfRoute(Struct):
-    """The groups of a route, by name."""
-
-    groups: list[Group]
-
-
 class Removed(Struct):
     """A group that is no longer there."""
 
     route: str
     group: str
-
-
-class Out(Struct, tag_field="kind", tag="out"):
-    """Records that a consumer has until its lease ends."""
-
-    first: int
-    last: int
-    consumer: str
-    until_ns: int | None
-    until: str | None
-    tries: int
-
-
-class Waits(Struct, tag_field="kind", tag="waiting"):
-    """Records that are not delivered before they are due, and why they came back."""
-
-    first: int
-    last: int
-    due_ns: int
-    due: str
-    tries: int
-    reason: str
-
-
-class GivingUp(Struct, tag_field="kind", tag="giving-up"):
-    """A record that becomes a dead letter."""
-
-    sequence: int
-    since_ns: int
-    since: str
-    tries: int
-    reason: str
-    dead_letter_route: str
-
-
-Pending = Out | Waits | GivingUp
 
 
 class PendingQuery(Shape):

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from starlette.responses import Response
 
 from wald import aio
-from wald.answers.pending import pending_fields
 from wald.errors import Damaged
 from wald.hints import command_line
+from wald.status.schema import pending_objects
 from wald.work.deliveries import Refusal
 from wald.work.owner import Share
 from wald.work.snapshot import read_status, work_file
@@ -105,7 +105,7 @@ async def pending(call: Call) -> Response:
             showing = command_line(log.root.path, f"group show {file.route} {file.group}")
             raise Damaged(f"{file.path}: {seen.damage}", hint=showing)
         picture = seen.snapshot
-        found = pending_fields(picture.out(), picture.waiting(), picture.dead, query.limit)
+        found = pending_objects(picture.out(), picture.waiting(), picture.dead, query.limit)
         return listed(found)
 
     return Response(await call.read(read), media_type=media_type)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from wald.answers.liveness import Life, Liveness, liveness
 from wald.errors import Gone, Replaced, RolledBack, WaldError
 from wald.hints import command_line
 from wald.log import Log
+from wald.status.findings import Life, Liveness, liveness
 
 _FRESH_SECONDS = 1.0
 _SAME_SECONDS = 0.5

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.times import is_absolute, nanoseconds, parse_position_option
 from wald.reading.selection import Start
+from wald.status.schema import local_now
 from wald_gate.call import Call, wait_seconds
 from wald_gate.compression import wants_gzip
 from wald_gate.groups.making import require_group

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 
-from wald.answers.snapshot import SegmentSeen
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.format.spans import Spans
@@ -19,6 +18,7 @@ from wald.retention.backlog import SegmentStatus
 from wald.retention.history import History
 from wald.retention.missing import ReclaimedSegment
 from wald.segments.view import State
+from wald.status.rates import SegmentSeen
 from wald_gate.page.strip import Look, Piece
 
 _AT_MOST = 1000  # deletions that are looked at in a walk

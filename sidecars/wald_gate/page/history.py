@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 from starlette.responses import Response
 
-from wald.answers.history import CLOCK, CLOCK_STEP, LIVES, READABLE, Excerpt, deed, excerpt
 from wald.checking.audit_report import DeletionAudit, Event
 from wald.errors import InvalidInput
 from wald.format.names import LEDGERS, check_route
 from wald.format.times import utc
+from wald.status.history import CLOCK, CLOCK_STEP, LIVES, READABLE, Excerpt, deed, excerpt
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page, page
 from wald_gate.page.picture import Picture

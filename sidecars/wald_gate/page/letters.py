@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from wald.answers.snapshot import Row
 from wald.format.names import HANDOVER_SUFFIX
 from wald.hints import command_line
 from wald.retention.cursors import CursorState
+from wald.status.rates import Row
 from wald.work.group import DEAD_LETTER
 from wald_gate.call import Call
 from wald_gate.page.picture import Walk

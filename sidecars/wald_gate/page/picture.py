@@ -16,17 +16,36 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from wald.answers.latency import measured
-from wald.answers.liveness import Life, Liveness, liveness, socket_of
-from wald.answers.samples import HeadSource, LogSource, Sampler
-from wald.answers.snapshot import Activity, HeadSample, Inventory, LogSample, activity, inventory
-from wald.answers.status import Contents, Facts, Finding, facts_of, facts_of_daemon, findings
-from wald.answers.work import WorkCounts, work_counts
 from wald.errors import WaldError
 from wald.log import Log
 from wald.retention.backlog import Condition, GroupBacklog
 from wald.segments.view import State, View
 from wald.setting_types import size as size_type
+from wald.status.findings import (
+    Contents,
+    Facts,
+    Finding,
+    Life,
+    Liveness,
+    facts_of,
+    facts_of_daemon,
+    findings,
+    liveness,
+    socket_of,
+)
+from wald.status.rates import (
+    Activity,
+    HeadSample,
+    HeadSource,
+    Inventory,
+    LogSample,
+    LogSource,
+    Sampler,
+    activity,
+    inventory,
+    measured,
+)
+from wald.status.retention import WorkCounts, work_counts
 from wald_gate.page.archived import Archived, Bundled
 from wald_gate.page.strip import Look, Piece
 
@@ -124,12 +143,12 @@ class Camera:
         """A picture with what can be read quickly, now. What goes wrong is part of it."""
         log = self._log
         daemon = self._daemon = self._asked()
-        self._head.take()
+        self._head.update()
         now, now_ns = time.monotonic(), time.time_ns()
         seen = activity(self._head.samples, now_ns=now_ns)
         self._rates.append(seen.records_per_second if seen else None)
         walk = self._walked(now, now_ns) if self._walked is not None else None
-        trouble, pieces, facts = self._head.trouble, tuple[Piece, ...](), None
+        trouble, pieces, facts = self._head.problem, tuple[Piece, ...](), None
         try:
             facts = facts_of_daemon(log.root, daemon, walk.facts if walk is not None else None)
             pieces = tuple(self._pieces(log.view(), facts, seen.sequence if seen else 0))
@@ -169,10 +188,10 @@ class Camera:
     def _walk_through(self) -> Callable[[float, int], Walk]:
         log, daemon = self._log, self._daemon
         self._bundled.begin()
-        self._all.take()
+        self._all.update()
         if daemon is None:
             daemon = self._asked()
-        contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
+        contents = Contents(unreadable=((self._all.problem, ""),) if self._all.problem else ())
         for newest in self._all.samples[-1:]:
             self._bundled.end(newest.segments)
             full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
@@ -180,7 +199,7 @@ class Camera:
         facts = facts_of(log, daemon, contents)
         by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
         work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
-        samples, trouble = self._all.samples, self._all.trouble
+        samples, trouble = self._all.samples, self._all.problem
         archived = self._archived = self._bundled.newest
 
         def walk(now: float, now_ns: int) -> Walk:

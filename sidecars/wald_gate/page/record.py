@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from wald.answers.positions import where_fields
 from wald.errors import InvalidInput, NotFound, WaldError
 from wald.format.records import Record
 from wald.log import Log
@@ -18,6 +17,7 @@ from wald.reading.assembler import Batch, Sender
 from wald.reading.lookup import Whereabouts
 from wald.reading.reader import read_without_waiting
 from wald.segments.view import State
+from wald.status.schema import Where
 from wald_gate.call import Call
 from wald_gate.page.frame import page
 from wald_gate.page.values import FORMS, Form, headers, line, shown
@@ -53,7 +53,7 @@ async def record(call: Call) -> Response:
     query = call.query(Query)
     found = await _found(call, _sequence(call))
     message = call.words(found.trouble or found.where.message)
-    facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": where_fields(found.where)}
+    facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": Where.of(found.where)}
     if found.record is not None:
         names, count = headers(found.record.headers)
         facts |= {

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from msgspec import Meta
 from starlette.responses import RedirectResponse, Response
 
-from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.format.records import Record
@@ -24,6 +23,7 @@ from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
 from wald.segments.view import View
+from wald.status.schema import local_now
 from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, page
 from wald_gate.page.picture import Picture

@@ -11,13 +11,12 @@ from urllib.parse import urlencode
 from msgspec import Meta
 from starlette.responses import Response
 
-from wald.answers.explain import advice
-from wald.answers.snapshot import Row
-from wald.answers.work import WorkCounts
 from wald.errors import NotFound
 from wald.hints import command_line
 from wald.retention.backlog import GroupBacklog
 from wald.retention.cursors import CursorState
+from wald.status.rates import Row
+from wald.status.retention import WorkCounts, advice
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.letters import letters

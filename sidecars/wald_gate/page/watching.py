@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from wald.answers.samples import rest_seconds
 from wald.log import Log
+from wald.status.rates import rest_seconds
 from wald_gate.page.picture import Camera, Picture
 
 _INTERVAL_SECONDS = 1.0

@@ -131,5 +131,5 @@ def test_a_log_of_many_segments_is_explained_in_steps(tmp_path: Path) -> None:
     way = explained(built.log)
     for _ in range(20):
         next(way)
-    kinds = [each["kind"] for each in result_of(way)]
+    kinds = [each.kind for each in result_of(way)]
     assert kinds == ["segment"] * 21 + ["group", "log"]

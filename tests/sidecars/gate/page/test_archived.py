@@ -12,8 +12,8 @@ from gating import Gate
 from logs import Built
 from running import Daemon, eventually, reclaim, wald
 
-from wald.answers.samples import LogSource
 from wald.retention.history import History
+from wald.status.rates import LogSource
 from wald_gate.page.archived import Archived, Bundled
 
 

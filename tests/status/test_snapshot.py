@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from wald.answers.snapshot import HeadSample, LogSample, activity, inventory
 from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry, RouteTable
@@ -17,6 +16,7 @@ from wald.retention.blockers import NO_BLOCKERS, CursorSnapshot
 from wald.retention.cursors import Cursor, CursorState
 from wald.retention.progress import Lag
 from wald.segments.view import State
+from wald.status.rates import HeadSample, LogSample, activity, inventory
 
 NOW_NS = 1_700_000_000_000_000_000
 PULSE = HeadSample(

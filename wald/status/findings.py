@@ -1,18 +1,20 @@
-"""What is looked at to say how a log is, and what is found wrong: facts, read once, and findings about them, pure."""
+"""Liveness of the daemon, and the problems of a log: facts are read once, and findings follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
-from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.checking.checker import Level
+from wald.client.connection import ask_status
 from wald.errors import Damaged
-from wald.files.disk import free_bytes
+from wald.files.disk import Disk, free_bytes
+from wald.files.identity import Identity
 from wald.files.layout import Root
+from wald.files.locks import holders, is_locked, is_stopped
 from wald.files.routes import fifo_problems
 from wald.files.safe_open import read_object
 from wald.files.uptime import ClockStep, read_steps
@@ -29,7 +31,8 @@ from wald.segments.durable_end import seconds_ahead
 from wald.segments.view import durable_head, no_segment
 from wald.setting_types import format_bytes, format_seconds
 from wald.work.snapshot import check_journals
-from wald.writing.run_reports import CrashReport, crash_reports
+from wald.writing.daemon_lock import is_lock_hidden
+from wald.writing.run_reports import CrashReport, crash_reports, describe_last_end, last_daemon_fields, run_reports
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
@@ -42,8 +45,156 @@ _FILLED_BY = {  # docs/retention.md, "A full disk"
 _NAMED = 3  # of the routes whose directories are gone
 
 
+class Life(Enum):
+    """State of the daemon.
+
+    The kernel releases the lock when the process ends, so an old pid in its file decides nothing. The list of locks
+    names the process, but not one of another PID namespace. The daemon of this log and epoch must answer STAT, which
+    a frozen process does not.
+    """
+
+    RUNS = "runs"
+    STARTS = "starts"  # it has the lock, and nothing listens yet
+    FROZEN = "frozen"  # a signal or a debugger has stopped its process
+    SILENT = "silent"  # it has the lock, and does not answer
+    UNKNOWN = "unknown"  # this user may see neither the lock nor the answer
+    DEAD = "dead"
+    NEVER = "never-ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """State of the daemon, and the facts that it follows from.
+
+    Attributes:
+        pid: number of its process in this PID namespace; None if unknown.
+        wrote: fields of the lock file.
+        answer: the answer to STAT.
+        is_asked: False if this user may not connect to the socket.
+    """
+
+    life: Life
+    message: str
+    hint: str = ""
+    pid: int | None = None
+    wrote: Mapping[str, object] = field(default_factory=dict)
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    is_asked: bool = True
+
+    @property
+    def epoch(self) -> int | None:
+        found = self.wrote.get("epoch")
+        return found if isinstance(found, int) else None
+
+
+def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) -> Liveness:
+    """Find out whether the daemon of a log is alive; it has ``seconds`` to answer."""
+    wrote = last_daemon_fields(root)
+    if not is_locked(root.lock, Disk()):
+        if is_lock_hidden(root) and not next(run_reports(root), {}).get("ended"):
+            return _unlisted(root, identity, socket, seconds, wrote)
+        return _without_lock(root, wrote)
+    if (stopped := frozen(root)) is not None:
+        return stopped
+    pid = next(iter(holders(root.lock)), None)
+    return _asked(identity, socket, seconds, pid, wrote)
+
+
+def frozen(root: Root) -> Liveness | None:
+    """Return the daemon that has the lock if its process is stopped."""
+    pid, wrote = next(iter(holders(root.lock)), None), last_daemon_fields(root)
+    if pid is None or not is_stopped(pid):
+        return None
+    message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it accepts nothing"
+    return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
+
+
+def socket_of(root: Root) -> Path:
+    """Return the socket of the last run of the daemon, according to its settings."""
+    epoch = last_daemon_fields(root).get("epoch")
+    report = (read_object(root.report(epoch)) if isinstance(epoch, int) else None) or {}
+    match report.get("settings"):
+        case {"socket": {"value": str(value)}} if named := value.strip('"'):
+            return Path(named)
+    return root.socket
+
+
+def over_quota(root: Root, *, seconds: float) -> list[Mapping[str, Any]]:
+    """Return the routes over their quota, for which the daemon accepts nothing; none if it does not answer."""
+    try:
+        found = ask_status(socket_of(root), seconds=seconds).get("over_quota")
+    except OSError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
+    starting = command_line(root.path, "run")
+    if not wrote:
+        return Liveness(Life.NEVER, "no daemon has run on this log", starting)
+    ended = describe_last_end(root) or "the last one ended before it had recovered the log"
+    return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
+
+
+def _unlisted(root: Root, identity: Identity, socket: Path, seconds: float, wrote: Mapping[str, object]) -> Liveness:
+    """Judge a lock that this user may not open and that the kernel does not list: another PID namespace may have it.
+
+    Only a run without an end is asked: if systemd listens for a stopped daemon, a connection would start it.
+    """
+    found = _asked(identity, socket, seconds, None, wrote)
+    if found.life is Life.STARTS:  # nothing listens
+        return _without_lock(root, wrote)
+    if not found.is_asked:
+        message = f"it is unknown whether a daemon runs: this user may neither open {root.lock} nor ask {socket}"
+        return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
+    return found
+
+
+def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wrote: Mapping[str, object]) -> Liveness:
+    """Ask a daemon that holds the lock and is not stopped."""
+    who = _who(pid, wrote)
+    looking = "journalctl -u wald" if pid is None else f"cat /proc/{pid}/stat; journalctl -u wald"
+    try:
+        answer = ask_status(socket, seconds=seconds)
+    except PermissionError:
+        message = f"{who} has the log, and this user may not ask it: {socket}"
+        return Liveness(Life.RUNS, message, f"ls -l {socket}", pid, wrote, is_asked=False)
+    except (TimeoutError, BlockingIOError):
+        message = f"{who} has the log and has not answered for {seconds:g} s"
+        return Liveness(Life.SILENT, message, looking, pid, wrote)
+    except OSError as error:
+        message = (
+            f"{who} has the log, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
+        )
+        return Liveness(Life.STARTS, message, f"{looking}; --socket PATH", pid, wrote)
+    wrong = ""
+    if not answer:
+        wrong = f"the program that answers at {socket} refuses the question, or is not a daemon"
+    else:
+        wrote = {name: answer[name] for name in ("epoch", "pid") if name in answer} | dict(wrote)
+        if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
+            wrong = f"another daemon answers at {socket}"
+    if wrong:
+        return Liveness(Life.SILENT, f"{who} has the log, and {wrong}", f"{looking}; --socket PATH", pid, wrote)
+    return Liveness(Life.RUNS, f"{_who(pid, wrote)} runs", "", pid, wrote, answer)
+
+
+def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
+    """Name the daemon that has the lock, and its process as far as it is known here."""
+    own = wrote.get("pid")
+    if own is None:
+        process = "of which this user may not know the process" if pid is None else f"pid {pid}"
+    elif pid is None:
+        process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
+    elif pid != own:
+        process = f"pid {pid}, which is {own} to itself"
+    else:
+        process = f"pid {pid}"
+    return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
+
+
 class Severity(IntEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     WARNING = 1
     FAILING = 2
@@ -52,7 +203,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong, and what can be done."""
+    """A problem and its remedy."""
 
     severity: Severity
     message: str
@@ -61,7 +212,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a walk through all segments shows; the attributes are those of :class:`Facts`."""
+    """Results of a walk through all segments; the attributes are those of :class:`Facts`."""
 
     groups: tuple[GroupBacklog, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
@@ -74,16 +225,14 @@ class Facts:
     """A log and its daemon at one moment.
 
     Attributes:
-        crash: the last one; None if no report knows of any.
-        report: of the last life, as its start wrote it; ``Any``: it is JSON.
-        head_damage: what is wrong with the head; ``head`` is None then.
-        groups: of every route, with what each has not processed.
-        unreadable: what is wrong with segments, or with the log as a whole.
-        lost_routes: those with records whose directory is gone.
-        full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
-        fifos: what keeps lines that were written to a FIFO from the log.
-        journals: what is wrong with those of work groups, and what says what can be done.
-        steps: the clock steps.
+        crash: the last crash that a report knows of.
+        report: of the last run, as its start wrote it.
+        head_damage: the damage of the head; ``head`` is then None.
+        unreadable: message and hint of each problem of a segment, or of the log as a whole.
+        lost_routes: routes with records whose directory is gone.
+        full_seconds: until the disk is full if nothing is reclaimed; None if unknown, or if the log does not grow.
+        fifos: problems that keep lines in a FIFO out of the log.
+        journals: message and hint of each damaged journal of a work group.
     """
 
     root: Path
@@ -103,22 +252,22 @@ class Facts:
 
     @property
     def waiting(self) -> list[GroupBacklog]:
-        """The groups that count and have records to process; the one that has waited longest comes first."""
+        """The groups with records to process, without those of retired routes, the longest wait first."""
         found = [group for group in self.groups if group.lag.records and not group.retired]
         return sorted(found, key=lambda group: group.lag.oldest_ns or 0)
 
     @property
     def settings(self) -> Mapping[str, Mapping[str, str]]:
-        """Those of the last life, each with its value and where that comes from."""
+        """Settings of the last run: the value and origin of each."""
         found = self.report.get("settings")
         return found if isinstance(found, dict) else {}
 
 
 def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) -> Facts:
-    """Look at everything; nothing is changed.
+    """Read all facts without changing anything.
 
     Args:
-        socket: where the daemon listens; None: where its settings say.
+        socket: of the daemon; None: as its settings say.
         seconds: how long the daemon may take to answer.
     """
     root = log.root
@@ -127,7 +276,7 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
 
 
 def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
-    """The facts, where the daemon has been asked already and the segments have been walked through."""
+    """Complete the facts from the state of the daemon and a walk through the segments."""
     root = log.root
     return replace(
         facts_of_daemon(root, daemon),
@@ -142,10 +291,10 @@ def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
 
 
 def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -> Facts:
-    """What is quick to read: the daemon, its starts and ends, the head and the disk.
+    """Read what is quick to read: the daemon, its starts and ends, the head and the disk.
 
     Args:
-        before: where the rest is from; None: as if there were no routes and no segments.
+        before: source of the remaining facts; None: as if there were no routes and no segments.
     """
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
@@ -160,7 +309,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
 
 
 def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the journals of work groups whose cursors are not ``retired``."""
+    """Yield problems of journals of work groups, except those of ``retired`` cursors."""
     for file, finding in check_journals(log.root, log.identity.log_id):
         if finding.level is Level.ERROR and file.path.with_suffix(CURSOR_SUFFIX) not in retired:
             showing = command_line(log.root.path, f"group show {file.route} {file.group}")
@@ -168,7 +317,6 @@ def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _head(root: Root) -> tuple[Head | None, Damaged | None]:
-    """The head, or what is wrong with it."""
     try:
         return durable_head(root), None
     except Damaged as error:
@@ -176,7 +324,7 @@ def _head(root: Root) -> tuple[Head | None, Damaged | None]:
 
 
 def _contents(log: Log, now_ns: int) -> Contents:
-    """What the segments show; of a log without any that can be listed, why that is."""
+    """Walk through the segments; if they cannot be listed, return the reason."""
     try:
         backlog = Backlog(log.view())
         unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
@@ -203,10 +351,10 @@ def _unmounted(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
-    """What is wrong, the worst first.
+    """Return the problems, the worst first.
 
     Args:
-        lag_max: how many seconds a record may wait for a group; None: for ever.
+        lag_max: how many seconds a record may wait for a group; None: forever.
     """
     found = [*_of_daemon(facts), *_of_log(facts, now_ns, lag_max)]
     return sorted(found, key=lambda finding: -finding.severity)
@@ -228,7 +376,7 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, str(over.get("message")), command_line(facts.root, "explain"))
     if _number(answer, "stalled_seconds") > _STALLED_SECONDS:
         message = (
-            f"input has waited for {format_seconds(_number(answer, 'stalled_seconds'))} while the head stands still"
+            f"input has waited for {format_seconds(_number(answer, 'stalled_seconds'))} while the head did not move"
         )
         yield Finding(Severity.FAILING, message, "docs/alerts.md#waldstalled")
     if _number(answer, "seal_stalled_seconds") > _SEAL_STALLED_SECONDS:
@@ -239,7 +387,7 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
 
 
 def _full(answer: Mapping[str, Any]) -> str:
-    """What a daemon says of a disk that is full; ``Any``: it is JSON."""
+    """Describe a full disk from the daemon's answer."""
     by, free, needed = (answer.get(name) for name in ("degraded_by", "free_bytes", "needed_bytes"))
     said = ["the disk is full, so input waits"]
     if by in _FILLED_BY:
@@ -285,7 +433,7 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
 
 
 def named(routes: Sequence[str]) -> str:
-    """The first of ``routes``, and how many more there are."""
+    """List the first few routes, and the number of the others."""
     more = f" and {len(routes) - _NAMED} more" if len(routes) > _NAMED else ""
     return ", ".join(routes[:_NAMED]) + more
 

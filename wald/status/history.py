@@ -1,4 +1,4 @@
-"""What happened to a log: each event as a sentence and as fields; an excerpt of it, the newest first."""
+"""Events of a log as sentences and as JSON, the newest first."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wald.answers.fields import ledger_fields, time_fields
 from wald.checking.audit_report import DeletionAudit, Event
 from wald.files.layout import Root
 from wald.files.uptime import read_steps
 from wald.format.times import utc
 from wald.setting_types import format_bytes
+from wald.status.schema import ledger_fields, time_fields
 from wald.writing.run_reports import crash_reports, run_reports
 
 CRASH = "crash"
 STARTED = "started"
 ENDED = "ended"
-LIVES = "lives"
-"""In the place of a ledger: the reports of the starts."""
+LIVES = "lives"  # in place of a ledger: the reports of the starts
 CLOCK = "clock.jsonl"
 CLOCK_STEP = "clock-step"
 
@@ -32,7 +31,7 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """How a sentence writes what is a number; what a ledger has in its place is written as it is."""
+    """Format of numbers in a sentence; other values of a ledger are written unchanged."""
 
     number: Callable[[object], str]
     size: Callable[[object], str]
@@ -47,14 +46,12 @@ READABLE = Figures(
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Some events.
+    """Some events, newest first.
 
     Attributes:
-        events: the newest first.
-        before: where to go on: of each ledger, and of CLOCK and LIVES, the number in front of which; None: there is no
-            more.
-        looked_at: how many events were looked at to find these.
-        broken: what of the ledgers cannot be believed, a message each.
+        before: where the next excerpt begins: a line number of each ledger, of CLOCK and of LIVES; None at the end.
+        looked_at: number of events that were read to find these.
+        broken: problems of the ledgers.
     """
 
     events: list[Event]
@@ -64,33 +61,33 @@ class Excerpt:
 
 
 def excerpt(
-    story: DeletionAudit, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
+    audit: DeletionAudit, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
 ) -> Excerpt:
-    """The newest events, or those before a place; the work is that of the events that are looked at.
+    """Return the newest events, or those before a position.
 
     Args:
-        story: of the log; who asks again with the same one reads only what is new in the ledgers.
-        before: as of an excerpt; empty: from the newest one on.
-        count: of events that are wanted.
-        at_most: of events that are looked at.
+        audit: of the log; a later call with the same one reads only what is new in the ledgers.
+        before: of an excerpt; empty: start with the newest event.
+        count: limit of wanted events.
+        at_most: limit of events that are read, which bounds the work.
     """
     reached, events, looked_at = dict(before), list[Event](), 0
     bound = before.get(CLOCK, 1 << 64)
-    steps = [event for event in reversed(clock_events(story.root)) if event.number < bound]
-    others = steps, _of_lives(story.root, before)
-    merged = heapq.merge(story.newest_first(before), *others, key=lambda event: -event.at_ns)
+    steps = [event for event in reversed(clock_events(audit.root)) if event.number < bound]
+    others = steps, _starts_and_ends(audit.root, before)
+    merged = heapq.merge(audit.newest_first(before), *others, key=lambda event: -event.at_ns)
     for event in merged:
         if len(events) == count or looked_at == at_most:
-            return Excerpt(events, reached, looked_at, story.broken)
+            return Excerpt(events, reached, looked_at, audit.broken)
         looked_at += 1
         reached[event.ledger] = event.number
-        if event.is_event and wanted(audited := story.with_ruling(event)):
+        if event.is_event and wanted(audited := audit.with_ruling(event)):
             events.append(audited)
-    return Excerpt(events, None, looked_at, story.broken)
+    return Excerpt(events, None, looked_at, audit.broken)
 
 
 def crash_events(root: Root) -> Iterator[Event]:
-    """The lives that did not end with a stop, as far as a start has found that, the oldest first."""
+    """Yield the crashes that a later start has found, oldest first."""
     for crash in sorted(crash_reports(root), key=lambda crash: crash.found_ns or 0):
         if crash.found_ns is not None:
             entry = {"event": CRASH, "epoch": crash.epoch, "why": crash.how, "lost": list(crash.lost)}
@@ -107,7 +104,7 @@ def clock_events(root: Root) -> list[Event]:
 
 
 def event_fields(event: Event) -> dict[str, object]:
-    """An event, as ``wald history --json`` has it."""
+    """Return an event as ``wald history --json`` prints it."""
     ruling = event.ruling
     return {
         "kind": "event",
@@ -122,8 +119,8 @@ def event_fields(event: Event) -> dict[str, object]:
     }
 
 
-def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
-    """The starts and the ends of the daemon, the newest first; each has a number of its own."""
+def _starts_and_ends(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
+    """Yield starts and ends of the daemon, newest first, each with a number of its own."""
     bound = before.get(LIVES, 1 << 64)
     for report in run_reports(root):
         epoch = report.get("epoch")
@@ -135,13 +132,13 @@ def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
 
 
 def sentence(event: Event) -> str:
-    """An event in a sentence, as ``wald history`` writes it: what happened, and of a deletion why it was allowed."""
+    """Describe an event, and why a deletion was allowed."""
     judged = event.entry.get("event") in ("reclaimed", "shrunk")
     return f"{deed(event)}; {_judgement(event)}" if judged else deed(event)
 
 
 def deed(event: Event, figures: Figures = EXACT) -> str:
-    """What happened."""
+    """Describe what happened."""
     entry, number, size = event.entry, figures.number, figures.size
     match entry:
         case {"event": "reclaimed"}:
@@ -188,12 +185,12 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
 
 
 def _shrunk(before: object, after: object, figures: Figures) -> str:
-    """In exact figures the unit stands once."""
+    """Write two sizes; exact ones share the unit."""
     return f"{figures.size(before)} became {figures.number(after) if figures is EXACT else figures.size(after)}"
 
 
 def _life(report: dict[str, Any], figures: Figures) -> str:
-    """How a life of the daemon ended; or what its start found of the one before and of the log."""
+    """Describe the end of a run, or what its start found."""
     if report["event"] == ENDED:
         return f"epoch {report['epoch']} {'was' if report['ended'] == 'stopped' else 'failed:'} {report['ended']}"
     trimmed = report.get("trimmed_bytes")
@@ -210,7 +207,7 @@ def _list(given: object) -> list[object]:
 
 
 def _repair(entry: dict[str, Any], figures: Figures) -> str:
-    """What was done to a segment; nothing of it may have been whole."""
+    """Describe the repair of a segment, of which nothing may have been intact."""
     base, last = entry["base"], entry["last"]
     done = "set aside" if entry.get("action") == "set aside" else "made again from what was whole of it"
     span = f"{figures.number(base)} up to {figures.number(last)}"
@@ -243,7 +240,7 @@ def _judgement(event: Event) -> str:
 
 
 def _cursors(entry: dict[str, Any]) -> str:
-    """Where the cursors were, of the first few routes."""
+    """List the positions of cursors of the first few routes."""
     routes = [each for each in entry.get("dropped", entry["routes"]) if isinstance(each, dict)]
     named = [f"{route['route']} retired" for route in routes if route.get("retired")]
     named += [f"{route['route']}/{group} at {at}" for route in routes for group, at in route.get("cursors", {}).items()]
@@ -259,7 +256,7 @@ def _records(entry: dict[str, Any], figures: Figures) -> str:
 
 
 def _of_routes(entry: dict[str, Any], figures: Figures) -> str:
-    """How many records of each of the first few routes."""
+    """List the numbers of records of the first few routes."""
     held = entry.get("routes")
     counts = []
     for each in held if isinstance(held, list) else []:

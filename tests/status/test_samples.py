@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import Built
 
-from wald.answers.samples import HeadSource, LogSource, Sampler, rest_seconds
-from wald.answers.snapshot import Amount, LogSample, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
 from wald.retention.backlog import Condition
+from wald.status.rates import Amount, HeadSource, LogSample, LogSource, Sampler, inventory, rest_seconds
 from wald.writing.daemon_lock import Lock
 
 
@@ -190,17 +189,17 @@ def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
     built.lines("a", [b"x"])
     reported = built.root.head.read_bytes()
     watch = Sampler(HeadSource(built.log).sample)
-    watch.take()
-    watch.take()
-    assert (len(watch.samples), watch.trouble) == (2, "")
+    watch.update()
+    watch.update()
+    assert (len(watch.samples), watch.problem) == (2, "")
 
     built.root.head.write_bytes(b"nonsense" * 20)
-    watch.take()
-    assert (watch.samples, watch.trouble) == ((), f"{built.root.head}: offset 0: not a valid head")
+    watch.update()
+    assert (watch.samples, watch.problem) == ((), f"{built.root.head}: offset 0: not a valid head")
 
     built.root.head.write_bytes(reported)
-    watch.take()
-    assert ([head_sample.sequence for head_sample in watch.samples], watch.trouble) == ([1], "")
+    watch.update()
+    assert ([head_sample.sequence for head_sample in watch.samples], watch.problem) == ([1], "")
 
 
 def test_a_survey_goes_on_without_a_head(built: Built) -> None:
@@ -218,10 +217,10 @@ def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
     watches = (Sampler(HeadSource(log).sample), Sampler(LogSource(log).sample))
     shutil.rmtree(built.root.path)
     for watch in watches:
-        watch.take()
+        watch.update()
 
     for watch in watches:
-        assert watch.trouble.startswith(f"{log.root.path}: the log is gone: ")
+        assert watch.problem.startswith(f"{log.root.path}: the log is gone: ")
 
 
 def test_what_the_operating_system_says_is_trouble() -> None:
@@ -229,9 +228,9 @@ def test_what_the_operating_system_says_is_trouble() -> None:
         raise PermissionError(13, "Permission denied", "the/head")
 
     watch = Sampler(sample)
-    watch.take()
+    watch.update()
 
-    assert watch.trouble == "the/head: Permission denied"
+    assert watch.problem == "the/head: Permission denied"
 
 
 def test_rates_begin_anew_after_a_look_that_failed(built: Built) -> None:

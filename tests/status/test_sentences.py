@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wald.answers.history import EXACT, LIVES, READABLE, deed
 from wald.checking.audit_report import Event
+from wald.status.history import EXACT, LIVES, READABLE, deed
 
 SEGMENT: dict[str, Any] = {"base": 1_000_001, "last": 1_234_567, "routes": [["web", 234_567, 1_000_001, 1_234_567, 9]]}
 

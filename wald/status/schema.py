@@ -1,0 +1,463 @@
+"""Objects of the JSON that commands print with ``--json`` and the gate serves; docs/json.md describes their keys.
+
+The gate makes its OpenAPI document from the same classes. None of them needs more of wald than its facts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from wald.errors import InvalidInput
+from wald.files.layout import Root
+from wald.format.names import parse_segment_name
+from wald.format.times import utc
+
+if TYPE_CHECKING:
+    from wald.format.head import Head as StoredHead
+    from wald.format.work import DeadRecord
+    from wald.reading.lookup import Whereabouts
+    from wald.retention.backlog import GroupBacklog, Growth
+    from wald.retention.cursors import Cursor
+    from wald.retention.progress import Progress
+    from wald.work import snapshot
+
+_LEDGER_KEYS = {"base": "segment", "count": "records"}
+_LEDGER_TIMES = {"at", "earliest", "latest"}
+_LEDGER_ROUTE = ("route", "records", "first", "last", "payload_bytes")
+_LEDGER_CHAIN = {"prev", "crc", "boot", "boottime"}
+CursorWord = Literal["valid", "absent", "unreadable", "foreign", "linked", "beyond"]
+RecordWord = Literal[
+    "active",
+    "cut",
+    "sealed",
+    "released",
+    "quarantined",
+    "reclaimed",
+    "archived",
+    "skipped",
+    "lost",
+    "not-restored",
+    "never-issued",
+    "unknown",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The durable head: the last record, and the position at which its bytes end."""
+
+    sequence: int
+    segment: int
+    position: int
+    epoch: int
+    at_ns: int
+    at: str
+    no_daemon: str
+
+    @classmethod
+    def of(cls, root: Root, head: StoredHead) -> Head:
+        at_ns = head.at_ns
+        return cls(
+            head.sequence, head.segment, head.position, head.epoch, at_ns, utc(at_ns, 9), no_daemon_message(root)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Location or fate of a record; null is unknown or does not apply."""
+
+    sequence: int
+    state: RecordWord
+    message: str
+    durable: bool
+    route: str | None
+    append_time_ns: int | None
+    append_time: str | None
+    segment: int | None
+    file: str | None
+    position: int | None
+    processed: dict[str, bool]
+    bundle: str | None
+    member: str | None
+    reclaimed: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, found: Whereabouts) -> Where:
+        return cls(
+            found.sequence,
+            found.state.value,
+            found.message,
+            found.durable,
+            found.route,
+            found.append_time_ns,
+            _text_time(found.append_time_ns),
+            **segment_fields(found.segment),
+            position=found.position,
+            processed=found.processed,
+            bundle=found.bundle,
+            member=found.member,
+            reclaimed=found.reclaimed and ledger_fields(found.reclaimed),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CursorFile:
+    """A cursor, as ``wald cursor get`` prints it."""
+
+    route: str
+    group: str
+    state: CursorWord
+    sequence: int
+    path: str
+    message: str
+
+    @classmethod
+    def of(cls, cursor: Cursor) -> CursorFile:
+        path, state = str(cursor.path), cursor.state
+        return cls(cursor.route, cursor.group, state.value, cursor.sequence, path, cursor.message)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfRoute:
+    """Progress of a group on a route; the path is only for admins and for users of the machine."""
+
+    group: str
+    state: CursorWord
+    sequence: int
+    lag_records: int
+    message: str
+    path: str
+
+    @classmethod
+    def of(cls, cursor: Cursor, lag: int) -> GroupOfRoute:
+        return cls(cursor.group, cursor.state.value, cursor.sequence, lag, cursor.message, str(cursor.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route; its last record is 0 if it has none, and null if it is unknown."""
+
+    route: str
+    last: int | None
+    fifo: bool
+    retired: bool
+    consumers: str
+    groups: list[GroupOfRoute]
+
+    @classmethod
+    def of(cls, found: Progress) -> Route:
+        groups = [GroupOfRoute.of(cursor, lag) for cursor, lag in zip(found.cursors, found.lags, strict=True)]
+        return cls(found.route, found.last_sequence, found.fifo, found.retired, found.consumers, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routes that the client may read; ``no_daemon`` says how the daemon ended, and is empty while one runs."""
+
+    routes: list[Route]
+    no_daemon: str
+
+    @classmethod
+    def of(cls, root: Root, found: Iterable[Progress]) -> Routes:
+        return cls([Route.of(each) for each in found], no_daemon_message(root))
+
+
+@dataclass(frozen=True, slots=True)
+class FifoProblem:
+    """A FIFO from which nothing is read."""
+
+    kind: Literal["fifo"] = field(default="fifo", init=False)
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota:
+    """A route that accepts no records because too many of its bytes are unread."""
+
+    kind: Literal["quota"] = field(default="quota", init=False)
+    route: str
+    policy: Literal["block", "reject"]
+    quota_bytes: int
+    group: str
+    unread_bytes: int
+    message: str
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> OverQuota:
+        """Make it from the daemon's answer, which may be of another version."""
+        return cls(*[answer.get(name) for name in cls.__dataclass_fields__ if name != "kind"])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A cursor that pins a segment, and the sequence that it must reach."""
+
+    route: str
+    group: str
+    sequence: int
+    needs: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSegment:
+    """A segment and its pins."""
+
+    kind: Literal["segment"] = field(default="segment", init=False)
+    segment: int
+    file: str
+    state: str
+    first: int
+    last: int | None
+    bytes: int
+    free: bool
+    message: str
+    pins: list[Pin]
+    pins_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinningGroup:
+    """A group and the bytes that it pins."""
+
+    kind: Literal["group"] = field(default="group", init=False)
+    route: str
+    group: str
+    retired: bool
+    state: CursorWord
+    message: str
+    path: str
+    sequence: int
+    lag_records: int
+    lag_seconds: float
+    oldest_ns: int | None
+    oldest: str | None
+    pinned_segments: int
+    pinned_bytes: int
+    frees_bytes: int
+    bytes_per_second: float | None
+
+    @classmethod
+    def of(cls, group: GroupBacklog, growth: Growth | None, now_ns: int) -> PinningGroup:
+        cursor, lag = group.cursor, group.lag
+        return cls(
+            cursor.route,
+            cursor.group,
+            group.retired,
+            cursor.state.value,
+            cursor.message,
+            str(cursor.path),
+            cursor.sequence,
+            lag.records,
+            round(lag.seconds(now_ns), 3),
+            lag.oldest_ns,
+            _text_time(lag.oldest_ns),
+            group.pinned_segments,
+            group.pinned_bytes,
+            group.exclusive_bytes,
+            growth.routes.get(cursor.route, 0.0) if growth else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WholeLog:
+    """Segments and bytes of a log by state, and the time until the disk is full."""
+
+    kind: Literal["log"] = field(default="log", init=False)
+    segments: dict[str, int]
+    bytes: dict[str, int]
+    free_bytes: int
+    bytes_per_second: float | None
+    seconds_until_full: float | None
+    pinned_alone: dict[str, int]
+    no_daemon: str
+
+
+Explained = FifoProblem | OverQuota | PinnedSegment | PinningGroup | WholeLog
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that owns a group; the pid is null in another PID namespace, and the command is only for admins."""
+
+    process: int | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    """A command of ``wald-drain`` that runs for a group."""
+
+    worker: int | None
+    process: int
+    process_group: int
+    command: str
+    started_ns: int
+    started: str
+    left: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOfGroup:
+    """Numbers of records of a work group by state."""
+
+    owner: Owner | None
+    damage: str
+    floor: int
+    taken_in: int
+    open_records: int
+    out_records: int
+    waiting_records: int
+    giving_up_records: int
+    behind_records: int
+    oldest_append_time_ns: int | None
+    oldest_append_time: str | None
+    tries_max: int
+    commands: list[RunningCommand]
+
+
+@dataclass(frozen=True, slots=True)
+class Group(GroupOfRoute):
+    """A group of a route; it has ``work`` once workers have leased records."""
+
+    work: WorkOfGroup
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsOfRoute:
+    """The groups of a route, sorted by name."""
+
+    groups: list[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Records that are leased to a worker."""
+
+    kind: Literal["out"] = field(default="out", init=False)
+    first: int
+    last: int
+    consumer: str
+    until_ns: int | None
+    until: str | None
+    tries: int
+
+    @classmethod
+    def of(cls, run: snapshot.Out) -> Out:
+        return cls(run.first, run.last, run.worker, run.until_ns, _text_time(run.until_ns), run.tries)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Records that are not due yet, and the reason for which they were returned."""
+
+    kind: Literal["waiting"] = field(default="waiting", init=False)
+    first: int
+    last: int
+    due_ns: int
+    due: str
+    tries: int
+    reason: str
+
+    @classmethod
+    def of(cls, run: snapshot.Waiting) -> Waits:
+        return cls(run.first, run.last, run.due_ns, utc(run.due_ns, 9), run.tries, run.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class GivingUp:
+    """A record that is becoming a dead letter."""
+
+    kind: Literal["giving-up"] = field(default="giving-up", init=False)
+    sequence: int
+    since_ns: int
+    since: str
+    tries: int
+    reason: str
+    dead_letter_route: str
+
+    @classmethod
+    def of(cls, dead: DeadRecord) -> GivingUp:
+        return cls(dead.sequence, dead.at_ns, utc(dead.at_ns, 9), dead.tries, dead.reason, dead.route)
+
+
+Pending = Out | Waits | GivingUp
+
+
+def pending_objects(
+    out: Iterable[snapshot.Out], waiting: Iterable[snapshot.Waiting], dead: Iterable[DeadRecord], count: int | None
+) -> Iterator[Pending]:
+    """Yield an object for each run of records in the same state, at most ``count`` of each kind."""
+    yield from islice(map(Out.of, out), count)
+    yield from islice(map(Waits.of, waiting), count)
+    yield from islice(map(GivingUp.of, dead), count)
+
+
+def fields_of(found: object) -> dict[str, Any]:
+    """Return the keys and values of one of these objects, in order; a mapping is copied."""
+    if isinstance(found, Mapping):
+        return dict(found)
+    return {name: getattr(found, name) for name in found.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def time_fields(name: str, time_ns: int | None) -> dict[str, object]:
+    """Return a time as ``<name>_ns``, nanoseconds since 1970, and ``<name>``, text with all digits."""
+    return {f"{name}_ns": time_ns, name: _text_time(time_ns)}
+
+
+def segment_fields(file: str | None) -> dict[str, Any]:
+    """Return a segment's first sequence and its file name."""
+    name = parse_segment_name(file or "")
+    return {"segment": name and name.base_sequence, "file": file}
+
+
+def ledger_fields(line: Mapping[str, Any]) -> dict[str, object]:
+    """Return a ledger line with the keys and times of all JSON, without the links between lines."""
+    keys = _LEDGER_KEYS | ({"base": "first"} if line.get("event") == "skipped" else {})
+    fields: dict[str, object] = {}
+    for key, value in line.items():
+        if key == "last" and "segment" in fields:
+            fields["first"] = fields["segment"]
+        if key in _LEDGER_TIMES and isinstance(value, int):
+            fields |= time_fields(key, value)
+        elif key == "routes" and isinstance(value, list):
+            fields[key] = [_ledger_route(route) for route in value]
+        elif key not in _LEDGER_CHAIN:
+            fields[keys.get(key, key)] = value
+    return fields
+
+
+def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]:
+    """Return a route of a ledger line; the sealer writes routes without keys."""
+    return ledger_fields(route if isinstance(route, Mapping) else dict(zip(_LEDGER_ROUTE, route, strict=False)))
+
+
+def local_now() -> datetime:
+    """Return the current time in the local zone.
+
+    Raises:
+        InvalidInput: the variable TZ has an offset of a day or more, which is out of range.
+    """
+    try:
+        return datetime.now().astimezone()
+    except ValueError:
+        message = f"TZ={os.environ.get('TZ', '')}: the offset from UTC is a day or more"
+        raise InvalidInput(message, hint="TZ=UTC before the command") from None
+
+
+def no_daemon_message(root: Root) -> str:
+    """Report that no daemon runs; "" if one does."""
+    from wald.files.disk import Disk
+    from wald.writing import run_reports
+
+    return run_reports.no_daemon_message(root, Disk())
+
+
+def _text_time(time_ns: int | None) -> str | None:
+    return None if time_ns is None else utc(time_ns, 9)
