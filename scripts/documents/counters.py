@@ -11,10 +11,8 @@ from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
 from wald_drain.counts import Counts as DrainCounts
 from wald_drain.counts import of_drain
-from wald_gate.monitoring.counts import Counts as GateCounts
-from wald_gate.monitoring.counts import Published
-from wald_gate.monitoring.exported import of_gate
-from wald_gate.monitoring.readiness import Word
+from wald_gate.info.monitoring import Counts as GateCounts
+from wald_gate.info.monitoring import Published, Word, of_gate
 from wald_gate.settings import LimitSettings
 from wald_gate.transport.connection import Bounds
 from wald_reclaim.report import Counts as ReclaimCounts

@@ -3,27 +3,25 @@
     in     the body of a request goes to the daemon as it comes; 200 means that its records are on disk
     out    positions as ``wald read`` takes them; lines, JSON, Server-Sent Events, Arrow; with an end or without
     groups leases and acknowledgements of work groups, which the gate owns
-    facts  routes, cursors, the head, what became of a record, what pins which bytes
+    info   routes, cursors, the head, the fate of a record, the pins of segments
 
 The gate writes nothing into the log itself but cursors: records, routes and CUT go through the daemon's socket, so one
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
 document are made from it. Those of the page have a table of their own, which the document leaves out.
 
-    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ records_in ─▶ the daemon's socket
-                                                               outgoing   ─▶ the files of the log
-                                                               facts
-                                                               monitoring
+    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ records_in  ─▶ the daemon's socket
+                                                               records_out ─▶ the files of the log
+                                                               info
 
 The rooms, each with its modules in the docstring of its package::
 
     transport    connections: TCP, unix socket, TLS, and bounds on what a connection may take
     rights       who asks, and what they may
     records_in   records in: bodies, and the connection to the daemon
-    outgoing     records out: positions, forms, following
+    records_out  records out: positions, forms, following
     groups       work groups: lease, ack, nack, extend, release, pending
-    facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT
-    monitoring   how the gate is: health, readiness, metrics, a line about each request
-    page         what a person sees in a browser
+    info         routes, cursors, where, explain; health, readiness, metrics, request log
+    page         pages for a browser
 
 and what they share::
 
@@ -40,7 +38,7 @@ and what they share::
     settings     what the command line and the file say
     limits       what a client may take
     guarded      reads files that other users may not write
-    shapes       what is sent and answered in JSON
+    shapes       requests and answers that only HTTP has
     problems     errors, as application/problem+json
     words        says what a parameter or a field may be
 """

@@ -22,9 +22,8 @@ from starlette.types import Receive, Scope, Send
 from wald.errors import WaldError
 from wald_gate.call import Call, payer
 from wald_gate.compression import compressed
+from wald_gate.info.monitoring import Answered, Sent
 from wald_gate.limits import ALLOWANCE
-from wald_gate.monitoring.counts import Answered
-from wald_gate.monitoring.requests import Sent
 from wald_gate.page.frame import HTML, failed
 from wald_gate.presence import gone
 from wald_gate.problems import HttpError, problem

@@ -27,7 +27,7 @@ _NDJSON, _A_LINE = "application/x-ndjson", "Each line is one of the items."
 _BYTES = {"type": "string", "contentMediaType": "application/octet-stream"}
 _STATUSES = {
     400: "The request is wrong.",
-    401: "Nothing says who asks, or the token is not known.",
+    401: "The client is not authenticated, or the token is unknown.",
     403: "The client may not do this.",
     404: "There is no such route, group or record.",
     405: "The method is not for this path.",
@@ -58,7 +58,7 @@ _ANY_VERB = (400, 405, 500, 503)
 
 
 def document(verbs: Sequence[Verb]) -> dict[str, Any]:
-    """The document that describes ``verbs``."""
+    """Return the OpenAPI document of ``verbs``."""
     components = _components({Problem, *(part for verb in verbs for shape in _shapes(verb) for part in _parts(shape))})
     paths: dict[str, dict[str, Any]] = {}
     for verb in verbs:
@@ -174,7 +174,7 @@ def _schema(shape: Any) -> Any:
 
 
 def _for_clients(schema: Any) -> Any:
-    """Return a schema without what generated clients misread.
+    """Return a schema without constructs that generated clients misread.
 
     Without a width, integers would have 32 bits. TypeScript would merge the alternatives of a tagged union. A default
     of a choice has no type.

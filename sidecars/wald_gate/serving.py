@@ -23,19 +23,16 @@ from wald.status.findings import socket_of
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
 from wald_gate.application import Application
-from wald_gate.facts.log import read_head
 from wald_gate.groups.hosting import Groups
-from wald_gate.groups.processed import Processed
+from wald_gate.groups.waits import Processed
+from wald_gate.info.monitoring import Counts, Readiness, RequestLog
+from wald_gate.info.verbs import read_head
 from wald_gate.limits import Limits
-from wald_gate.monitoring.counts import Counts
-from wald_gate.monitoring.readiness import Readiness
-from wald_gate.monitoring.requests import RequestLog
-from wald_gate.outgoing.following import Following
-from wald_gate.outgoing.turns import ReadThreads
-from wald_gate.page.table import PAGES
-from wald_gate.page.watching import Watching
+from wald_gate.page.snapshot import SnapshotPublisher
+from wald_gate.page.views import PAGES
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
@@ -106,7 +103,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
     ):
         socket = socket_of(log.root)
         daemon = DaemonClient(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
-        following = Following(log)
+        following = HeadWatcher(log)
         proxies = TrustedProxies(settings.trusted_proxies)
         bounds = Bounds(settings.limits, is_proxy=proxies.has)
         limits, rights = Limits(settings.limits, settings.hosts), _rights(settings)
@@ -127,7 +124,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             RequestLog(every=settings.log_requests),
             sessions,
             Admission(rights, sessions),
-            Watching(log),
+            SnapshotPublisher(log),
             Groups(log, settings.groups),
             IdempotentPublisher(log, daemon),
             Processed(log, threads),

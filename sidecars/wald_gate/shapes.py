@@ -1,15 +1,20 @@
-"""The shapes of requests and answers, from which JSON is read and written, and the OpenAPI document is made."""
+"""Requests and answers that only HTTP has; :mod:`wald.status.schema` has those of the commands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+
+from wald.format.work import TRIES_MAX
+from wald.work import deliveries
+from wald.work.group import WORKER_MAX
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
-"""What a route or a group may be called, as a pattern of JSON Schema."""
+"""Names of routes and groups, as a pattern of JSON Schema."""
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """What can be printed, as far as all dialects of patterns can say it: no control characters."""
 WAIT = (
@@ -23,11 +28,11 @@ WaitTime = Annotated[str, Meta(max_length=20, extra_json_schema={"pattern": WAIT
 
 
 class Shape(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What is sent; a field that it does not have is an error, so that a misspelt one is noticed."""
+    """A request; unknown fields are errors, so that a misspelt one is noticed."""
 
 
 class Stored(Struct):
-    """The sequences of records that are durable; those of other producers may lie between them."""
+    """The sequences of durable records, with those of other producers between them."""
 
     first: int
     last: int
@@ -35,11 +40,11 @@ class Stored(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """What went wrong (RFC 9457): a code for programs, a sentence and a hint for people.
+    """An error (RFC 9457): a code for programs, a sentence and a hint for people.
 
     Attributes:
-        stored: what is durable of a request that was carried out in part.
-        next: the sequence behind records that were asked for and are not there any more, or cannot be read.
+        stored: the durable part of a request that failed later.
+        next: the sequence after requested records that were deleted or are unreadable.
     """
 
     title: str
@@ -52,7 +57,7 @@ class Problem(Struct, omit_defaults=True):
 
 
 class Cursor(Struct):
-    """How far a group has processed a route."""
+    """Progress of a group on a route."""
 
     sequence: int
     state: str
@@ -60,14 +65,14 @@ class Cursor(Struct):
 
 
 class Health(Struct, omit_defaults=True):
-    """How the gate is: a word for programs, and why."""
+    """Health of the gate: a word for programs, and the reason."""
 
     status: str
     detail: str = ""
 
 
 class CursorPosition(Shape):
-    """Up to where a group has processed a route; 0: nothing, earliest: what is gone by now, end: all that there is."""
+    """Position of a group; 0: nothing processed, earliest: all deleted records, end: all records."""
 
     sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | Literal["earliest", "end"]
     rewind: bool = False
@@ -82,3 +87,165 @@ def encoded(shape: Any) -> bytes:
         return _encoder.encode(shape)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(shape), separators=(",", ":")).encode()
+
+
+LAST_EVENT_ID: dict[str, Any] = {
+    "type": "string",
+    "pattern": "^[0-9]{0,19}$",
+    "description": "The sequence after which Server-Sent Events continue.",
+}
+
+
+class StoredRecord(Struct, omit_defaults=True):
+    """A record as ``wald read --format json`` writes it, with bytes that are not text in base64.
+
+    Times are in nanoseconds since 1970.
+    """
+
+    sequence: int
+    route: str
+    append_time_ns: int
+    event_time_ns: int | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    headers: dict[str, str] | str | None = None
+    headers_base64: str | None = None
+    terminated: bool = True
+    value: str | None = None
+    value_base64: str | None = None
+
+
+class Event(Struct):
+    """A Server-Sent Event: a record, with its sequence as the id."""
+
+    id: Annotated[str, Meta(pattern="^[0-9]+$")]
+    data: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/json"})]
+
+
+class RouteMade(Struct):
+    """A route that exists now."""
+
+    route: str
+
+
+class Cut(Struct):
+    """The active segment, and whether the one before it was cut (not, if it has no record yet)."""
+
+    cut: bool
+    segment: int
+
+
+RECORDS_MAX = 10_000
+BYTES_MAX = 16 << 20
+LEASE_SECONDS_MAX = 12 * 3600
+WAIT_SECONDS_MAX = 300
+
+Consumer = Annotated[str, Meta(min_length=1, max_length=WORKER_MAX, extra_json_schema={"pattern": PRINTABLE})]
+Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+Sequences = Annotated[list[Sequence], Meta(max_length=100_000)]
+LeaseSeconds = Annotated[float, Meta(ge=0.001, le=LEASE_SECONDS_MAX)]
+
+
+class Lease(Shape):
+    """A lease of records for a worker; ``done`` are records that it has processed."""
+
+    consumer: Consumer
+    max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 100
+    max_bytes: Annotated[int, Meta(ge=1, le=BYTES_MAX)] = 1 << 20
+    lease_for: LeaseSeconds = 30.0
+    wait: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] | WaitTime = 0.0
+    done: Sequences = field(default_factory=list)
+
+
+class Ack(Shape):
+    """Records that a worker has processed."""
+
+    consumer: Consumer
+    sequences: Sequences
+
+
+class Nack(Shape):
+    """Records that a worker returns, to be redelivered after a delay; the reason is for a dead letter."""
+
+    consumer: Consumer
+    sequences: Sequences
+    delay: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    reason: Annotated[str, Meta(max_length=10_000)] = ""
+
+
+class Extend(Shape):
+    """Records whose lease a worker extends; the time starts now."""
+
+    consumer: Consumer
+    sequences: Sequences
+    lease_for: LeaseSeconds = 30.0
+
+
+class Release(Shape):
+    """Records to be taken back from a worker; all of them without ``sequences``."""
+
+    consumer: Consumer
+    sequences: Sequences | None = None
+
+
+class LeasedRecord(Struct, omit_defaults=True):
+    """A leased record and the number of its deliveries, with bytes that are not text in base64.
+
+    Times are in nanoseconds since 1970.
+    """
+
+    sequence: int
+    route: str
+    append_time_ns: int
+    tries: Annotated[int, Meta(ge=1, le=TRIES_MAX + 1)]
+    value: str | None = None
+    value_base64: str | None = None
+    event_time_ns: int | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    headers: dict[str, str] | str | None = None
+    headers_base64: str | None = None
+    terminated: bool = True
+
+
+class Refusal(Struct, omit_defaults=True):
+    """A record that the worker does not hold, and the worker that holds it now, if any."""
+
+    sequence: int
+    holder: str = ""
+
+
+def refusals(refused: Iterable[deliveries.Refusal]) -> list[Refusal]:
+    return [Refusal(*each) for each in sorted(refused)]
+
+
+class Leased(Struct, omit_defaults=True):
+    """The leased records, none if none arrived in time, and the rejected ones of ``done``."""
+
+    records: list[LeasedRecord]
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Settled(Struct):
+    """The records for which the request was rejected; for all others it is on disk where promised."""
+
+    refused: list[Refusal]
+
+
+class Released(Struct):
+    """The number of records that were taken back."""
+
+    released: int
+
+
+class Removed(Struct):
+    """A group that no longer exists."""
+
+    route: str
+    group: str
+
+
+class PendingQuery(Shape):
+    """The query of ``pending``; the limit applies to each kind."""
+
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000

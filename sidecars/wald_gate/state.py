@@ -12,16 +12,13 @@ from typing import Generic, ParamSpec, TypeVar
 from wald.log import Log
 from wald.status.schema import Head
 from wald_gate.groups.hosting import Groups
-from wald_gate.groups.processed import Processed
+from wald_gate.groups.waits import Processed
+from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.limits import Limits
-from wald_gate.monitoring.counts import Counts
-from wald_gate.monitoring.readiness import Readiness
-from wald_gate.monitoring.requests import RequestLog
-from wald_gate.outgoing.following import Following
-from wald_gate.outgoing.turns import ReadThreads
-from wald_gate.page.watching import Watching
+from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
@@ -85,14 +82,14 @@ class State:
     threads: ThreadPoolExecutor
     readers: ReadThreads
     head: SharedRead[Head]
-    following: Following
+    following: HeadWatcher
     bounds: Bounds
     counts: Counts
     readiness: Readiness
     request_log: RequestLog
     sessions: Sessions
     admission: Admission
-    watching: Watching
+    watching: SnapshotPublisher
     groups: Groups
     idempotent: IdempotentPublisher
     processed: Processed

@@ -7,22 +7,17 @@ from functools import cache
 from starlette.responses import Response
 
 from wald.status import schema
+from wald_gate import shapes
 from wald_gate.call import Call
-from wald_gate.facts import cursors
-from wald_gate.facts import log as facts
-from wald_gate.facts import shapes as said
-from wald_gate.groups import listing
-from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
-from wald_gate.monitoring import pages
+from wald_gate.info import verbs as info
 from wald_gate.openapi import document
-from wald_gate.outgoing.forms import Arrow, Events, Raw
-from wald_gate.outgoing.records import Query, records
-from wald_gate.outgoing.shapes import LAST_EVENT_ID, Event, StoredRecord
 from wald_gate.records_in.append import IDEMPOTENCY_KEY, Lines, Records, append
 from wald_gate.records_in.append import Query as AppendQuery
+from wald_gate.records_out.reading import Arrow, Events, Raw
+from wald_gate.records_out.records import Query, records
 from wald_gate.rights.clients import Right
-from wald_gate.shapes import Cursor, CursorPosition, Health, Stored, encoded
+from wald_gate.shapes import LAST_EVENT_ID, Cursor, CursorPosition, Event, Health, Stored, StoredRecord, encoded
 from wald_gate.verbs import JSON, NDJSON, Verb
 
 _GET, _POST = "GET", "POST"
@@ -77,7 +72,7 @@ VERBS: tuple[Verb, ...] = (
         "cursor",
         "How far a group has processed a route.",
         Right.LOOK,
-        cursors.get,
+        info.get_cursor,
         answers={JSON: Cursor},
         statuses=(404,),
     ),
@@ -87,7 +82,7 @@ VERBS: tuple[Verb, ...] = (
         "set_cursor",
         "Declare up to where a group has processed a route.",
         Right.WORK,
-        cursors.put,
+        info.put_cursor,
         body={JSON: CursorPosition},
         answers={JSON: Cursor},
         statuses=(404, 409, 413, 415),
@@ -109,13 +104,13 @@ VERBS: tuple[Verb, ...] = (
                 "lease",
                 "Get records of a route that no other consumer of the group has.",
                 work.lease,
-                groups.Lease,
-                groups.Leased,
+                shapes.Lease,
+                shapes.Leased,
             ),
-            ("ack", "Say that records are processed.", work.ack, groups.Ack, groups.Settled),
-            ("nack", "Give records back.", work.nack, groups.Nack, groups.Settled),
-            ("extend", "Keep leased records for longer.", work.extend, groups.Extend, groups.Settled),
-            ("release", "Take records back from a consumer.", work.release, groups.Release, groups.Released),
+            ("ack", "Say that records are processed.", work.ack, shapes.Ack, shapes.Settled),
+            ("nack", "Give records back.", work.nack, shapes.Nack, shapes.Settled),
+            ("extend", "Keep leased records for longer.", work.extend, shapes.Extend, shapes.Settled),
+            ("release", "Take records back from a consumer.", work.release, shapes.Release, shapes.Released),
         )
     ),
     Verb(
@@ -124,7 +119,7 @@ VERBS: tuple[Verb, ...] = (
         "groups",
         "The groups of a route, and how far they are.",
         Right.READ,
-        listing.groups,
+        work.groups,
         answers={JSON: schema.GroupsOfRoute},
         statuses=(404,),
     ),
@@ -134,8 +129,8 @@ VERBS: tuple[Verb, ...] = (
         "remove_group",
         "Remove a group: what it has not processed is not kept for it any more.",
         Right.WORK,
-        listing.remove,
-        answers={JSON: groups.Removed},
+        work.remove,
+        answers={JSON: shapes.Removed},
         statuses=(404, 409, 423),
     ),
     Verb(
@@ -145,7 +140,7 @@ VERBS: tuple[Verb, ...] = (
         "What of a group is with consumers, waits, or is being given up.",
         Right.LOOK,
         work.pending,
-        query=groups.PendingQuery,
+        query=shapes.PendingQuery,
         answers={JSON: list[schema.Pending], NDJSON: list[schema.Pending]},
         statuses=(404,),
     ),
@@ -155,7 +150,7 @@ VERBS: tuple[Verb, ...] = (
         "routes",
         "The routes, and how far their groups have come.",
         Right.KNOWN,
-        facts.routes,
+        info.routes,
         answers={JSON: schema.Routes},
     ),
     Verb(
@@ -164,8 +159,8 @@ VERBS: tuple[Verb, ...] = (
         "add_route",
         "Make a route, or take a retired one back.",
         Right.ADMIN,
-        facts.add_route,
-        answers={JSON: said.RouteMade},
+        info.add_route,
+        answers={JSON: shapes.RouteMade},
         statuses=(409,),
     ),
     Verb(
@@ -174,7 +169,7 @@ VERBS: tuple[Verb, ...] = (
         "head",
         "How far the log is durable.",
         Right.KNOWN,
-        facts.head,
+        info.head,
         answers={JSON: schema.Head},
         statuses=(404,),
     ),
@@ -184,7 +179,7 @@ VERBS: tuple[Verb, ...] = (
         "where",
         "What became of a record.",
         Right.ADMIN,
-        facts.where,
+        info.where,
         answers={JSON: schema.Where},
     ),
     Verb(
@@ -193,18 +188,18 @@ VERBS: tuple[Verb, ...] = (
         "explain",
         "What pins which bytes.",
         Right.ADMIN,
-        facts.explain,
+        info.explain,
         answers={JSON: list[schema.Explained], NDJSON: list[schema.Explained]},
     ),
-    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: said.Cut}),
-    Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, pages.healthz, answers={JSON: Health}),
+    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, info.cut, answers={JSON: shapes.Cut}),
+    Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, info.healthz, answers={JSON: Health}),
     Verb(
         _GET,
         "/readyz",
         "readyz",
         "Whether the log can be read and its daemon answers; 503 says why not.",
         Right.NONE,
-        pages.readyz,
+        info.readyz,
         answers={JSON: Health},
     ),
     Verb(
@@ -213,7 +208,7 @@ VERBS: tuple[Verb, ...] = (
         "metrics",
         "What the gate counts, as Prometheus reads it.",
         Right.KNOWN,
-        pages.metrics,
+        info.metrics,
         answers={"text/plain": None},
     ),
     Verb(_GET, "/openapi.json", "openapi", "This document.", Right.NONE, _describe, answers={JSON: dict}),

@@ -1,11 +1,6 @@
 """Work groups: this gate owns each group that is used through it.
 
-verbs       lease, ack, nack, extend, release, pending
-listing     which groups there are; removing one
-shapes      what they take and answer
-leased      leased records as JSON
-making      what makes a group
-hosting     opens a group at its first request, and closes it when it is not used
-waiting     leases that wait for a record, until their client has gone
-processed   producers that wait until a group has processed their records
+verbs     list and remove groups; lease, ack, nack, extend, release, pending
+hosting   opens a group at its first request, and closes an idle one
+waits     leases that wait for a record, and producers that wait until a group has processed their records
 """

@@ -1,15 +1,4 @@
-"""The work groups that the gate owns: each is opened by the first request for it, and closed when it is not used.
-
-A request makes no group, as a name may be misspelt, and a group pins what it has not processed. A group is there
-once it has a cursor; one that the settings name is made by the first request.
-
-Requests that come meanwhile share the opening. A group without requests for some time, of which no consumer
-has a record, is closed, so that another process may own it. One whose journal could not be written is closed too, and
-opened again by the next request: then its journal says what is on disk.
-
-Of groups that the settings do not name there is a bound, and on one route half of it: who may work on that route alone
-takes no place of the others.
-"""
+"""Host of the work groups that the gate owns."""
 
 from __future__ import annotations
 
@@ -20,14 +9,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from wald import aio
-from wald.errors import Locked, WaldError
+from wald.errors import Locked, NotFound, WaldError
 from wald.files.locks import process_name
 from wald.log import Log
+from wald.retention.cursors import CursorState
 from wald.work.snapshot import OwnerProcess, WorkFile, owner_of
-from wald_gate.groups.making import require_group
-from wald_gate.groups.waiting import Waiting
+from wald_gate.groups.waits import WaitingLeases
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import GroupSettings
+
+
+def require_group(log: Log, route: str, group: str, *, more: str = "") -> None:
+    """Raise NotFound if a group has no cursor on its route; ``more`` is added to the hint."""
+    cursor = log.cursor(route, group)
+    if cursor.state is CursorState.ABSENT:
+        making = f'PUT {{"sequence": "earliest"}} to /v1/routes/{route}/cursors/{group} makes it'
+        raise NotFound(f"there is no group {group!r} on route {route}", hint=f"{making}{more}")
+
 
 _IDLE_SECONDS = 30.0
 _GROUPS_MAX = 64  # each has some threads, and up to 12 MiB of records
@@ -36,13 +34,7 @@ _log = logging.getLogger("wald_gate")
 
 @dataclass(eq=False)
 class _Hosted:
-    """A group from its opening to its end.
-
-    Attributes:
-        opening: done once it is open.
-        users: how many requests use it; used_at: when the last one has ended, by the clock of the loop.
-        closing: set once it is being closed; then it takes no more requests.
-    """
+    """A group from its opening to its end; it accepts no requests once ``closing`` is set."""
 
     work: aio.WorkGroup
     opening: asyncio.Task[aio.WorkGroup]
@@ -52,13 +44,13 @@ class _Hosted:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it could not be opened, or cannot go on."""
+        """True if it could not be opened, or has failed."""
         if not self.opening.done():
             return False
         return self.opening.exception() is not None or self.work.has_failed
 
     async def is_free(self) -> bool:
-        """Whether it is not used, and no consumer has a record of it."""
+        """Return True if no request uses it and no worker has a record of it."""
         if self.users or not self.opening.done() or self.closing is not None:
             return False
         if self.has_ended:
@@ -71,15 +63,12 @@ class _Hosted:
 
 
 class Groups:
-    """The work groups of a log that go through this gate.
+    """Work groups that the gate owns: the first request opens a group, and an idle one is closed.
 
-    Args:
-        settings: of each group that the settings name, as ``ROUTE/GROUP``: how it gives out records.
-        groups_max: how many are open at a time of those that ``settings`` does not name.
-        idle_seconds: after so long without a request a group is closed.
-
-    Attributes:
-        waiting: the leases that wait.
+    No request creates a group, as a name may be misspelt, and a group pins its unprocessed records; only a group in the
+    settings is created. A group whose journal could not be written is closed and opened again by the next request.
+    Groups
+    that are not in the settings are limited; those of one route may be half of them.
     """
 
     def __init__(
@@ -96,25 +85,24 @@ class Groups:
         self._idle_seconds = idle_seconds
         self._hosted: dict[tuple[str, str], _Hosted] = {}
         self._looks: asyncio.Task[None] | None = None
-        self.waiting = Waiting()
+        self.waiting = WaitingLeases()
 
     @property
     def count(self) -> int:
-        """How many are open."""
         return len(self._hosted)
 
     def dead_letter(self, route: str, group: str) -> str:
-        """The route that gets what a group gives up while this gate is its host."""
+        """Return the dead-letter route of a group while this gate hosts it."""
         return self._settings_of(route, group).dead_letter
 
     @asynccontextmanager
     async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
-        """A group, which stays open until the block ends.
+        """Yield a group, which stays open until the block ends.
 
         Raises:
             HttpError: 503, too many groups are in use; 423, another process owns it.
-            NotFound: it is not there.
-            WaldError, OSError: as of :class:`wald.WorkGroup`; the next request tries again.
+            NotFound: it does not exist.
+            WaldError, OSError: as :class:`wald.WorkGroup`; the next request tries again.
         """
         hosted = await self._found(route, group)
         hosted.users += 1
@@ -127,11 +115,7 @@ class Groups:
                 self._close((route, group), hosted)
 
     async def let_go(self, route: str, group: str) -> None:
-        """Close a group, if it is open.
-
-        Raises:
-            HttpError: 409, it is used, or a consumer has a record of it.
-        """
+        """Close a group if it is open; raise HttpError 409 if it is in use."""
         hosted = self._hosted.get((route, group))
         if hosted is None:
             return
@@ -140,12 +124,12 @@ class Groups:
                 409,
                 "in-use",
                 f"workers have records of group {group}, or wait for some",
-                hint=f"stop them; GET /v1/routes/{route}/groups/{group}/pending shows who has what; POST …/release",
+                hint=f"stop them; GET /v1/routes/{route}/groups/{group}/pending shows the leases; POST …/release",
             )
         await asyncio.shield(self._close((route, group), hosted))
 
     async def close(self) -> None:
-        """Close all groups; one that fails at it keeps no other, nor what is closed behind them, from being closed."""
+        """Close all groups; a failure does not prevent the others from being closed."""
         if self._looks is not None:
             self._looks.cancel()
         for failed in await asyncio.gather(
@@ -155,7 +139,6 @@ class Groups:
                 _log.error("a work group could not be closed", exc_info=failed)
 
     async def _found(self, route: str, group: str) -> _Hosted:
-        """The group, which is open or about to be."""
         while True:
             hosted = self._hosted.get((route, group))
             if hosted is not None:
@@ -175,7 +158,7 @@ class Groups:
                 )
 
     def _rivals(self, route: str, group: str) -> list[tuple[str, str]]:
-        """The groups of which one has to be closed before this one is opened; none, if there is a place for it."""
+        """Return the groups of which one must be closed before this one is opened; none if there is room."""
         if f"{route}/{group}" in self._settings:
             return []
         others = [key for key in self._hosted if "/".join(key) not in self._settings]
@@ -203,11 +186,6 @@ class Groups:
         return hosted
 
     async def _opened(self, work: aio.WorkGroup, route: str, group: str) -> aio.WorkGroup:
-        """
-        Raises:
-            HttpError: 423, another process owns the group.
-            WaldError, OSError: as of :meth:`use`.
-        """
         if f"{route}/{group}" not in self._settings:
             await asyncio.to_thread(require_group, self._log, route, group)
         try:
@@ -219,7 +197,7 @@ class Groups:
         return self._settings.get(f"{route}/{group}", GroupSettings())
 
     def _close(self, key: tuple[str, str], hosted: _Hosted) -> asyncio.Task[None]:
-        """Close a group, once; another one of this name that was opened since then stays open."""
+        """Close a group once; a later one of the same name stays open."""
         if hosted.closing is None:
             hosted.closing = asyncio.create_task(self._closed(*key, hosted), name=f"wald-gate-close-{key[0]}")
         return hosted.closing
@@ -234,7 +212,7 @@ class Groups:
             del self._hosted[route, group]
 
     async def _make_room(self, keys: Sequence[tuple[str, str]]) -> bool:
-        """Close the one of these that was not used for longest, of those that can be; False if there is none."""
+        """Close the group that was unused for longest, if one is free."""
         for key, hosted in sorted(((each, self._hosted[each]) for each in keys), key=lambda each: each[1].used_at):
             if hosted.closing is not None or await hosted.is_free():
                 await asyncio.shield(self._close(key, hosted))
@@ -242,7 +220,7 @@ class Groups:
         return False
 
     async def _look(self) -> None:
-        """Close what is idle, as long as there is something."""
+        """Close idle groups while there are any."""
         loop = asyncio.get_running_loop()
         while self._hosted:
             await asyncio.sleep(self._idle_seconds / 4)
@@ -253,7 +231,7 @@ class Groups:
 
 
 def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
-    """423: another process works for a group; which one is looked up."""
+    """Return 423 with the process that owns a group."""
     owner = owner_of(WorkFile(log.root, route, group))
     return HttpError(
         423,
@@ -272,6 +250,6 @@ def _owned(owner: OwnerProcess, route: str, group: str) -> str:
 
 
 async def _is_open(hosted: _Hosted) -> bool:
-    """Whether it could be opened; if not, those who have asked for it know why."""
+    """Return True if the group could be opened; otherwise its requests report the reason."""
     await asyncio.wait([hosted.opening])
     return hosted.opening.exception() is None

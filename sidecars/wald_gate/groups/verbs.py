@@ -1,28 +1,69 @@
-"""Verbs of work groups: lease, ack, nack, extend, release, pending."""
+"""Verbs of work groups: list and remove groups; lease, ack, nack, extend, release and pending."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
 from starlette.responses import Response
 
 from wald import aio
-from wald.errors import Damaged
+from wald.errors import Damaged, Locked, NotFound
+from wald.files.disk import Disk
+from wald.format.records import Record
 from wald.hints import command_line
-from wald.status.schema import pending_objects
+from wald.retention.cursors import CursorState, remove_cursor
+from wald.retention.progress import read_progress
+from wald.status.retention import found_groups
+from wald.status.schema import Group, GroupOfRoute, GroupsOfRoute, fields_of, pending_objects
 from wald.work.deliveries import Refusal
 from wald.work.owner import Share
+from wald.work.ownership import remove_group
 from wald.work.snapshot import read_status, work_file
+from wald_gate import shapes
 from wald_gate.call import Call, wait_seconds
-from wald_gate.groups import shapes
-from wald_gate.groups.leased import leased
-from wald_gate.groups.waiting import Got
+from wald_gate.groups.hosting import locked, require_group
+from wald_gate.groups.waits import Got
 from wald_gate.limits import Kept
 from wald_gate.presence import SILENT_SECONDS, Late, Taken
-from wald_gate.shapes import encoded
+from wald_gate.shapes import Leased, LeasedRecord, Removed, encoded
 from wald_gate.verbs import JSON, listing
+
+_headers = msgspec.json.Decoder(dict[str, str])
+
+
+def leased(shares: Iterable[Share], refused: list[shapes.Refusal]) -> Leased:
+    """Return leased records as JSON; ``refused`` are earlier records whose acknowledgement was rejected."""
+    return Leased([_record(*each) for share in shares for each in zip(*share, strict=True)], refused)
+
+
+def _record(record: Record, tries: int) -> LeasedRecord:
+    route, sequence, value, append_time_ns, key, event_time_ns, headers, terminated = record
+    text, base64 = _text(value)
+    found = LeasedRecord(sequence, route, append_time_ns, tries, text, base64)
+    if key is not None:
+        found.key, found.key_base64 = _text(key)
+    if headers is not None:
+        try:
+            found.headers = _headers.decode(headers)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not what producers are asked for
+            found.headers, found.headers_base64 = _text(headers)
+    if event_time_ns is not None:
+        found.event_time_ns = event_time_ns
+    if not terminated:
+        found.terminated = False
+    return found
+
+
+def _text(value: bytes) -> tuple[str | None, str | None]:
+    """Return bytes as text, or in base64."""
+    try:
+        return value.decode(), None
+    except UnicodeDecodeError:
+        return None, b64encode(value).decode()
 
 
 async def lease(call: Call) -> Response:
@@ -62,28 +103,28 @@ async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: Kept) -> b
 
 
 async def ack(call: Call) -> Response:
-    """Take in what a consumer has processed; on disk when it is answered."""
+    """Mark leased records done; on disk when it is answered."""
     given = await call.body(shapes.Ack)
     async with call.state.groups.use(call.route, call.group) as work:
         return _settled(await work.ack(given.consumer, given.sequences))
 
 
 async def nack(call: Call) -> Response:
-    """Take records back from a consumer that has not processed them; a delay is on disk when it is answered."""
+    """Return records that were not processed; a delay is on disk when it is answered."""
     given = await call.body(shapes.Nack)
     async with call.state.groups.use(call.route, call.group) as work:
         return _settled(await work.nack(given.consumer, given.sequences, given.delay, given.reason))
 
 
 async def extend(call: Call) -> Response:
-    """Let a consumer have records for longer."""
+    """Extend the lease of records."""
     given = await call.body(shapes.Extend)
     async with call.state.groups.use(call.route, call.group) as work:
         return _settled(await work.extend(given.consumer, given.sequences, given.lease_for))
 
 
 async def release(call: Call) -> Response:
-    """Take back all that a consumer has, or some of it, without the consumer being asked."""
+    """Return all records of a worker, or some of them, without asking it."""
     given = await call.body(shapes.Release)
     async with call.state.groups.use(call.route, call.group) as work:
         if given.sequences is None:
@@ -93,7 +134,7 @@ async def release(call: Call) -> Response:
 
 
 async def pending(call: Call) -> Response:
-    """Return records that consumers have, that wait, or that are given up, of any owner."""
+    """Return records that are leased, delayed or given up, whichever process owns the group."""
     media_type, listed = listing(call)
     query = call.query(shapes.PendingQuery)
 
@@ -119,10 +160,6 @@ async def _leased(
     done: Collection[int] = (),
     refused: Sequence[shapes.Refusal] = (),
 ) -> Got:
-    """
-    Args:
-        refused: of what it has said to be done before.
-    """
 
     def made(shares: Iterable[Share], refused_now: Iterable[Refusal]) -> Got:
         found = leased(shares, [*refused, *shapes.refusals(refused_now)])
@@ -139,3 +176,47 @@ def _settled(refused: Iterable[Refusal]) -> Response:
 
 def _answer(found: object) -> Response:
     return Response(encoded(found), media_type=JSON)
+
+
+async def groups(call: Call) -> Response:
+    """Return the groups of a route, with the states of the records of work groups."""
+
+    def read() -> GroupsOfRoute:
+        log, route = call.state.log, call.route
+        log.root.require_route(route)
+        found = {
+            cursor.path: GroupOfRoute.of(cursor, lag)
+            for each in read_progress(log.view())
+            if each.route == route
+            for cursor, lag in zip(each.cursors, each.lags, strict=True)
+            if cursor.state is not CursorState.ABSENT
+        }
+        for each in found_groups(log, [route], time.time_ns()):
+            at = each.seen.cursor
+            known = found.get(at.path) or GroupOfRoute.of(at, each.unfinished.records)
+            found[at.path] = Group(**fields_of(known), work=each.work())
+        every = sorted(found.values(), key=lambda each: each.group)
+        return GroupsOfRoute(every)  # type: ignore[arg-type]  # only work groups have ``work``
+
+    return Response(encoded(call.seen(await call.read(read))), media_type=JSON)
+
+
+async def remove(call: Call) -> Response:
+    """Remove a group, unless workers have records of it, or another process owns it."""
+    log, route, group = call.state.log, call.route, call.group
+
+    def remove() -> None:
+        try:
+            file = work_file(log.root, route, group)
+        except NotFound:
+            require_group(log, route, group)
+            remove_cursor(log.root, route, group, disk=Disk())
+        else:
+            remove_group(file)
+
+    await call.state.groups.let_go(route, group)
+    try:
+        await call.state.in_thread(remove)
+    except Locked as error:
+        raise await asyncio.to_thread(locked, log, route, group, error) from None
+    return Response(encoded(Removed(route, group)), media_type=JSON)

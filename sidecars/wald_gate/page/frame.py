@@ -1,14 +1,19 @@
-"""A page as HTML: the templates, the headers that bound what a page may do, live pages, and errors as pages."""
+"""Pages as HTML: text of strangers made visible, templates, headers, live parts, and errors as pages."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -17,15 +22,112 @@ from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
 from wald_gate.call import Call
-from wald_gate.page.assets import BUILD
-from wald_gate.page.changes import Sent, changes
-from wald_gate.page.picture import Picture
-from wald_gate.page.places import places_of
-from wald_gate.page.visible import marked, visible
+from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.presence import Stream
-from wald_gate.problems import problem
-from wald_gate.rights.clients import Client
+from wald_gate.problems import HttpError, problem
+from wald_gate.rights.clients import Client, Right
 from wald_gate.shapes import Problem
+
+# Printable by their category, and yet nothing is to be seen of them (Unicode: Default_Ignorable_Code_Point, and two).
+_BLANKS = ("\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0")
+_BLANK_SPANS = (("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef"))
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""Return text with an escape in place of each character that does not print, except those in ``keep``.
+
+    Control characters could move the cursor of a terminal; marks of direction and joiners of no width make a text look
+    like another one. A byte that is not UTF-8 is a lone surrogate (PEP 383).
+
+    >>> visible("a\x1b[1m\u202eb")
+    'a\\x1b[1m\\u202eb'
+    """
+    return "".join(run if prints else _escapes(run) for prints, run in _runs(text, keep))
+
+
+def marked(text: str, *, keep: str = "") -> Markup:
+    """Return the same as HTML, in which an escape looks different from the same characters typed."""
+    return Markup().join(
+        escape(run) if prints else Markup('<span class="escape">{}</span>').format(_escapes(run))
+        for prints, run in _runs(text, keep)
+    )
+
+
+def _runs(text: str, keep: str) -> list[tuple[bool, str]]:
+    """Split the text into runs that print and runs that do not."""
+    if text.isascii() and text.isprintable():
+        return [(True, text)]
+    return [(prints, "".join(run)) for prints, run in groupby(text, lambda each: each in keep or _prints(each))]
+
+
+def _prints(character: str) -> bool:
+    if character < "\u034f":
+        return character.isprintable()
+    is_blank = character in _BLANKS or any(first <= character <= last for first, last in _BLANK_SPANS)
+    return character.isprintable() and not is_blank
+
+
+def _escapes(run: str) -> str:
+    return "".join(
+        f"\\x{ord(each) - 0xDC00:02x}" if "\udc80" <= each <= "\udcff" else ascii(each).strip("'") for each in run
+    )
+
+
+_ROW = re.compile(r'<(?P<tag>tr|g) id="(?P<id>[^"]+)".*?</(?P=tag)>', re.DOTALL)
+Sent = dict[str, tuple[int, dict[str, int]]]
+"""Hash of each sent part without its rows, and of each row."""
+
+
+def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
+    """Return the changed rows of a part, the whole part, or nothing.
+
+    A row is a ``tr``, or a ``g`` of a drawing, with an id. If rows were added or removed, the whole part is sent.
+
+    Args:
+        sent: parts that the browser has; updated.
+    """
+    rows = {found["id"]: found[0] for found in _ROW.finditer(html)}
+    around = hash(_ROW.sub(lambda found: f"\0{found['id']}", html))
+    before, rows_before = sent.get(name, (None, {}))
+    changed = [(row, outer) for row, outer in rows.items() if rows_before.get(row) != hash(outer)]
+    sent[name] = around, {row: hash(outer) for row, outer in rows.items()}
+    return changed if before == around else [(name, html)]
+
+
+_TYPES = {"wald.css": "text/css", "wald.js": "text/javascript", "wald.svg": "image/svg+xml"}
+_CONTENT = {name: files(__package__).joinpath("assets", name).read_bytes() for name in _TYPES}
+BUILD = hashlib.sha256(b"".join(_CONTENT.values())).hexdigest()[:16]
+"""Changes with them: a page of an older gate is loaded again, and a browser may keep them for ever."""
+
+
+async def asset(call: Call) -> Response:
+    """Return a static file."""
+    name = call.request.path_params["name"]
+    if name not in _CONTENT:
+        raise HttpError(404, "no-such-path", f"there is no {call.request.url.path}")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(_CONTENT[name], 200, headers, _TYPES[name])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A view in the navigation; its link is shown to clients with the right."""
+
+    title: str
+    path: str
+    right: Right = Right.KNOWN
+
+
+OVERVIEW = Place("Overview", "/")
+ROUTES = Place("Routes", "/routes")
+RECORDS = Place("Records", "/records")
+HISTORY = Place("History", "/history", Right.ADMIN)
+PLACES: tuple[Place, ...] = (OVERVIEW, ROUTES, RECORDS, HISTORY)
+
+
+def places_of(client: Client) -> list[Place]:
+    return [place for place in PLACES if client.may(place.right, None)]
+
 
 HTML = "text/html"
 EVENTS = "text/event-stream"
@@ -41,31 +143,24 @@ HEADERS: Mapping[str, str] = {
     "Vary": "Accept, Authorization, Cookie",
     "X-Frame-Options": "DENY",
 }
-_PICTURES_PASSED_MAX = 5  # after failures; so often a browser hears that it goes on
+_PICTURES_PASSED_MAX = 5  # after failures, so that the browser still gets events
 _log = logging.getLogger("wald_gate")
 Facts = Mapping[str, Any]
-"""What a template shows, by the names that it uses; ``Any``: of any type that it can write."""
+"""Values of a template."""
 
 
 async def page(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
-    """A page that is made once; only what the frame says of the log as a whole is live.
-
-    Args:
-        template: its name; it extends ``frame.html``.
-    """
+    """Render a page once; only the frame is live."""
     picture = await call.state.watching.picture()
     found = _ENVIRONMENT.get_template(template)
     return _html(found.render(_of_frame(call, picture, live=base_of(call.request) + "live") | dict(facts)), status)
 
 
-async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]) -> Response:
-    """A page of the newest picture of the log, or, where events are asked for, what changes on it from now on.
+async def live_page(call: Call, template: str, facts: Callable[[PageSnapshot], Facts]) -> Response:
+    """Render a page of the newest snapshot, or stream its changes if the client accepts events.
 
     Args:
-        facts: is called in a thread, for each picture.
-
-    Raises:
-        WaldError: of the first call of ``facts``.
+        facts: is called in a thread for each snapshot; errors of the first call are raised.
     """
     picture = await call.state.watching.picture()
     found = _ENVIRONMENT.get_template(template)
@@ -81,12 +176,12 @@ async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]
 
 
 async def only_frame(call: Call) -> Response:
-    """What changes in the frame alone, for pages that are not live themselves."""
+    """Stream the changes of the frame for pages that are not live."""
     return await live_page(call, "frame.html", lambda _: {})
 
 
 def failed(request: Request, error: Exception) -> Response:
-    """A page that says what went wrong; who is not known is shown where a token can be typed."""
+    """Return an error as a page; an unknown client is redirected to the login form."""
     answer = problem(error)
     if answer.status_code == 401 and request.method in ("GET", "HEAD"):
         return RedirectResponse(base_of(request) + "login", 303, HEADERS)
@@ -98,7 +193,7 @@ def failed(request: Request, error: Exception) -> Response:
 
 
 def bare(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
-    """A page outside of the frame: it says nothing of the log."""
+    """Render a page without the frame, which says nothing of the log."""
     base = base_of(call.request)
     return _html(_ENVIRONMENT.get_template(template).render(build=BUILD, base=base, **facts), status)
 
@@ -111,16 +206,14 @@ def base_of(request: Request) -> str:
     return "../" * (request.scope["path"].count("/") - 1) or "./"
 
 
-async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncGenerator[bytes]:
-    """Events: the parts that have changed, each time that there is a new picture; it waits until they are read."""
+async def _changes(call: Call, template: Template, facts: Callable[[PageSnapshot], Facts]) -> AsyncGenerator[bytes]:
+    """Yield the changed parts for each new snapshot; the browser's reading sets the pace."""
     sent: Sent = {}
     number = due = failures = 0
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
     with call.state.watching.looked_at():
         while (picture := await call.state.watching.newer(number)) is not None:
-            if (
-                call.state.rights.edition != call.edition
-            ):  # the browser asks again, and is judged by what the file says now
+            if call.state.rights.edition != call.edition:  # the browser asks again and is judged by the new file
                 break
             number = picture.number
             if number < due:
@@ -137,30 +230,28 @@ async def _changes(call: Call, template: Template, facts: Callable[[Picture], Fa
             yield event
 
 
-def _event(call: Call, template: Template, facts: Callable[[Picture], Facts], picture: Picture, sent: Sent) -> bytes:
-    """The event for one picture.
-
-    Args:
-        sent: what was sent before.
-    """
+def _event(
+    call: Call, template: Template, facts: Callable[[PageSnapshot], Facts], picture: PageSnapshot, sent: Sent
+) -> bytes:
+    """Return the event for a snapshot; ``sent`` has the parts of the browser."""
     try:
         context = template.new_context(_of_frame(call, picture, live="") | dict(facts(picture)))
         parts = [change for name, html in _parts(template, context) for change in changes(name, html, sent)]
     except (WaldError, OSError) as error:  # the next picture may do
-        return b"event: trouble\ndata: " + msgspec.json.encode(str(call.shown(error))) + b"\n\n"
+        return b"event: problem\ndata: " + msgspec.json.encode(str(call.shown(error))) + b"\n\n"
     return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
 
 
 def _parts(template: Template, context: Any) -> Iterator[tuple[str, str]]:
-    """The live blocks of a template, and of those that it extends; ``Any``: Jinja's context has no better type."""
+    """Yield the live blocks of a template and of those that it extends."""
     blocks = dict(_ENVIRONMENT.get_template("frame.html").blocks) | dict(template.blocks)
     for name, block in blocks.items():
         if name.startswith(LIVE):
             yield name, "".join(block(context)).strip()
 
 
-def _of_frame(call: Call, picture: Picture | None, *, live: str) -> dict[str, Any]:
-    """What the frame shows itself."""
+def _of_frame(call: Call, picture: PageSnapshot | None, *, live: str) -> dict[str, Any]:
+    """Return the facts of the frame."""
     client: Client = call.client
     return {
         "base": base_of(call.request),
@@ -180,14 +271,14 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def _shown(value: object) -> object:
-    """What an expression in a template writes: text passes through :func:`visible`, wherever it is from."""
+    """Return the value of an expression in a template: all text passes through :func:`visible`."""
     if value is None:
         return "–"
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _about(seconds: float) -> str:
-    """About so long, in one unit where that is enough, so that it does not change every second."""
+    """Format a duration in one unit if that is enough, so that it does not change every second."""
     number, unit, *rest = format_seconds(seconds).split(" ")
     return f"{number} {unit}" if float(number) >= 10 else " ".join((number, unit, *rest))
 
@@ -212,6 +303,6 @@ _ENVIRONMENT.filters |= {
     "visible": visible,
 }
 _ENVIRONMENT.globals["command_line"] = command_line
-_ENVIRONMENT.globals |= {  # not imported by templates, as parts are made without what stands outside of their blocks
+_ENVIRONMENT.globals |= {  # not imported by templates: parts are made without the text outside of their blocks
     name: macro for name, macro in vars(_ENVIRONMENT.get_template("parts.html").module).items() if name[0] != "_"
 }

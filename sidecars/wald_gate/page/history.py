@@ -1,4 +1,4 @@
-"""The view of history: what happened to the log by its ledgers, the newest first, and what allowed each deletion."""
+"""The view of history: events from the ledgers, newest first, with the rule that allowed each deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wald.format.times import utc
 from wald.status.history import CLOCK, CLOCK_STEP, LIVES, READABLE, Excerpt, deed, excerpt
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page, page
-from wald_gate.page.picture import Picture
+from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.shapes import Shape
 
 COUNT = 100
@@ -48,13 +48,7 @@ _PLACE = re.compile(r"(\w{1,20}):([0-9]{1,18})")
 
 
 class Query(Shape):
-    """Which events.
-
-    Attributes:
-        what: the kind of them.
-        route: only what is about records of this route; "": all.
-        before: where an excerpt ended, as ``segments:12,reclaim:3``; "": the newest ones.
-    """
+    """Query of the view; ``before`` is the end of an excerpt, as ``segments:12,reclaim:3``."""
 
     what: Kind = "all"
     route: Annotated[str, Meta(max_length=127)] = ""
@@ -69,7 +63,7 @@ async def history(call: Call) -> Response:
     story = DeletionAudit(call.state.log.root)
     shared: dict[str, Any] = {"query": query, "kinds": {kind: _NAMES.get(kind, kind) for kind in get_args(Kind)}}
 
-    def facts(_: Picture | None = None) -> Facts:
+    def facts(_: PageSnapshot | None = None) -> Facts:
         found = excerpt(story, before, wanted=wanted, count=COUNT, at_most=_AT_MOST)
         return shared | {"days": _days(found), "found": found, "older": _written(found.before)}
 
@@ -80,12 +74,11 @@ async def history(call: Call) -> Response:
 
 @dataclass(frozen=True)
 class Item:
-    """An event as it is shown.
+    """An event on the page.
 
     Attributes:
-        id: of its element.
-        cursors: of a deletion: group and route, and where the cursor was; cursors_left: how many more there are.
-        allowed: None: it is no deletion, or was taken back.
+        cursors: of a deletion: group and route, and the position of the cursor.
+        allowed: None if it is not a deletion, or was undone.
     """
 
     id: str
@@ -129,7 +122,7 @@ def _filter(kind: Kind, route: str | None) -> Callable[[Event], bool]:
 
 
 def _days(found: Excerpt) -> list[tuple[str, list[Item]]]:
-    """The events of each day, the newest first."""
+    """Group events by day."""
     days: dict[str, list[Item]] = {}
     for event in found.events:
         days.setdefault(utc(event.at_ns)[:10], []).append(Item.of(event))
@@ -137,7 +130,7 @@ def _days(found: Excerpt) -> list[tuple[str, list[Item]]]:
 
 
 def _cursors(event: Event) -> list[tuple[str, str]]:
-    """Where the cursors were when a segment was deleted, and what else allowed it."""
+    """Return the positions of the cursors at a deletion."""
     if event.ruling is None:
         return []
     found = []
@@ -154,11 +147,7 @@ def _cursors(event: Event) -> list[tuple[str, str]]:
 
 
 def _places(given: str) -> dict[str, int]:
-    """Where an excerpt ended.
-
-    Raises:
-        InvalidInput: it is no such place.
-    """
+    """Parse the end of an excerpt."""
     names = {name.partition(".")[0]: name for name in (*LEDGERS, CLOCK, LIVES)}
     places = {}
     for part in filter(None, given.split(",")):

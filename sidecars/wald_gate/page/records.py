@@ -1,36 +1,241 @@
-"""The view of records: some of a route from a position on, with links to older and newer ones; or the newest, live."""
+"""Records on the page: an excerpt of a route, its newest records live, and the page of one sequence."""
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 from markupsafe import Markup
 from msgspec import Meta
 from starlette.responses import RedirectResponse, Response
 
-from wald.errors import InvalidInput, NotFound
+from wald.errors import InvalidInput, NotFound, WaldError
 from wald.format.names import check_route
 from wald.format.records import Record
 from wald.format.times import nanoseconds, parse_position_option
 from wald.log import Log
-from wald.reading.assembler import Batch
+from wald.reading.assembler import Batch, Sender
 from wald.reading.latest import start_of_latest
+from wald.reading.lookup import Whereabouts
 from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
-from wald.segments.view import View
-from wald.status.schema import local_now
+from wald.segments.view import State, View
+from wald.status.schema import Where, local_now
 from wald_gate.call import Call
-from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, page
-from wald_gate.page.picture import Picture
-from wald_gate.page.values import line
+from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, marked, page
+from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.problems import HttpError, problem, without_path
 from wald_gate.rights.clients import Client, Right
 from wald_gate.shapes import Shape
+
+ValueForm = Literal["text", "json", "hex"]
+FORMS: tuple[ValueForm, ...] = get_args(ValueForm)
+SHOWN_BYTES = 16 << 10
+LINE_BYTES = 160
+_LINE_HEX = 48
+HEADERS_SHOWN = 50
+_DEPTH = 40  # of JSON; each line is indented, so deep nesting multiplies the size
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_ROW = 16
+_PRINTED = range(0x20, 0x7F)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value in one form; ``note`` is the reason if it is not the requested one."""
+
+    form: ValueForm
+    html: Markup
+    size: int
+    of: int
+    note: str = ""
+
+
+def shown(value: bytes, wanted: ValueForm | None = None) -> Shown:
+    """Return a value, or the beginning of a long one.
+
+    Args:
+        wanted: None: JSON for an object or array, text for UTF-8, else hexadecimal.
+    """
+    part, note = value[:SHOWN_BYTES], ""
+    if wanted in ("json", None):
+        laid_out, note = _laid_out(value)
+        if laid_out is not None and (wanted or value.lstrip()[:1] in (b"{", b"[")):
+            return Shown("json", marked(laid_out, keep="\n"), len(value), len(value))
+    if wanted == "hex" or (wanted is None and not _is_text(part)):
+        return Shown("hex", Markup("{}").format(_dump(part)), len(part), len(value))
+    text, size = _text(part, whole=len(part) == len(value))
+    return Shown("text", marked(text, keep="\n"), size, len(value), note if wanted else "")
+
+
+def line(value: bytes) -> Markup:
+    """Return the beginning of a value in one line, in hexadecimal if it is not text."""
+    if not _is_text(value[:LINE_BYTES]):
+        more = "…" if len(value) > _LINE_HEX else ""
+        return Markup('<span class="quiet">{}{}</span>').format(value[:_LINE_HEX].hex(" "), more)
+    text, size = _text(value[:LINE_BYTES], whole=len(value) <= LINE_BYTES)
+    return marked(text) + (Markup('<span class="quiet">…</span>') if size < len(value) else "")
+
+
+def headers(data: bytes | None) -> tuple[list[tuple[str, str]], int]:
+    """Return the first headers, and their number; malformed headers have no name."""
+    if not data:
+        return [], 0
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        return [("", _text(data[:SHOWN_BYTES], whole=True)[0])], 1
+    first = list(found.items())[:HEADERS_SHOWN]
+    return [(name[:SHOWN_BYTES], value[:SHOWN_BYTES]) for name, value in first], len(found)
+
+
+def _is_text(part: bytes) -> bool:
+    text, _ = _text(part, whole=False)
+    return "\0" not in text and not any("\udc80" <= character <= "\udcff" for character in text)
+
+
+def _text(part: bytes, *, whole: bool) -> tuple[str, int]:
+    """Return text, with lone surrogates (PEP 383) for bytes that are not UTF-8, and its number of bytes.
+
+    Args:
+        whole: nothing follows; otherwise an incomplete last character is left out.
+    """
+    if not whole:
+        for cut in range(1, min(4, len(part) + 1)):
+            if part[-cut] >= 0xC0:  # a character begins here
+                length = 2 + (part[-cut] >= 0xE0) + (part[-cut] >= 0xF0)
+                part = part[:-cut] if length > cut else part
+                break
+    return part.decode(errors="surrogateescape"), len(part)
+
+
+def _laid_out(value: bytes) -> tuple[str | None, str]:
+    """Return JSON with one element per line and its numbers and strings unchanged; or None, and the reason."""
+    if len(value) > SHOWN_BYTES:
+        return None, f"It is too long to be set out as JSON: more than {SHOWN_BYTES} bytes."
+    try:
+        compact = msgspec.json.format(value, indent=-1)
+        compact.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, "It is not JSON."
+    depth = deepest = 0
+    for byte in _STRING.sub(b"", compact):
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+    if deepest > _DEPTH:
+        return None, f"It is too deep to be set out as JSON: more than {_DEPTH} levels."
+    return msgspec.json.format(value, indent=2).decode(), ""
+
+
+def _dump(part: bytes) -> str:
+    """Return sixteen bytes per line, with their offset and printable ASCII."""
+    lines = []
+    for at in range(0, len(part), _ROW):
+        row = part[at : at + _ROW]
+        printed = "".join(chr(byte) if byte in _PRINTED else "." for byte in row)
+        lines.append(f"{at:06x}  {row.hex(' '):{3 * _ROW - 1}}  {printed}")
+    return "\n".join(lines)
+
+
+_Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+_DOWNLOAD = {"Cache-Control": "no-store", "Content-Security-Policy": "sandbox"}
+
+
+class ValueQuery(Shape, rename={"form": "as"}):
+    """Query for the form of a value."""
+
+    form: ValueForm | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Facts about a sequence; ``record`` is None if it is not in the log or unreadable."""
+
+    where: Whereabouts
+    record: Record | None = None
+    sender: Sender | None = None
+    problem: str = ""
+
+
+async def record(call: Call) -> Response:
+    """The view at ``/records/{sequence}``."""
+    query = call.query(ValueQuery)
+    found = await _found(call, _sequence_in_path(call))
+    message = call.words(found.problem or found.where.message)
+    facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": Where.of(found.where)}
+    if found.record is not None:
+        names, count = headers(found.record.headers)
+        facts |= {
+            "headers": names,
+            "headers_left": count - len(names),
+            "key": None if found.record.key is None else line(found.record.key),
+            "value": await call.read(shown, found.record.value, query.form),
+        }
+    return await page(call, "record.html", facts)
+
+
+async def value(call: Call) -> Response:
+    """Return the bytes of a value as a file, which no browser takes for a page."""
+    sequence = _sequence_in_path(call)
+    found = await _found(call, sequence)
+    if found.record is None:
+        message = f"record {sequence}: {found.problem or found.where.message}"
+        raise NotFound(message, hint=f"/records/{sequence} says what became of it")
+    disposition = {"Content-Disposition": f'attachment; filename="record-{sequence}"'}
+    return Response(found.record.value, 200, _DOWNLOAD | disposition, "application/octet-stream")
+
+
+def _sequence_in_path(call: Call) -> int:
+    given = call.request.path_params["sequence"]
+    try:
+        return msgspec.convert(given, _Sequence, strict=False)
+    except msgspec.ValidationError:
+        raise InvalidInput(f"{given[:40]!r} is not a sequence", hint="/records/250") from None
+
+
+async def _found(call: Call, sequence: int) -> Found:
+    log = call.state.log
+    where = await call.read(log.where, sequence)
+    _require(call, where)
+    return await call.walk(read_record(log, where))
+
+
+def read_record(log: Log, where: Whereabouts) -> Generator[None, None, Found]:
+    """Read a record; yields on the way to the end of a long one, for :meth:`Call.walk`."""
+    if not where.durable:
+        return Found(where)
+    route = where.route if where.route is not None and log.root.has_route(where.route) else None
+    first = where.sequence
+    try:
+        for batch in read_without_waiting(log.view(), route=route, start=first, stop=first, on_missing="skip"):
+            if isinstance(batch, Batch):
+                return Found(where, next(batch.records()), log.sender(batch))
+            if batch is not None:
+                break
+            yield
+    except WaldError as error:
+        return Found(where, problem=error.message)
+    return Found(where)
+
+
+def _require(call: Call, where: Whereabouts) -> None:
+    """Refuse clients that may not read its route, without naming it; if it is unknown, all but admins."""
+    client, route = call.client, where.route
+    if where.state is State.NEVER_ISSUED or client.admin or (route is not None and client.may_read(route)):
+        return
+    sequence = call.request.path_params["sequence"]
+    message = f"{client.name} may not see this: it needs the right to read the route of record {sequence}"
+    raise HttpError(403, "not-permitted", message)
+
 
 COUNT = 50
 """Of records on a page."""
@@ -40,13 +245,13 @@ _SEGMENTS = 1000  # that are looked at for a page: a rare route may be in few of
 
 
 class Query(Shape, rename={"from_": "from"}):
-    """Which records.
+    """Query of the view.
 
     Attributes:
         route: "": every route.
         from_: earliest, end, a sequence or a time; "": the newest records.
-        before: the newest ones below this sequence, in place of ``from``.
-        follow: whether to go on with the newest ones.
+        before: the newest records below this sequence.
+        follow: show new records as they arrive.
     """
 
     route: Annotated[str, Meta(max_length=127)] = ""
@@ -68,13 +273,13 @@ async def records(call: Call) -> Response:
     if query.follow == "1":
         newest = Newest(log, route)
 
-        def live(_: Picture) -> Facts:
+        def live(_: PageSnapshot) -> Facts:
             return facts | {"excerpt": newest.read_on()}
 
         return await live_page(call, "records.html", live)
     try:
         found = await call.walk(excerpt(log, route, query))
-    except (InvalidInput, NotFound) as error:  # the form stays, with what was typed
+    except (InvalidInput, NotFound) as error:  # the form keeps the typed text
         status = problem(error).status_code
         return await page(
             call, "records.html", facts | {"excerpt": None, "wrong": call.words(error.message)}, status=status
@@ -83,7 +288,7 @@ async def records(call: Call) -> Response:
 
 
 async def find(call: Call) -> Response:
-    """From the number that was typed to the page of that record."""
+    """Redirect from a typed number to the page of that record."""
     return RedirectResponse(f"{base_of(call.request)}records/{call.query(Find).sequence}", 303, HEADERS)
 
 
@@ -94,11 +299,7 @@ class Find(Shape):
 
 
 def require_readable(client: Client, route: str | None) -> None:
-    """Refuse who may not read a route; None: any route.
-
-    Raises:
-        HttpError: 403.
-    """
+    """Refuse clients that may not read a route; None: every route."""
     if not (client.admin if route is None else client.may_read(route)):
         right = Right.ADMIN if route is None else Right.READ
         raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs {right.of(route)}")
@@ -106,7 +307,7 @@ def require_readable(client: Client, route: str | None) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A record in a line of the table: the beginnings of its key and its value."""
+    """A record in the table: the beginnings of its key and value."""
 
     sequence: int
     route: str
@@ -123,14 +324,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Some consecutive records of a route.
+    """Consecutive records of a route.
 
     Attributes:
-        rows: in the order of the log; of those that are followed, the newest first.
-        notes: what is missing of them, and why.
-        older: in front of which sequence there may be others, newer: from which on; None: there are none.
-        searched: if there are few, because they are rare: which sequences were looked through.
-        arrived: of those that are followed, how many have come since the excerpt before.
+        rows: in the order of the log; if live, the newest first.
+        notes: missing records.
+        older, newer: position of the next excerpt in that direction, if any.
+        searched: first and last sequence that were searched for rare records.
+        arrived: if live, number of new records.
     """
 
     rows: list[Row]
@@ -161,7 +362,7 @@ class Newest:
         self._rows: dict[int, Row] = {}  # in the order in which they have ended
 
     def read_on(self) -> Excerpt:
-        """Read the records that have become durable. Of many, decode the last ones, and count the others."""
+        """Read new durable records; of many, decode the last ones and count the others."""
         self._notes.clear()
         is_first = not self._next
         try:
@@ -229,7 +430,7 @@ def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, 
 
 
 def _latest(view: View, route: str | None, last: int) -> int:
-    """Where the newest records up to ``last`` begin, as far as they are in the segments that are looked at."""
+    """Return the first of the newest records up to ``last``, within the limit of searched segments."""
     if not view.segments:
         return 1
     lowest = view.segments[max(0, _segment_of(view, last) - _SEGMENTS)].base_sequence
@@ -237,14 +438,14 @@ def _latest(view: View, route: str | None, last: int) -> int:
 
 
 def _segment_of(view: View, sequence: int) -> int:
-    """The place of the segment that holds a record."""
+    """Return the index of the segment with a record."""
     return max(0, bisect_right(view.segments, sequence, key=lambda segment: segment.base_sequence) - 1)
 
 
 def _rows(
     log: Log, view: View, route: str | None, start: Start, last: int | None, notes: list[str]
 ) -> Generator[None, None, list[Row]]:
-    """The first records of a selection; yields on the way to the next one, which may be the whole log."""
+    """Read the first records of a selection; yields on the way, which may be the whole log."""
     rows: list[Row] = []
     for found in _onward(log, view, route, start, last, notes):
         if isinstance(found, Batch):
@@ -262,7 +463,7 @@ def _rows(
 def _onward(
     log: Log, view: View, route: str | None, start: Start, last: int | None, notes: list[str]
 ) -> Generator[Batch | int | None]:
-    """Read what can be read, and note the first things that cannot."""
+    """Read readable records, and note the first problems."""
 
     def note(message: str) -> None:
         if len(notes) < _NOTES:

@@ -1,4 +1,4 @@
-"""Routes and their groups: how far behind, what they pin and why, and the command that would free it."""
+"""Routes and groups: lag, pins and their causes, dead letters, and the commands that help."""
 
 from __future__ import annotations
 
@@ -12,17 +12,77 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from wald.errors import NotFound
+from wald.format.names import HANDOVER_SUFFIX
 from wald.hints import command_line
 from wald.retention.backlog import GroupBacklog
 from wald.retention.cursors import CursorState
 from wald.status.rates import Row
 from wald.status.retention import WorkCounts, advice
+from wald.work.group import DEAD_LETTER
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
-from wald_gate.page.letters import letters
-from wald_gate.page.picture import Picture, Walk
+from wald_gate.page.snapshot import PageSnapshot, Walk
 from wald_gate.problems import without_path
 from wald_gate.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSummary:
+    """A dead-letter route of another route.
+
+    It is read from journals and cursors. The origin of a dead letter is only in the record, so all that wait on the
+    route
+    are counted, even those of other routes.
+
+    Attributes:
+        groups: groups of the other route.
+        giving_up: records that are becoming dead letters.
+        unread: lag of its group that is furthest behind.
+        command: returns its records to their routes.
+    """
+
+    route: str
+    groups: tuple[str, ...]
+    giving_up: int
+    exists: bool
+    unread: int | None
+    last: int | None
+    command: str
+
+
+def dead_letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator[DeadLetterSummary]:
+    """Yield the dead-letter routes of a route that the client may read and that exist or are about to."""
+    of_route = [row for row in rows if row.route == route and row.state is not CursorState.ABSENT]
+    goals: dict[str, list[str]] = {}
+    for row in of_route:
+        for goal in sorted(_goals(call, walk, row) - {route}):
+            goals.setdefault(goal, []).append(row.group)
+    for goal in sorted(filter(call.client.may_read, goals)):
+        known = [walk.work[route, group] for group in goals[goal] if (route, group) in walk.work]
+        giving_up = sum(work.giving_up_to.count(goal) for work in known)
+        exists = call.state.log.root.has_route(goal)
+        if not (exists or giving_up):
+            continue
+        there = [row for row in rows if row.route == goal]
+        yield DeadLetterSummary(
+            goal,
+            tuple(goals[goal]),
+            giving_up,
+            exists,
+            max((row.lag_records for row in there), default=None),
+            there[0].last_sequence if there else None,
+            command_line(call.root, f"redrive {goal}", program="wald-drain"),
+        )
+
+
+def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
+    """Return the routes that may have dead letters of a group; none if it is only a cursor."""
+    key = row.route, row.group
+    if work := walk.work.get(key):
+        return {call.state.groups.dead_letter(*key), *work.giving_up_to}
+    is_drained = key in walk.by_name and walk.by_name[key].cursor.path.with_suffix(HANDOVER_SUFFIX).exists()
+    return {DEAD_LETTER} if is_drained else set()
+
 
 _ROWS = 100  # on one page: as many as can be read
 _HOLDINGS = 30
@@ -38,12 +98,7 @@ Sort = Literal["route", "last", "in", "groups", "lag", "oldest", "out", "held", 
 
 
 class Query(Shape):
-    """Which routes, and in which order.
-
-    Attributes:
-        find: a part of the name of the route or of one of its groups.
-        page: of so many routes.
-    """
+    """Query of the view; ``find`` is a part of the name of a route or group."""
 
     find: Annotated[str, Meta(max_length=127)] = ""
     sort: Sort = "held"
@@ -55,10 +110,10 @@ class Line:
     """A route, summed up over its groups.
 
     Attributes:
-        lag, oldest: those of the group that is furthest behind.
-        held: bytes that its groups pin, those of the group that pins most.
-        leased, waiting, dead: records of its work groups: with workers; not due; being given up.
-        signs: what is special about it.
+        lag, oldest: of the group that is furthest behind.
+        held: pinned bytes of the group that pins most.
+        leased, waiting, dead: records of its work groups.
+        signs: special states.
     """
 
     route: str
@@ -76,14 +131,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What a group pins, and what can be done.
-
-    Attributes:
-        said: why.
-        command: "" if there is none.
-        lost: what that costs for good; "" if it does no harm.
-    """
+class Remedy:
+    """The reason for a pin, and a command against it; ``lost`` is the permanent cost."""
 
     said: str
     command: str = ""
@@ -92,13 +141,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Records of a work group that a worker has, or that are not due.
-
-    Attributes:
-        worker: who has them; None: they wait.
-        until_ns: when the lease ends, or when they are due; None: never.
-        reason: why they came back the last time; "" if that is not known.
-    """
+    """Records that are leased to a worker, or not due if it is None; ``until_ns`` is the end of that."""
 
     group: str
     first: int
@@ -125,10 +168,10 @@ _KEYS: Mapping[str, Callable[[Line], Any]] = {
 
 
 async def routes(call: Call) -> Response:
-    """The view at ``/routes``, of the routes that the client may read."""
+    """The view at ``/routes``."""
     query = call.query(Query)
 
-    def facts(picture: Picture) -> Facts:
+    def facts(picture: PageSnapshot) -> Facts:
         every = lines(picture, call.client.may_read)
         found = [line for line in every if _is_found(line, query.find.lower())]
         found.sort(key=lambda line: (_KEYS[query.sort](line), line.route))
@@ -150,12 +193,12 @@ async def routes(call: Call) -> Response:
 
 
 async def route(call: Call) -> Response:
-    """One route, with its groups."""
+    """The view of one route with its groups."""
     name, log = call.route, call.state.log
     if not await call.read(log.root.has_route, name):
         raise NotFound(f"there is no route {name}", hint="/routes lists them")
 
-    def facts(picture: Picture) -> Facts:
+    def facts(picture: PageSnapshot) -> Facts:
         walk = picture.walk
         rows = [row for row in _rows(walk) if row.route == name]
         (line,) = _lines(rows, walk) or (None,)
@@ -164,55 +207,55 @@ async def route(call: Call) -> Response:
             "name": name,
             "line": line,
             "groups": groups,
-            "letters": list(letters(call, name, walk, _rows(walk))) if walk is not None else [],
+            "dead_letters": list(dead_letters(call, name, walk, _rows(walk))) if walk is not None else [],
             "age": _age(walk),
             "holdings": list(islice(holdings((row.group, work) for row, _, work in groups if work), _HOLDINGS)),
             "held": sum(work.leased + work.waiting for _, _, work in groups if work),
-            "ways": [way for row, group, _ in groups if group for way in ways(call, row, group)],
+            "ways": [way for row, group, _ in groups if group for way in remedies(call, row, group)],
             "is_counted": walk is not None,
         }
 
     return await live_page(call, "route.html", facts)
 
 
-def lines(picture: Picture, may_read: Callable[[str], bool]) -> list[Line]:
-    """A line for each route that may be read."""
+def lines(picture: PageSnapshot, may_read: Callable[[str], bool]) -> list[Line]:
+    """Return a line for each readable route."""
     return _lines([row for row in _rows(picture.walk) if may_read(row.route)], picture.walk)
 
 
-def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
-    """Why a group pins what it does, and what can be done; nothing if it pins nothing."""
+def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
+    """Yield the reasons for the pins of a group and what to do."""
     root, cursor = call.root, group.cursor
     if group.retired:
         return
     for said, command in advice(root, cursor):
-        yield Way(without_path(said, call.state.log.root), command)
+        yield Remedy(without_path(said, call.state.log.root), command)
     if not group.pinned_segments:
         return
     is_one = group.pinned_segments == 1
     what, hold = ("1 segment", "holds") if is_one else (f"{group.pinned_segments} segments", "hold")
     if cursor.state is CursorState.ABSENT:
-        yield Way(
+        yield Remedy(
             f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. After it has "
             "been read up to a record, say so",
             command_line(root, f"cursor set {cursor.route} SEQUENCE"),
         )
-        yield Way(
+        yield Remedy(
             f"If nothing will read {cursor.route}, retire it",
             command_line(root, f"route retire {cursor.route}"),
             "Its records are deleted by and by, read or not. Nothing brings them back.",
         )
         return
-    yield Way(
+    yield Remedy(
         f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} records "
-        "behind that. What it has still to process",
+        "behind that. Its unprocessed records",
         command_line(root, f"cursor show {cursor.route} --group {cursor.group}"),
     )
     if not cursor.of_work_group:
         feeding = f"feed {cursor.route} --group {cursor.group} -- COMMAND"
-        yield Way("If nothing reads for it, this does", command_line(root, feeding, program="wald-drain"))
+        yield Remedy("If nothing reads for it, this does", command_line(root, feeding, program="wald-drain"))
     if row.last_sequence:
-        yield Way(
+        yield Remedy(
             f"Declare all records of {cursor.route} processed for {cursor.group}",
             command_line(root, f"cursor set {cursor.route} {row.last_sequence} --group {cursor.group}"),
             f"{cursor.group} never gets the records from {cursor.effective + 1} to {row.last_sequence} that it has not "
@@ -221,7 +264,7 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
 
 
 def holdings(groups: Iterable[tuple[str, WorkCounts]]) -> Iterator[Holding]:
-    """The first records of work groups that workers have, and of those that are not due."""
+    """Yield the first leased and delayed records of work groups."""
     for group, work in groups:
         for out in work.first_leased:
             yield Holding(group, out.first, out.last, out.worker, out.until_ns, out.tries)
@@ -234,7 +277,7 @@ def _rows(walk: Walk | None) -> Sequence[Row]:
 
 
 def _age(walk: Walk | None) -> float:
-    """How old the newest walk is, in seconds; 0 if there is none."""
+    """Return the age of the newest walk in seconds."""
     return walk.inventory.age_seconds if walk is not None and walk.inventory is not None else 0.0
 
 
@@ -291,7 +334,7 @@ def _is_found(line: Line, wanted: str) -> bool:
 
 
 def _address(query: Query, changed: Mapping[str, object]) -> str:
-    """Of the same view, with what has changed in the query."""
+    """Return the address of the same view with a changed query."""
     parameters = {"find": query.find, "sort": query.sort, "page": query.page, **changed}
     defaults = {"find": "", "sort": Query().sort, "page": 1}
     kept = {name: value for name, value in parameters.items() if value != defaults[name]}

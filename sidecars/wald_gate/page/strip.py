@@ -1,8 +1,7 @@
-"""The log as a strip from its oldest record to its head: how wide segments are drawn, and where head and cursors are.
+"""Layout of the log as a strip, from its oldest record to its head: widths of segments, positions of head and cursors.
 
-Nothing here knows HTML or files. Positions are in percent of the width. A strip has room for so many pieces: where
-there are more segments, old ones that are alike and beside each other are drawn as one, and if these are still too
-many, unlike ones as well, which then look like the worst of them. ::
+It knows neither HTML nor files. Positions are in percent of the width. The number of pieces is limited: similar old
+segments that are neighbours are joined first, then different ones, which are drawn like the worst of them. ::
 
     reclaimed │ sealed … │ sealed │ cut │ active ▏
               ▲ cursors                  head
@@ -18,7 +17,7 @@ from itertools import groupby
 
 
 class Look(Enum):
-    """How a segment is drawn, the worst last."""
+    """Appearance of a segment, the worst last."""
 
     RECLAIMED = "reclaimed"
     DOOMED = "pending deletion"
@@ -33,15 +32,13 @@ _BY_RANK = list(Look)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment, or several beside each other.
+    """One segment, or several neighbours.
 
     Attributes:
-        first, last: sequences; of the active one, up to the head.
-        held: how many of its segments cursors pin.
-        segments, stored_bytes: how many it stands for, and their bytes.
-        archived: records of its segments that are in archives with all their records.
-        partly: the same of those of which some are.
-        fill: how much of its width is written, of the active one.
+        last: of the active segment, the head.
+        held: number of pinned segments.
+        archived, partly: records of segments that are archived whole, and in part.
+        fill: written share of the width.
     """
 
     first: int
@@ -60,7 +57,6 @@ class Piece:
 
     @property
     def is_archived(self) -> bool:
-        """Whether no record of it is missing in the archives."""
         return 0 < self.records <= self.archived
 
     @property
@@ -70,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A piece and where it is drawn, in percent."""
+    """A piece and its place."""
 
     piece: Piece
     x: float
@@ -79,13 +75,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Cursors that are so close to each other that one sign stands for them.
+    """Cursors that are so close that they share a sign.
 
     Attributes:
-        number: of the sign, from 1 on, from the left.
-        names: of the groups, by how far they are.
-        first, last: the sequences of the first and the last of these cursors.
-        row: of the sign where the strip is narrow, so that no sign covers another one.
+        names: of the groups, in the order of their positions.
+        row: of the sign on a narrow strip, so that signs do not overlap.
     """
 
     number: int
@@ -98,14 +92,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A log as it is drawn."""
+    """Layout of a log."""
 
     drawn: tuple[Drawn, ...]
     marks: tuple[Mark, ...]
     head_x: float | None
 
     def at(self, sequence: int) -> float:
-        """Where the end of a record is."""
+        """Return the position of the end of a record."""
         if not self.drawn:
             return 0.0
         number = bisect_right(self.drawn, sequence, key=lambda each: each.piece.first) - 1
@@ -136,9 +130,9 @@ def strip(
     """Lay out a log.
 
     Args:
-        pieces: one for each segment, in order; what is between two of them has been reclaimed.
-        cursors: the name of each group, and the last sequence that it has processed.
-        gone: called with the first and the last sequence of what has been reclaimed; ``archived`` and ``partly`` of it.
+        pieces: one for each segment, in order; records between two of them were deleted.
+        cursors: name and position of each group.
+        gone: returns ``archived`` and ``partly`` of deleted records, from the first and the last sequence.
     """
     drawn = tuple(_placed(_joined(_with_gaps(pieces, gone))))
     bare = Strip(drawn, (), None)
@@ -160,7 +154,6 @@ def _with_gaps(pieces: Sequence[Piece], gone: Callable[[int, int], tuple[int, in
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """At most so many pieces."""
     if len(pieces) <= PIECES_MAX:
         return pieces
     old, new = pieces[:-_SINGLE], pieces[-_SINGLE:]
@@ -171,7 +164,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _alike(piece: Piece) -> tuple[Look, bool, bool, bool]:
-    """What is drawn of it."""
+    """Return the drawn properties."""
     return piece.look, piece.held > 0, piece.is_archived, piece.is_partly_archived
 
 
@@ -189,7 +182,7 @@ def _as_one(pieces: list[Piece]) -> Piece:
 
 
 def _placed(pieces: list[Piece]) -> list[Drawn]:
-    """A share of the width for each: by its records, and at least what can be seen; reclaimed ones take little."""
+    """Share the width by records, with a visible minimum; deleted segments take little."""
     if not pieces:
         return []
     kept = [piece for piece in pieces if piece.look is not Look.RECLAIMED]
@@ -214,7 +207,7 @@ def _placed(pieces: list[Piece]) -> list[Drawn]:
 
 
 def _marks(bare: Strip, cursors: Iterable[tuple[str, int]]) -> list[Mark]:
-    """One for cursors that are close to each other; the closer ones are joined first where there are too many."""
+    """Return one mark for cursors that are close together; the closest are joined first if there are too many."""
     placed = sorted((bare.at(at), at, name) for name, at in cursors)
     close = _CLOSE
     while True:

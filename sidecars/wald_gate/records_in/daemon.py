@@ -21,7 +21,7 @@ from wald.client.connection import connect, status
 from wald.client.session import Durable, error_after_retries, permanent_error
 from wald.errors import Refused, Replaced, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
-from wald_gate.monitoring.counts import Published
+from wald_gate.info.monitoring import Published
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.transport.joined import JoinedWrites
 

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from wald_gate.outgoing import turns
-from wald_gate.outgoing.turns import ReadThreads
+from wald_gate.records_out import threads as turns
+from wald_gate.records_out.threads import ReadThreads
 
 
 @asynccontextmanager

@@ -14,11 +14,9 @@ import pytest
 from logs import Built
 from running import eventually
 
-from wald_gate.monitoring.counts import Counts
-from wald_gate.outgoing.following import Following
-from wald_gate.outgoing.forms import Raw
-from wald_gate.outgoing.reading import Reading, Wanted
-from wald_gate.outgoing.turns import ReadThreads
+from wald_gate.info.monitoring import Counts
+from wald_gate.records_out.reading import Raw, Reading, Wanted
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads
 from wald_gate.state import State
 
 ROUTES = ("a", "b", "c")
@@ -36,7 +34,7 @@ def begun(tmp_path: Path) -> Built:
 @contextmanager
 def reading_state(built: Built) -> Iterator[State]:
     """What a reading needs of a gate."""
-    following = Following(built.log)
+    following = HeadWatcher(built.log)
     with ReadThreads(4) as readers:
         rights = SimpleNamespace(edition=0)
         found = SimpleNamespace(log=built.log, readers=readers, counts=Counts(), rights=rights, following=following)
@@ -148,7 +146,7 @@ def test_a_client_is_not_woken_by_records_of_other_routes(tmp_path: Path) -> Non
     built = begun(tmp_path)
 
     async def test() -> None:
-        following = Following(built.log)
+        following = HeadWatcher(built.log)
         with following.watching("a") as rare, following.watching("b") as busy:
             assert await rare.wait(None)  # it looks at the log once
             while following.last != built.last or not await busy.wait(None):
@@ -174,7 +172,7 @@ def test_a_client_is_woken_when_the_log_was_copied_back(tmp_path: Path) -> None:
     built.lines("a", [b"two"])
 
     async def test() -> None:
-        following = Following(built.log)
+        following = HeadWatcher(built.log)
         with following.watching("a") as watch:
             await watch.wait(None)
             watch.clear()

@@ -13,11 +13,10 @@ from typing import cast
 import pytest
 from logs import Built
 
-from wald_gate.monitoring.counts import Counts
-from wald_gate.outgoing import reading
-from wald_gate.outgoing.forms import Raw
-from wald_gate.outgoing.reading import Reading, Wanted
-from wald_gate.outgoing.turns import ReadThreads
+from wald_gate.info.monitoring import Counts
+from wald_gate.records_out import reading
+from wald_gate.records_out.reading import Raw, Reading, Wanted
+from wald_gate.records_out.threads import ReadThreads
 from wald_gate.state import State
 
 

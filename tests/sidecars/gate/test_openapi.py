@@ -16,7 +16,7 @@ from gating import GROUP, Gate
 from json_page import sections
 
 from wald.status import schema
-from wald_gate.facts import shapes
+from wald_gate import shapes
 from wald_gate.table import VERBS
 
 SUPPORT = Path(__file__).parents[2] / "support"

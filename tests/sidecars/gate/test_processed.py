@@ -93,11 +93,11 @@ def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:
     assert stored(gate) == 0
 
 
-@pytest.mark.parametrize("query", ["wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"])
-def test_nothing_is_stored_for_a_wrong_query(gate: Gate, query: str) -> None:
-    put_cursor(gate, 0)
-    assert gate.post(f"{RECORDS}?{query}", b"one\n").status == 400
-    assert stored(gate) == 0
+def test_nothing_is_stored_for_a_wrong_query(gate: Gate) -> None:
+    for query in ["wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"]:
+        put_cursor(gate, 0)
+        assert gate.post(f"{RECORDS}?{query}", b"one\n").status == 400
+        assert stored(gate) == 0
 
 
 def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(gate: Gate) -> None:

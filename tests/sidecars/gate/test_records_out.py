@@ -28,9 +28,8 @@ def filled(gate: Gate) -> Gate:
     return gate
 
 
-@pytest.mark.parametrize(
-    ("query", "options"),
-    [
+def test_positions_are_those_of_read(filled: Gate, root: Path) -> None:
+    for query, options in [
         ("", ()),
         ("from=9990", ("--from", "9990")),
         ("from=5&to=7", ("--from", "5", "--to", "7")),
@@ -38,13 +37,11 @@ def filled(gate: Gate) -> Gate:
         ("from=5m", ("--from", "5m")),
         ("from=end", ("--from", "end")),
         ("from=cursor&group=billing", ("--from", "cursor", "--group", "billing")),
-    ],
-)
-def test_positions_are_those_of_read(filled: Gate, root: Path, query: str, options: tuple[str, ...]) -> None:
-    wald.open(root).set_cursor("orders", 9000, "billing")
-    read = output_of("read", "orders", "--root", root, *options)
+    ]:
+        wald.open(root).set_cursor("orders", 9000, "billing")
+        read = output_of("read", "orders", "--root", root, *options)
 
-    assert filled.get(f"{ORDERS}?format=raw&{query}").body == read
+        assert filled.get(f"{ORDERS}?format=raw&{query}").body == read
 
 
 @pytest.mark.slow
@@ -85,49 +82,44 @@ def test_what_is_no_text_is_in_base64(gate: Gate) -> None:
     assert record["value_base64"] == "/wA="
 
 
-@pytest.mark.parametrize("query", ["", "from=9990", "from=end", "limit=0", "from=earliest&limit=5000"])
-def test_an_array_has_the_objects_of_the_lines(filled: Gate, query: str) -> None:
-    answer = filled.get(f"{ORDERS}?{query}", accept="application/json")
+def test_an_array_has_the_objects_of_the_lines(filled: Gate) -> None:
+    for query in ["", "from=9990", "from=end", "limit=0", "from=earliest&limit=5000"]:
+        answer = filled.get(f"{ORDERS}?{query}", accept="application/json")
 
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == filled.get(f"{ORDERS}?{query}").lines()
-
-
-@pytest.mark.parametrize(
-    ("path", "lines"), [("records", 10_000), ("records?from=end", 0), ("records?format=raw", 10_000), ("groups", 1)]
-)
-def test_a_long_answer_is_compressed_for_a_client_that_accepts_it(filled: Gate, path: str, lines: int) -> None:
-    for number in range(30 if path == "groups" else 0):
-        filled.make_group(f"group-{number}")
-    plain = filled.get(f"/v1/routes/orders/{path}")
-    packed = filled.get(f"/v1/routes/orders/{path}", accept_encoding="br, gzip;q=0.5")
-
-    assert packed.headers["content-encoding"] == "gzip"
-    assert gzip.decompress(packed.body) == plain.body
-    assert len(plain.body.splitlines()) == lines
-    assert len(packed.body) < len(plain.body) / 2 or not lines
-    for answer in (plain, packed):
-        assert "Accept-Encoding" in answer.headers["vary"]
-        assert answer.headers["content-type"] == plain.headers["content-type"]
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == filled.get(f"{ORDERS}?{query}").lines()
 
 
-@pytest.mark.parametrize(
-    ("path", "accepted"),
-    [
+def test_a_long_answer_is_compressed_for_a_client_that_accepts_it(filled: Gate) -> None:
+    for path, lines in [("records", 10_000), ("records?from=end", 0), ("records?format=raw", 10_000), ("groups", 1)]:
+        for number in range(30 if path == "groups" else 0):
+            filled.make_group(f"group-{number}")
+        plain = filled.get(f"/v1/routes/orders/{path}")
+        packed = filled.get(f"/v1/routes/orders/{path}", accept_encoding="br, gzip;q=0.5")
+
+        assert packed.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(packed.body) == plain.body
+        assert len(plain.body.splitlines()) == lines
+        assert len(packed.body) < len(plain.body) / 2 or not lines
+        for answer in (plain, packed):
+            assert "Accept-Encoding" in answer.headers["vary"]
+            assert answer.headers["content-type"] == plain.headers["content-type"]
+
+
+def test_other_answers_are_not_compressed(filled: Gate) -> None:
+    for path, accepted in [
         ("records", "identity"),
         ("records", "gzip; q=0"),
         ("records?wait=1ms", "gzip"),
         ("records?format=events&limit=3", "gzip"),
         ("cursors/g", "gzip"),
-    ],
-)
-def test_other_answers_are_not_compressed(filled: Gate, path: str, accepted: str) -> None:
-    filled.make_group("g")
-    answer = filled.get(f"/v1/routes/orders/{path}", accept_encoding=accepted)
+    ]:
+        filled.make_group("g")
+        answer = filled.get(f"/v1/routes/orders/{path}", accept_encoding=accepted)
 
-    assert answer.status == 200
-    assert "content-encoding" not in answer.headers
-    assert answer.body == filled.get(f"/v1/routes/orders/{path}").body
+        assert answer.status == 200
+        assert "content-encoding" not in answer.headers
+        assert answer.body == filled.get(f"/v1/routes/orders/{path}").body
 
 
 def test_an_answer_that_follows_is_not_compressed(filled: Gate) -> None:
@@ -218,16 +210,13 @@ def test_a_wait_that_ends_during_a_read_ends_without_a_heartbeat(gate: Gate) -> 
         assert gate.get(f"{ORDERS}?from={last + 1}&wait={last % 10 + 1}ms").body == b""
 
 
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
+def test_what_is_no_position(filled: Gate) -> None:
+    for query, status in [
         ("from=20000", 404),
         ("from=zzz", 400),
         ("limit=-1", 400),
         ("limt=1", 400),
         ("from=1&from=2", 400),
         ("from=0", 400),
-    ],
-)
-def test_what_is_no_position(filled: Gate, query: str, status: int) -> None:
-    assert filled.get(f"{ORDERS}?{query}").status == status
+    ]:
+        assert filled.get(f"{ORDERS}?{query}").status == status

@@ -19,7 +19,7 @@ from running import TIMEOUT_SECONDS, Daemon
 from users import MEMBER, STRANGER, acting_as, needs_root
 
 from wald.hints import user_name
-from wald_gate.page.table import PAGES
+from wald_gate.page.views import PAGES
 from wald_gate.table import VERBS
 
 pytestmark = needs_root

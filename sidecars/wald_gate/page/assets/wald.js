@@ -88,7 +88,7 @@ function listen() {
     current = heard;
     take(JSON.parse(data));
   });
-  hear("trouble", (data) => tell(`The log cannot be read: ${JSON.parse(data)}`));
+  hear("problem", (data) => tell(`The log cannot be read: ${JSON.parse(data)}`));
   hear("failed", (data) =>
     tell(`The gate has failed at this page (${JSON.parse(data)}); its log says how. What you see is from ${clock(current)}.`),
   );

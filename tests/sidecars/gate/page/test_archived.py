@@ -14,7 +14,7 @@ from running import Daemon, eventually, reclaim, wald
 
 from wald.retention.history import History
 from wald.status.rates import LogSource
-from wald_gate.page.archived import Archived, Bundled
+from wald_gate.page.snapshot import Archived, Bundled
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_ledger_that_cannot_be_believed_is_said_and_nothing_is_taken_from_it(b
     line = ("a", "--root", built.root.path, "--dest", tmp_path / "archive", "--engine", "local")
     archived(*line, "--to", 1)
     bundled = Bundled(built.root)
-    source = LogSource(built.log, bundled.take)
+    source = LogSource(built.log, bundled.visit)
     assert found(bundled, source).whole == {1}
     archived(*line)
     assert found(bundled, source).whole == {1, 2}
@@ -105,7 +105,7 @@ def test_a_ledger_that_cannot_be_believed_is_said_and_nothing_is_taken_from_it(b
     ledger.write_bytes(whole.replace(b'"archived"', b'"ARCHIVED"', 1))
     broken = found(bundled, source)
     assert (broken.whole, broken.partly) == (frozenset(), frozenset())
-    assert "archive.jsonl" in broken.trouble
+    assert "archive.jsonl" in broken.problem
     ledger.write_bytes(whole)
     assert found(bundled, source).whole == {1, 2}
 
@@ -113,7 +113,7 @@ def test_a_ledger_that_cannot_be_believed_is_said_and_nothing_is_taken_from_it(b
 def test_a_long_history_of_deletions_is_looked_at_some_in_each_walk_and_none_twice(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wald_gate.page.archived._AT_MOST", 2)
+    monkeypatch.setattr("wald_gate.page.snapshot._AT_MOST", 2)
     for _ in range(6):
         built.lines("a", [b"one"])
         built.cut()
@@ -122,7 +122,7 @@ def test_a_long_history_of_deletions_is_looked_at_some_in_each_walk_and_none_twi
     for base in range(1, 6):
         built.reclaim(base)
     bundled = Bundled(built.root)
-    source = LogSource(built.log, bundled.take)
+    source = LogSource(built.log, bundled.visit)
 
     runs = [list(found(bundled, source).gone) for _ in range(4)]
     assert runs == [[(4, 4)], [(2, 4)], [(1, 4)], [(1, 4)]]

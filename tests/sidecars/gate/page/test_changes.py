@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wald_gate.page.changes import Sent, changes
+from wald_gate.page.frame import Sent, changes
 
 
 def table(**rows: int) -> str:

@@ -12,7 +12,7 @@ from browsing import PHONE, Chromium
 from gating import Gate
 from running import Daemon, eventually, wald
 
-from wald_gate.page.places import PLACES
+from wald_gate.page.frame import PLACES
 
 RECORDS = hostile.records()
 VALUES = [*hostile.MARKUP, *hostile.CONTROLS, *hostile.SHAPES]

@@ -14,7 +14,7 @@ from gating import Gate
 from lived_in import live_in
 from running import Daemon, eventually, reclaim, wald
 
-from wald_gate.page.places import PLACES
+from wald_gate.page.frame import PLACES
 
 if TYPE_CHECKING:
     from playwright.sync_api import ViewportSize

@@ -10,7 +10,7 @@ from gating import Gate
 from large import large, sending
 from running import Daemon, eventually
 
-from wald_gate.page.places import PLACES
+from wald_gate.page.frame import PLACES
 
 pytestmark = pytest.mark.slow
 

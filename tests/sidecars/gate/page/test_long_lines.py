@@ -11,8 +11,7 @@ from reading import result_of
 from wald.errors import WaldError
 from wald.format.names import Kind
 from wald.log import Log
-from wald_gate.page.record import find
-from wald_gate.page.records import COUNT, Newest, Query, excerpt
+from wald_gate.page.records import COUNT, Newest, Query, excerpt, read_record
 
 
 @pytest.fixture
@@ -104,7 +103,7 @@ class TestOfALineThatIsOpen:
         return built.log
 
     def test_the_way_to_its_end_has_steps(self, log: Log) -> None:
-        way = find(log, log.where(3))
+        way = read_record(log, log.where(3))
         for _ in range(100):
             next(way)
         found = result_of(way)
@@ -123,7 +122,7 @@ class TestOfALineThatIsOpen:
             built.lines("b", [b"x"])
         built.cut()
         built.seal()
-        assert sum(1 for _ in find(built.log, built.log.where(3))) < 10
+        assert sum(1 for _ in read_record(built.log, built.log.where(3))) < 10
 
     def test_its_end_is_found_behind_segments_of_other_routes(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
@@ -131,6 +130,6 @@ class TestOfALineThatIsOpen:
         built.lines("b", [b"x"])
         built.cut()
         built.piece("a", b"gun\n", begins=False, ends=True)
-        found = result_of(find(built.log, built.log.where(3)))
+        found = result_of(read_record(built.log, built.log.where(3)))
         assert found.record is not None
         assert found.record.value == b"begun"

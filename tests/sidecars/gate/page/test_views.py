@@ -160,9 +160,9 @@ def test_routes_are_sorted_and_found_without_javascript(gate: Gate) -> None:
     assert gate.get("/routes?page=0").status == 400
 
 
-@pytest.mark.parametrize("path", ["/routes/nowhere", "/routes/..%2f..%2fetc", "/routes/a%00b", "/nothing"])
-def test_what_there_is_not_is_said(gate: Gate, path: str) -> None:
-    assert gate.get(path).status in (400, 404)
+def test_what_there_is_not_is_said(gate: Gate) -> None:
+    for path in ["/routes/nowhere", "/routes/..%2f..%2fetc", "/routes/a%00b", "/nothing"]:
+        assert gate.get(path).status in (400, 404)
 
 
 def test_hostile_text_is_shown_and_does_nothing(gate: Gate, daemon: Daemon, root: Path) -> None:

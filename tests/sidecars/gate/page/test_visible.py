@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald_gate.page.values import SHOWN_BYTES, headers, line, shown
-from wald_gate.page.visible import marked, visible
+from wald_gate.page.frame import marked, visible
+from wald_gate.page.records import SHOWN_BYTES, headers, line, shown
 
 SAMPLES = [*hostile.MARKUP, *hostile.CONTROLS, *hostile.SHAPES]
 ANY = st.one_of(

@@ -1,4 +1,4 @@
-"""Records out: what a request for records means, and its response."""
+"""Records out: the query of a request for records, and its response."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from wald.reading.selection import Start
 from wald.status.schema import local_now
 from wald_gate.call import Call, wait_seconds
 from wald_gate.compression import wants_gzip
-from wald_gate.groups.making import require_group
-from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Raw
-from wald_gate.outgoing.reading import Reading, Wanted
+from wald_gate.groups.hosting import require_group
 from wald_gate.presence import SILENT_SECONDS, UNBUFFERED, Stream, while_there
 from wald_gate.problems import HttpError
+from wald_gate.records_out.reading import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Raw, Reading, Wanted
 from wald_gate.shapes import GroupName, Shape, WaitTime
 from wald_gate.verbs import ANY, NDJSON
 
@@ -49,15 +48,15 @@ _Stop = Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _POSITI
 
 
 class Query(Shape, rename={"from_": "from"}):
-    """Which records, and in which form.
+    """Query of a request for records.
 
     Attributes:
         from_: earliest, end, cursor, a sequence or a time.
-        to: a sequence, which is included, or a time, which is not.
-        group: the group of ``from=cursor``; the default one if it is not said.
-        wait: if there is no record, how long to wait for one, as "30s".
-        follow: whether to go on with what is appended later, without an end.
-        heartbeat: whether to send heartbeats; if unset, only in forms where a heartbeat does not look like a record.
+        to: a sequence, inclusive, or a time, exclusive.
+        group: of ``from=cursor``.
+        wait: how long to wait for the first record, as "30s".
+        follow: continue with records that are appended later.
+        heartbeat: if unset, only forms in which a heartbeat does not look like a record have one.
     """
 
     from_: _Start = "earliest"
@@ -71,7 +70,7 @@ class Query(Shape, rename={"from_": "from"}):
 
 
 async def records(call: Call) -> Response:
-    """The records of a route."""
+    """Return the records of a route."""
     query = call.query(Query)
     form: Form = FORMS[query.format or _accepted(call)]()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
@@ -123,7 +122,7 @@ async def _chunks(
     """Yield the records as they arrive.
 
     Args:
-        until: the deadline for the first records, on the monotonic clock; None to follow the log.
+        until: deadline for the first records, on the monotonic clock; None to follow the log.
     """
     if isinstance(reading.form, Events):
         yield _alive(reading.form, reading.begins_behind)
@@ -146,11 +145,11 @@ async def _chunks(
 
 
 async def _first(reading: Reading, seconds: float, silent: float | None, first: bytes | None = b"") -> bytes | None:
-    """The first records that come; b"" if none do in that time, None if they are being read at its end.
+    """Return the first records; b"" if none arrive in time, None if a read is still running then.
 
     Args:
-        silent: a shorter limit, after which a heartbeat is due; None: records that are being read are waited for.
-        first: None if they are being read already.
+        silent: a shorter limit, after which a heartbeat is due; None: wait for a running read.
+        first: None if a read is running.
     """
     end = time.monotonic() + (seconds if silent is None else min(seconds, silent))
     while first is None or (first == b"" and await reading.more(end - time.monotonic())):
@@ -187,7 +186,7 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
 
 
 def _sequence(last_event_id: str) -> int:
-    """The sequence of the event that came last; 0 before the first one."""
+    """Return the sequence of the last event; 0 before the first one."""
     if not _SEQUENCE.fullmatch(last_event_id):
         raise InvalidInput(
             f"Last-Event-ID {last_event_id[:40]!r} is not a sequence", hint="the id of the last event received, or none"
@@ -196,7 +195,7 @@ def _sequence(last_event_id: str) -> int:
 
 
 def _accepted(call: Call) -> str:
-    """The form that the client asks for with Accept, the first one that there is."""
+    """Return the first available form that the client accepts."""
     for media_type in call.accepts:
         if media_type in ANY:
             return "ndjson"

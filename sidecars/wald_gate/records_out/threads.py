@@ -1,48 +1,132 @@
-"""Waiting for records of a route: one thread looks at the log for all clients that follow it.
-
-The thread reads the headers of newly durable records, and wakes the clients of their routes. Clients of other routes
-neither wake nor read.
-"""
+"""Threads for clients that read: reader threads, which clients use in turn, and the watcher of the head."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
 
 from wald.log import Log
 from wald.reading.scanner import Arrivals, read_arrivals
 
+T = TypeVar("T")
+STEP_SECONDS = 0.05  # after which a long read gives up its thread until its client's next turn
+
+
+class ReadThreads:
+    """Thread pool that serves the client whose last turn is longest ago.
+
+    There are few threads, because they share the interpreter with writes. A client with many reads delays only its own.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="wald-gate-read")
+        self._free = threads
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    async def run(self, client: str, call: Callable[[], T]) -> T:
+        """Run a long call in a thread when it is the client's turn."""
+        await self._turn(client)
+        loop = asyncio.get_running_loop()
+        running = self._pool.submit(call)
+
+        def end(_: Future[T]) -> None:
+            loop.call_soon_threadsafe(self._release)
+
+        running.add_done_callback(end)  # a call whose client has left keeps its thread until it is done
+        return await asyncio.wrap_future(running)
+
+    async def walk(self, client: str, way: Generator[None, None, T]) -> T:
+        """Run a generator in steps, each when it is the client's turn; it yields where a step may end."""
+        while not (found := await self.run(client, partial(_step, way))):
+            pass
+        return found[0]
+
+    def submit(self, call: Callable[[], None]) -> None:
+        self._pool.submit(call)
+
+    async def _turn(self, client: str) -> None:
+        """Wait for a free thread, and reserve it for the client."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                if client in self._waiting:  # the turn is still the client's
+                    self._waiting.move_to_end(client, last=False)
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Give a thread to the next client."""
+        while self._waiting:
+            client, turns = self._waiting.popitem(last=False)
+            while turns and turns[0].done():  # cancelled
+                turns.popleft()
+            if turns:
+                turns.popleft().set_result(None)
+                if turns:
+                    self._waiting[client] = turns
+                return
+        self._free += 1
+
+
+def _step(way: Generator[None, None, T]) -> list[T]:
+    """Run a generator for a short time; return its result in a list, which is empty if it has not ended."""
+    until = time.monotonic() + STEP_SECONDS
+    try:
+        next(way)
+        while time.monotonic() < until:
+            next(way)
+    except StopIteration as end:
+        return [end.value]
+    return []
+
+
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks, as of readers of a log; each takes some 10 µs
-_SHARE = 1 / 16  # of the time that nothing has come for: so much later a record may be seen
+_SHARE = 1 / 16  # of the time without arrivals: the delay with which a record may be seen
 
 
 class Watch:
     """One client's interest in a route."""
 
-    def __init__(self, following: Following) -> None:
+    def __init__(self, following: HeadWatcher) -> None:
         self._following = following
         self._has_come = True
         self._first = 0
         self._woken: asyncio.Future[None] | None = None
 
     def clear(self) -> int:
-        """Begin to read the records that have arrived so far.
+        """Start to read the records that have arrived.
 
         Returns:
-            the first record after the previous reading that may belong to the route; 0 if any may.
+            the first record after the previous read that may belong to the route; 0 if any may.
         """
         first = self._first if self._has_come else self._following.last + 1
         self._has_come, self._first = False, 0
         return first
 
     def find(self, first: int) -> None:
-        """Wake the client for a record.
-
-        Args:
-            first: its sequence; 0 if unknown, or if it may not exist.
-        """
+        """Wake the client for a record; 0 if its sequence is unknown."""
         self._first = first if not self._has_come else min(first, self._first)
         self._has_come = True
         self.wake()
@@ -53,11 +137,7 @@ class Watch:
             self._woken.set_result(None)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Return True once a record has arrived since :meth:`clear`; False after ``seconds``, or when the gate ends.
-
-        Args:
-            seconds: None for no timeout.
-        """
+        """Return True once a record has arrived since :meth:`clear`; False after a timeout, or when the gate ends."""
         if not self._has_come and not self._following.is_over:
             self._woken = asyncio.get_running_loop().create_future()
             with suppress(TimeoutError):
@@ -66,12 +146,15 @@ class Watch:
         return self._has_come
 
 
-class Following:
-    """Wakes the clients that follow a route when it has new records.
+class HeadWatcher:
+    """Watcher of the head that wakes clients when their route has new records.
+
+    One thread reads the headers of newly durable records for all clients. Clients of other routes neither wake nor
+    read.
 
     Attributes:
         last: the last durable record at the latest check.
-        is_over: nothing is waited for any more, as the gate is about to end.
+        is_over: True once the gate is ending.
     """
 
     def __init__(self, log: Log) -> None:
@@ -84,7 +167,7 @@ class Following:
 
     @contextmanager
     def watching(self, route: str) -> Iterator[Watch]:
-        """Watch a route. The caller reads once the records that were durable before."""
+        """Watch a route; the caller must first read the records that were durable before."""
         watch = Watch(self)
         self._watches.setdefault(route, set()).add(watch)
         if self._thread is None:
@@ -106,7 +189,7 @@ class Following:
             self._look_now.set()
 
     def end(self) -> None:
-        """Let none wait any more."""
+        """End all waits."""
         self.is_over = True
         self._look_now.set()
         for watch in self._every():

@@ -1,7 +1,7 @@
-"""Reading for one response: chunks of about a quarter of a mebibyte, read by threads, one ahead of the client.
+"""Reading for one response: chunks in the form that the client accepts, read by threads, one ahead of the client.
 
-A route may be rare, so that the way to its next record is the whole log. So a thread reads for some time only, and
-those that wait for one take their turn.
+A route may be rare, so that the next record is at the other end of the log. So a thread reads for a short time only,
+and waiting clients take turns.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+import zlib
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
 
 from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP
@@ -20,11 +22,174 @@ from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start, Stop
 from wald.retention.missing import Missing
-from wald_gate.outgoing.following import Watch
-from wald_gate.outgoing.forms import Form
-from wald_gate.outgoing.turns import STEP_SECONDS
+from wald_gate.compression import LEVEL
 from wald_gate.problems import HttpError
+from wald_gate.records_out.threads import STEP_SECONDS, Watch
 from wald_gate.state import State
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
+
+
+class Form(Protocol):
+    """Format of one response; a heartbeat of b"" means that the format has none."""
+
+    media_type: str
+    heartbeat: bytes
+
+    def write(self, batches: Sequence[Batch]) -> bytes: ...
+
+    def end(self) -> bytes:
+        """Return the bytes after the last record."""
+
+
+class Raw:
+    """Value and newline of each record. A heartbeat is an empty line, which looks like a record without a value."""
+
+    media_type = "application/octet-stream"
+    heartbeat = b"\n"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return b"".join(batch.raw() for batch in batches)
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Ndjson:
+    """A JSON object per line, as ``wald read --jsonl`` writes it, with bytes that are not text in base64."""
+
+    media_type = "application/x-ndjson"
+    heartbeat = b"\n"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return "".join(f"{record.to_json(form='base64')}\n" for batch in batches for record in batch.records()).encode()
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Json:
+    """A JSON array of the objects of :class:`Ndjson`. A heartbeat is white space between them."""
+
+    media_type = "application/json"
+    heartbeat = b"\n"
+
+    def __init__(self) -> None:
+        self._before = "["
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        found = ",\n".join(record.to_json(form="base64") for batch in batches for record in batch.records())
+        before, self._before = self._before, ",\n"
+        return f"{before}{found}".encode()
+
+    def end(self) -> bytes:
+        return b"[]\n" if self._before == "[" else b"]\n"
+
+
+class Events:
+    """Server-Sent Events (HTML, section 9.2): the id is the sequence, so that a browser resumes there."""
+
+    media_type = "text/event-stream"
+    heartbeat = b": nothing new\n"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return "".join(
+            f"id: {record.sequence}\ndata: {record.to_json(form='base64')}\n\n"
+            for batch in batches
+            for record in batch.records()
+        ).encode()
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Arrow:
+    """Stream of Arrow's IPC format; needs ``wald[arrow]``."""
+
+    media_type = "application/vnd.apache.arrow.stream"
+    heartbeat = b""
+
+    def __init__(self) -> None:
+        try:
+            import pyarrow as pa
+        except ModuleNotFoundError:
+            hint = "in a clone of wald, where the gate is: pip install '.[arrow]'"
+            raise HttpError(406, "not-acceptable", "the gate has no pyarrow", hint=hint) from None
+
+        from wald.reading.arrow import schema
+
+        self._sink = _Sink()
+        self._writer: pa.RecordBatchStreamWriter = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), schema)
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        from wald.reading.arrow import record_batches
+
+        for each in record_batches(batches):
+            self._writer.write_batch(each)
+        return self._sink.take()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.take()
+
+
+class Gzipped:
+    """Another form in gzip. A client can decompress each part when it arrives."""
+
+    heartbeat = b""
+
+    def __init__(self, form: Form) -> None:
+        self.media_type = form.media_type
+        self._form = form
+        self._gzip = zlib.compressobj(LEVEL, wbits=_GZIP)
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return self._gzip.compress(self._form.write(batches)) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+
+    def end(self) -> bytes:
+        return self._gzip.compress(self._form.end()) + self._gzip.flush()
+
+
+class _Sink:
+    """Write-only file that returns the written bytes."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+FORMS: Mapping[str, type[Raw | Ndjson | Json | Events | Arrow]] = {
+    "raw": Raw,
+    "ndjson": Ndjson,
+    "json": Json,
+    "events": Events,
+    "arrow": Arrow,
+}
+BY_MEDIA_TYPE: Mapping[str, str] = {
+    Raw.media_type: "raw",
+    "text/plain": "raw",
+    Ndjson.media_type: "ndjson",
+    Json.media_type: "json",
+    Events.media_type: "events",
+    Arrow.media_type: "arrow",
+}
+"""The form that an Accept header asks for."""
+
 
 _CHUNK_BYTES = 256 << 10  # of values
 _CHUNK_RECORDS = 4096  # JSON may take eighty times as much as a value
@@ -34,11 +199,7 @@ _LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
 
 @dataclass(frozen=True)
 class Wanted:
-    """The records that a request asks for; positions have the forms of ``wald read``.
-
-    Attributes:
-        since_ns: only records appended then or later; None: any.
-    """
+    """The records that a request asks for; ``since_ns`` excludes those appended earlier."""
 
     route: str
     start: Start
@@ -48,35 +209,29 @@ class Wanted:
     since_ns: int | None = None
 
     def missing(self, missing: Missing) -> None:
-        """
-        Raises:
-            HttpError: 410, records that were asked for are not there any more.
-        """
+        """Raise HttpError 410 if requested records were deleted."""
         if not missing.asked:
             return
         following = missing.last + 1
         if self.start == "cursor":
             moving = f'{{"sequence": {missing.last}}} to /v1/routes/{self.route}/cursors/{self.group}'
-            hint = f"PUT {moving} passes over them; ?from=earliest reads what there is"
+            hint = f"PUT {moving} skips them; ?from=earliest reads the first available ones"
         else:
-            hint = f"?from={following} goes on behind them; ?from=earliest reads what there is"
+            hint = f"?from={following} continues after them; ?from=earliest reads the first available ones"
         code = "lost" if missing.lost else "reclaimed"
         raise HttpError(410, code, missing.message(), hint=hint, more={"next": following})
 
 
 class Reading:
-    """What one client reads.
+    """The read of one client.
 
     Args:
-        client: whose turn it takes to read.
-        watch: wakes it when the route has new records; None if it ends at the end of the log.
+        watch: wakes the client when the route has new records; None if the read ends at the end of the log.
 
     Attributes:
-        form: the format of the answer.
-        begins_behind: the sequence behind which the wanted records begin, once some were looked for.
-        last: the sequence up to which all was read.
-        sent: the sequence up to which :meth:`chunks` has given all out; None before the first records or the end of the
-            log were found.
+        begins_behind: the sequence before the first wanted record, once one was searched.
+        last: the last sequence that was read.
+        sent: the last sequence of :meth:`chunks`; None before the first record or the end of the log.
     """
 
     def __init__(self, state: State, client: str, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
@@ -86,12 +241,12 @@ class Reading:
         self._arrived: int | None = None  # the first record that may have arrived since reading last resumed
         self._wanted = wanted
         self.form = form
-        self._error: WaldError | OSError | None = None  # that ends the way, behind what was found before it
+        self._error: WaldError | OSError | None = None  # ends the read, after the records found before it
         self._onward: Generator[Batch | int | None] | None = None  # one way through the log
-        self._found: Iterator[Batch | int | None] = iter(())  # what is on it, in parts
+        self._found: Iterator[Batch | int | None] = iter(())  # its results, in parts
         self._reads = threading.Lock()
         self._left = wanted.limit
-        self._is_at_end = False  # of the log, as it was when it was looked at last
+        self._is_at_end = False  # of the log at the latest check
         self._is_over = False  # nothing more can be wanted
         self.begins_behind: int | None = None
         self.last = 0
@@ -101,19 +256,13 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """True if the wait is over: all wanted records have arrived, or the gate is ending."""
+        """True if all wanted records have arrived, or the gate is ending."""
         return self._is_complete() or self._state.following.is_over
 
     async def chunk(self, seconds: float | None = None) -> bytes | None:
         """Return the next records; b"" at the end of the log; None if they were not found in time.
 
         After None, the search continues, and the next call waits for its result.
-
-        Args:
-            seconds: None for no time limit.
-
-        Raises:
-            WaldError: as of :meth:`wald.log.Log.batches`.
         """
         if self._pending is None:
             if self._watch is not None:
@@ -133,7 +282,7 @@ class Reading:
         return chunk
 
     async def step(self) -> bytes | None:
-        """Read for a short time: as :meth:`chunk`, or None if no record was found."""
+        """Read for a short time; return None if no record was found."""
         before, counts = self._records, self._state.counts
         chunk = await self._state.readers.run(self._client, self._read)
         counts.sent_records += self._records - before
@@ -141,7 +290,7 @@ class Reading:
         return chunk or (b"" if self._is_at_end or self._left == 0 else None)
 
     async def more(self, seconds: float | None) -> bool:
-        """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
+        """Wait at the end of the log; return False after a timeout, or if no more records are wanted."""
         if self._watch is None or self._is_complete() or (seconds is not None and seconds <= 0):
             return False
         return await self._watch.wait(seconds)
@@ -149,13 +298,13 @@ class Reading:
     async def chunks(
         self, first: bytes | None, *, follow: bool, edition: int, silent_seconds: float
     ) -> AsyncGenerator[bytes]:
-        """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
+        """Yield the records, starting with ``first``; b"" after each ``silent_seconds`` without any.
 
         Args:
-            first: the result of :meth:`chunk`; None if it is still being read.
-            follow: whether to go on behind the end of the log, until the file of tokens says something else: the client
-                may ask again, and is then judged by what it says now. What does not follow is whole: an end before
-                its last record would pass for the end of the log.
+            first: result of :meth:`chunk`; None if that is still reading.
+            follow: continue at the end of the log until the file of tokens changes; the client may then ask again. A
+                response
+                that does not follow is completed: an early end would look like the end of the log.
             edition: of the rights by which the client was admitted.
         """
         counts, rights = self._state.counts, self._state.rights
@@ -172,7 +321,7 @@ class Reading:
                     chunk = b"" if chunk and self._is_at_end else await self.chunk(silent_seconds)
                 if not follow or rights.edition != edition or self.is_over:
                     break
-                self.sent = self.last  # there is no chunk that was read and not given out
+                self.sent = self.last  # every chunk that was read was returned
                 if not await self.more(silent_seconds):
                     yield b""
                 chunk = await self.chunk(silent_seconds)
@@ -182,7 +331,7 @@ class Reading:
             counts.streams -= follow
 
     def close(self) -> None:
-        """Close what is read, as soon as no thread is at it: a response that was cancelled leaves one behind."""
+        """Close the read as soon as no thread uses it: a cancelled response leaves one behind."""
         if self._pending is not None and not self._pending.cancel() and not self._pending.cancelled():
             self._pending.exception()  # read, so that asyncio does not report it
         self._state.readers.submit(self._close)
@@ -269,7 +418,7 @@ class Reading:
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:
-    """A batch in parts of so many records."""
+    """Split a batch."""
     for first in range(batch.first_sequence, batch.last_sequence + 1, _CHUNK_RECORDS):
         part = batch.between(first, first + _CHUNK_RECORDS - 1)
         assert part is not None

@@ -1,24 +1,110 @@
-"""Producers that wait until a group has processed their records: one task looks at the groups for all of them."""
+"""Leases that wait for a record, and producers that wait until a group has processed their records."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
+from wald import aio
 from wald.errors import NotFound, NotProcessed, WaldError
 from wald.log import Log
 from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
 from wald_gate.presence import gone
+from wald_gate.problems import HttpError
+from wald_gate.shapes import Leased
+
+
+class Got(NamedTuple):
+    """The leased records and their JSON."""
+
+    leased: Leased
+    body: bytes
+
+
+@dataclass(eq=False)
+class _WaitingLease:
+    """A lease that waits; ``refused`` is the reason for which it was cancelled."""
+
+    judge: Callable[[], None]
+    leasing: asyncio.Task[Got]
+    refused: Exception | None = None
+
+    @property
+    def has_got(self) -> bool:
+        """True if it has leased records."""
+        return self.leasing.done() and not self.leasing.cancelled() and self.leasing.exception() is None
+
+
+class WaitingLeases:
+    """Leases of all groups that wait for a record."""
+
+    def __init__(self) -> None:
+        self._waiters: set[_WaitingLease] = set()
+        self._is_over = False
+
+    @property
+    def count(self) -> int:
+        return len(self._waiters)
+
+    async def leased(
+        self,
+        request: Request,
+        judge: Callable[[], None],
+        work: aio.WorkGroup,
+        consumer: str,
+        lease: Coroutine[None, None, Got],
+    ) -> Got | None:
+        """Return the leased records; None if the gate ends first.
+
+        Raises:
+            ClientDisconnect, HttpError: the client has gone or is no longer admitted; its records are returned.
+        """
+        waiter = _WaitingLease(judge, asyncio.create_task(lease))
+        leasing, leaving = waiter.leasing, asyncio.create_task(gone(request))
+        self._waiters.add(waiter)
+        try:
+            if self._is_over:
+                leasing.cancel()
+            await asyncio.wait((leasing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                waiter.refused = ClientDisconnect()
+            if waiter.refused is not None:
+                if waiter.has_got:
+                    await work.nack(consumer, [record.sequence for record in leasing.result().leased.records])
+                raise waiter.refused
+            return None if leasing.cancelled() else leasing.result()
+        finally:
+            self._waiters.discard(waiter)
+            leaving.cancel()
+            leasing.cancel()  # if it waits still; it is withdrawn
+
+    def judge(self) -> None:
+        """Cancel the leases of clients that the file of tokens no longer admits."""
+        for waiter in self._waiters:
+            try:
+                waiter.judge()
+            except HttpError as error:
+                waiter.refused = error
+                waiter.leasing.cancel()
+
+    def end(self) -> None:
+        """Answer all waiting leases with nothing, now and later."""
+        self._is_over = True
+        for waiter in self._waiters:
+            waiter.leasing.cancel()
+
 
 _Key = tuple[str, str]
 
 
-class _Waiter:
-    """A producer that waits, until ``over`` is done."""
+class _WaitingProducer:
+    """A producer that waits until ``over`` is done."""
 
     def __init__(self, unprocessed: Unprocessed) -> None:
         self.unprocessed = unprocessed
@@ -27,31 +113,25 @@ class _Waiter:
 
     @property
     def key(self) -> _Key:
-        """Route and group of the wait."""
         return self.unprocessed.route, self.unprocessed.group
 
     def end(self) -> None:
-        """Wait no longer."""
         if not self.over.done():
             self.over.set_result(None)
 
 
 class Processed:
-    """Waits for what groups of a log process, also if another process works for them."""
+    """Producers that wait for a group; one task watches the groups for all of them, whichever process owns them."""
 
     def __init__(self, log: Log, threads: ThreadPoolExecutor) -> None:
         self._log = log
         self._threads = threads
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[_WaitingProducer] = set()
         self._looks: asyncio.Task[None] | None = None
         self._is_over = False
 
     async def expected(self, route: str, group: str) -> Unprocessed:
-        """What a group is to process of records that are sent to ``route`` from now on; none yet.
-
-        Raises:
-            NotFound: there is no such route, or no such group on it.
-        """
+        """Return an empty set of records that a group is to process; NotFound if there is no such group."""
 
         def begin() -> Unprocessed:
             unprocessed = Unprocessed(route, group)
@@ -64,15 +144,15 @@ class Processed:
         return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
 
     async def wait(self, request: Request, unprocessed: Unprocessed, seconds: float) -> None:
-        """Return once all of it was processed.
+        """Return once the group has processed the records.
 
         Raises:
-            NotProcessed: it was not for so many seconds, or until the gate ends.
+            NotProcessed: it has not within ``seconds``, or before the gate ends.
             NotFound: the group is gone.
             ClientDisconnect: the client has gone.
         """
         sent, began = unprocessed.count, time.monotonic()
-        waiter, leaving = _Waiter(unprocessed), asyncio.create_task(gone(request))
+        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(gone(request))
         self._waiters.add(waiter)
         if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-processed")
@@ -93,13 +173,13 @@ class Processed:
             raise NotProcessed(error.message, hint=f"{where} shows how far it is; do not send them again")
 
     def end(self) -> None:
-        """Let none wait any more."""
+        """End all waits."""
         self._is_over = True
         for waiter in self._waiters:
             waiter.end()
 
     async def _look(self) -> None:
-        """Look at the groups for as long as there are producers that wait for them."""
+        """Watch the groups while producers wait for them."""
         loop = asyncio.get_running_loop()
         progress: dict[_Key, Progress] = {}
         seconds = 0.0
@@ -116,8 +196,8 @@ class Processed:
             await asyncio.sleep(seconds)
         self._looks = None
 
-    def _look_once(self, waiters: Sequence[_Waiter], progress: dict[_Key, Progress]) -> None:
-        """In a thread: look at each group once, for all who wait for it."""
+    def _look_once(self, waiters: Sequence[_WaitingProducer], progress: dict[_Key, Progress]) -> None:
+        """Read each group once for all producers, in a thread."""
         failed: dict[_Key, WaldError | OSError] = {}
         for key in {waiter.key for waiter in waiters}:
             try:

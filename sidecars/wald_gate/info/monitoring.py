@@ -1,0 +1,315 @@
+"""Readiness, counters, metrics and the request log of a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
+
+import wald
+from wald.errors import Gone, Replaced, RolledBack, WaldError
+from wald.exposition import Histogram, Metric, Samples, counter, gauge, histogram
+from wald.hints import command_line
+from wald.log import Log
+from wald.status.findings import Life, Liveness, liveness
+from wald_gate.problems import MEDIA_TYPE
+from wald_gate.transport.connection import Bounds, Ended
+
+
+def seconds() -> Histogram:
+    """Return buckets from an answer out of memory to a long poll."""
+    return Histogram(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+@dataclass(slots=True)
+class Answered:
+    """Answers of one verb: counts by status, and seconds until the answer began."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    seconds: Histogram = field(default_factory=seconds)
+
+    def count(self, status: int, duration: float) -> None:
+        """Count an answer; takes about 0.4 µs."""
+        self.statuses[status] += 1
+        self.seconds.observe(duration)
+
+
+@dataclass(slots=True)
+class Published:
+    """Requests to the daemon: seconds until records were durable, and number of retries."""
+
+    seconds: Histogram = field(default_factory=seconds)
+    repeated: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters of one run of the gate, changed only by its event loop.
+
+    Attributes:
+        answered: by verb; "none" is an unknown path or method.
+        broken_answers: aborted by an error after they had started.
+        expiries: of the first certificate of each file, in seconds since 1970.
+        streams: open answers that follow the log.
+    """
+
+    answered: dict[str, Answered] = field(default_factory=dict)
+    broken_answers: int = 0
+    stored_records: int = 0
+    stored_bytes: int = 0
+    sent_records: int = 0
+    sent_bytes: int = 0
+    expiries: dict[str, float] = field(default_factory=dict)
+    streams: int = 0
+
+    def count_stored(self, records: int, size: int) -> None:
+        self.stored_records += records
+        self.stored_bytes += size
+
+    def of_verb(self, name: str) -> Answered:
+        return self.answered.setdefault(name, Answered())
+
+
+_FRESH_SECONDS = 1.0
+_SAME_SECONDS = 0.5
+_PATIENCE_SECONDS = 5.0
+_DAEMON_SECONDS = 4.0  # a sync of a slow disk is not a failure
+_STALLED_SECONDS = 30.0
+_SENTENCES = {
+    Life.STARTS: "the daemon starts",
+    Life.FROZEN: "the daemon is frozen",
+    Life.SILENT: "the daemon does not answer",
+    Life.UNKNOWN: "the gate may not ask the daemon",
+    Life.DEAD: "no daemon runs",
+    Life.NEVER: "no daemon has run yet",
+}
+_OTHER = "the log was replaced by another log"
+_OLDER = "the log was replaced by an older copy"
+_GONE = "the log is no longer at its path"
+_RESTART = "restart wald-gate to use the log that is there now"
+_log = logging.getLogger("wald_gate")
+
+
+class Word(StrEnum):
+    """Readiness of the gate; a degraded one serves records, while the daemon accepts none."""
+
+    READY = "ready"
+    DEGRADED = "degraded"
+    """Records can be read, and the daemon runs but takes none now."""
+    NOT_READY = "not ready"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Readiness and its reason: ``why`` names no path, because anyone may ask; ``detail`` is for stderr."""
+
+    word: Word
+    why: str = ""
+    detail: str = ""
+
+
+class Readiness:
+    """Readiness of a gate, checked on request, once a second at most."""
+
+    def __init__(self, log: Log, socket: Path) -> None:
+        self._log = log
+        self._socket = socket
+        self._found = Ready(Word.READY)
+        self._found_at = float("-inf")
+        self._look: asyncio.Task[Ready] | None = None
+        self._same: asyncio.Task[None] | None = None
+        self._same_at = float("-inf")
+
+    async def require_same_log(self) -> None:
+        """Admit a request only if the log is still the one that this gate serves; the check may be half a second old.
+
+        Raises:
+            Replaced: the path has another log or an older copy (final until the gate is restarted), or no log.
+        """
+        if time.monotonic() - self._same_at < _SAME_SECONDS:
+            return
+        if self._same is None or self._same.done():
+            self._same = asyncio.create_task(asyncio.to_thread(self._require), name="wald-gate-same-log")
+        with suppress(TimeoutError):  # the disk hangs: requests that need it wait
+            await asyncio.wait_for(asyncio.shield(self._same), _PATIENCE_SECONDS)
+        self._same_at = time.monotonic()
+
+    def _require(self) -> None:
+        try:
+            self._log.require_continuity()
+        except Gone:
+            raise
+        except Replaced as error:
+            raise type(error)(error.message, hint=_RESTART) from None
+        except OSError:  # no descriptor, or the disk fails: requests that need it report that
+            return
+
+    async def now(self) -> Ready:
+        """Return the readiness; a disk or daemon that hangs makes the gate not ready."""
+        if time.monotonic() - self._found_at < _FRESH_SECONDS:
+            return self._found
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(asyncio.to_thread(self._read), name="wald-gate-readiness")
+        try:
+            found = await asyncio.wait_for(asyncio.shield(self._look), _PATIENCE_SECONDS)
+        except TimeoutError:
+            why = f"the log could not be read within {_PATIENCE_SECONDS:g} s"
+            found = Ready(Word.NOT_READY, why, f"{self._log.root.path}: {why}; hint: dmesg | tail")
+        if (found.word, found.why) != (self._found.word, self._found.why):
+            _log.warning("%s%s", found.word, f": {found.detail}" if found.detail else "")
+        self._found, self._found_at = found, time.monotonic()
+        return found
+
+    def _read(self) -> Ready:
+        log = self._log
+        try:
+            log.head()
+        except Replaced as error:
+            if isinstance(error, Gone):
+                return Ready(Word.NOT_READY, _GONE, f"{error.message}; hint: {error.hint}")
+            why = _OLDER if isinstance(error, RolledBack) else _OTHER
+            return Ready(Word.NOT_READY, why, f"{error.message}; hint: {_RESTART}")
+        except (WaldError, OSError) as error:
+            hint = getattr(error, "hint", "")
+            return Ready(Word.NOT_READY, "the log cannot be read", f"{error}{f'; hint: {hint}' if hint else ''}")
+        return _of_daemon(liveness(log.root, log.identity, self._socket, seconds=_DAEMON_SECONDS), log.root.path)
+
+
+def _of_daemon(found: Liveness, root: Path) -> Ready:
+    detail = f"{found.message}; hint: {found.hint}"
+    if found.life is not Life.RUNS:
+        return Ready(Word.NOT_READY, _SENTENCES[found.life], detail)
+    if not found.is_asked:
+        return Ready(Word.NOT_READY, _SENTENCES[Life.UNKNOWN], detail)
+    if found.answer.get("degraded"):
+        why = f"the disk is full, so records wait ({found.answer.get('degraded_by')})"
+        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status')}")
+    if found.answer.get("stalled_seconds", 0) > _STALLED_SECONDS:
+        why = "records have waited for long while none became durable"
+        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'latency')}")
+    return Ready(Word.READY)
+
+
+_COUNTERS = {
+    "stored_records": "Records stored for clients",
+    "stored_bytes": "Payload bytes of requests to the daemon",
+    "sent_records": "Records sent to clients",
+    "sent_bytes": "Bytes of responses with records",
+    "broken_answers": "Responses aborted by an error after they had started",
+}
+
+
+def of_gate(
+    counts: Counts, bounds: Bounds, published: Published, word: Word, log_id: str, *, groups: int, leases: int
+) -> Iterator[Metric]:
+    """Yield copies of the metrics of ``wald-gate``, so that another thread may render them."""
+    requests: Samples = {
+        (verb, str(status)): number
+        for verb, each in counts.answered.items()
+        for status, number in each.statuses.items()
+    }
+    meaning = 'Requests answered; the verb "none" is an unknown path or method'
+    yield Metric("wald_gate_requests_total", "counter", meaning, ("verb", "status"), requests)
+    durations: Samples = {(verb,): each.seconds.copy() for verb, each in counts.answered.items()}
+    meaning = "Time from a request to the start of its response"
+    yield Metric("wald_gate_request_seconds", "histogram", meaning, ("verb",), durations)
+    for name, meaning in _COUNTERS.items():
+        yield counter(f"wald_gate_{name}_total", meaning, getattr(counts, name))
+    yield gauge("wald_gate_streams", "Open responses that continue with records appended later", counts.streams)
+    yield gauge("wald_gate_groups", "Work groups that the gate owns", groups)
+    yield gauge("wald_gate_waiting_leases", "Lease requests that wait for a record", leases)
+    meaning = "Time until the records of a request to the daemon are durable, or the gate gives up"
+    yield histogram("wald_gate_publish_seconds", meaning, published.seconds.copy())
+    meaning = "Requests to the daemon retried after a restart or a full disk"
+    yield counter("wald_gate_repeated_requests_total", meaning, published.repeated)
+    handshakes = bounds.count - len(bounds.open)
+    idle = max(0, len(bounds.idle) - handshakes)
+    connections: Samples = {
+        ("idle",): idle,
+        ("busy",): len(bounds.open) - idle,
+        ("handshake",): handshakes,
+    }
+    yield Metric("wald_gate_connections", "gauge", "Open connections", ("state",), connections)
+    meaning = "Connections that the gate closed, by reason"
+    ended: Samples = {(reason.value,): bounds.ended[reason] for reason in Ended}
+    yield Metric("wald_gate_connections_ended_total", "counter", meaning, ("reason",), ended)
+    expiries: Samples = {(file,): at for file, at in counts.expiries.items()}
+    meaning = "Earliest expiry of the certificates in a file of server certificates or client CAs"
+    labels = ("file",)
+    yield Metric("wald_gate_certificate_expiry_timestamp_seconds", "gauge", meaning, labels, expiries)
+    meaning = "1 if the log is readable and its daemon responds"
+    yield gauge("wald_gate_ready", meaning, float(word is not Word.NOT_READY))
+    info: Samples = {(log_id, wald.__version__): 1}
+    meaning = "Identity of the log and version of wald; always 1"
+    yield Metric("wald_gate_info", "gauge", meaning, ("log", "version"), info)
+
+
+_PATH_MAX = 256
+_SERVER_ERROR = 500
+_NOT_PROCESSED = 504  # in time, as the client has asked; not a failure of the gate
+_request_log = logging.getLogger("wald_gate.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request in the request log; ``client`` and ``address`` are "" if unknown."""
+
+    method: str
+    path: str
+    client: str
+    address: str
+
+    @classmethod
+    def of(cls, scope: Scope, client: str = "") -> Sent:
+        return cls(scope["method"], scope["path"], client, str((scope["client"] or ("",))[0]))
+
+
+class RequestLog:
+    """Log of requests on stderr: of each one, or only of failures of the gate.
+
+    A line has the client's text as JSON in ASCII, shortened, without query and headers, so it contains no token.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self._every = every
+
+    def note(self, sent: Sent, response: Response, seconds: float) -> None:
+        failed = response.status_code >= _SERVER_ERROR and response.status_code != _NOT_PROCESSED
+        if not (failed or self._every):
+            return
+        line = _line(sent, response.status_code, seconds)
+        if failed and response.media_type == MEDIA_TYPE:
+            line["detail"] = msgspec.json.decode(response.body)["detail"]
+        _write(line)
+
+    def note_broken(self, sent: Sent, status: int, seconds: float, why: str) -> None:
+        """Log an answer that was aborted after it had started."""
+        _write(_line(sent, status, seconds) | {"detail": f"broken off: {why}"})
+
+
+def _line(sent: Sent, status: int, seconds: float) -> dict[str, object]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "client": sent.client,
+        "address": sent.address,
+        "method": sent.method,
+        "path": sent.path[:_PATH_MAX],
+        "status": status,
+        "seconds": round(seconds, 6),
+    }
+
+
+def _write(line: dict[str, object]) -> None:
+    _request_log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))

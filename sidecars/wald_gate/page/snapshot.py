@@ -1,0 +1,501 @@
+"""Snapshots of the log that all pages share, and the task that takes them while there are viewers.
+
+Quick facts are read every second: the head, the daemon, the names of the segments. A walk through all segments finds
+the pins of each group. It runs alongside, less often the longer it takes; a snapshot has the newest walk and its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import tomllib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from typing import Any
+
+from wald.errors import Damaged, WaldError
+from wald.files.layout import Root
+from wald.format.spans import Spans
+from wald.log import Log
+from wald.retention.backlog import Condition, GroupBacklog, SegmentStatus
+from wald.retention.history import History
+from wald.retention.missing import ReclaimedSegment
+from wald.segments.view import State, View
+from wald.setting_types import size as size_type
+from wald.status.findings import (
+    Contents,
+    Facts,
+    Finding,
+    Life,
+    Liveness,
+    facts_of,
+    facts_of_daemon,
+    findings,
+    liveness,
+    socket_of,
+)
+from wald.status.rates import (
+    Activity,
+    HeadSample,
+    HeadSource,
+    Inventory,
+    LogSample,
+    LogSource,
+    Sampler,
+    SegmentSeen,
+    activity,
+    inventory,
+    measured,
+    rest_seconds,
+)
+from wald.status.retention import WorkCounts, work_counts
+from wald_gate.page.strip import Look, Piece
+
+_AT_MOST = 1000  # deletions that are looked at in a walk
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """Archived records.
+
+    Attributes:
+        whole, partly: first sequences of the segments of which all records, or some, are in bundles.
+        gone, gone_partly: sequences of deleted segments of which all records, or some, are in bundles.
+        problem: the reason for which it is unknown.
+    """
+
+    whole: frozenset[int] = frozenset()
+    partly: frozenset[int] = frozenset()
+    gone: Spans = field(default_factory=Spans)
+    gone_partly: Spans = field(default_factory=Spans)
+    problem: str = ""
+
+    def marked(self, piece: Piece) -> Piece:
+        """Return a segment with the number of its archived records."""
+        if piece.first in self.whole and piece.look is not Look.ACTIVE:
+            return replace(piece, archived=piece.records)
+        return replace(piece, partly=piece.records) if piece.first in self.partly else piece
+
+    def of_gone(self, first: int, last: int) -> tuple[int, int]:
+        """Return how many of these deleted sequences were in segments archived whole, and partly."""
+        return self.gone.count(first, last), self.gone_partly.count(first, last)
+
+
+class Bundled:
+    """Finder of archived segments in walks: :meth:`begin`, :meth:`visit` each segment, :meth:`end`.
+
+    Results are kept: the ledger is read on, and a segment that is archived stays so. Of a long history of deletions,
+    each
+    walk judges the newest ones that were not judged before.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.newest = Archived()
+        self._history = History(root)
+        self._runs: Mapping[str, Spans] = {}
+        self._whole: set[int] = set()
+        self._met: set[int] = set()
+        self._partly: set[int] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Judge all deletions again."""
+        self._judged, self._gone, self._gone_partly = Spans(), Spans(), Spans()
+
+    def begin(self) -> None:
+        """Read new lines of the ledger."""
+        self._met, self._partly = set(), set()
+        self._problem = ""
+        try:
+            self._read_on()
+        except (Damaged, OSError) as error:
+            self._problem = str(error)
+
+    def visit(self, status: SegmentStatus) -> None:
+        """Judge a segment."""
+        base = status.segment.base_sequence
+        self._met.add(base)
+        if self._problem or base in self._whole:
+            return
+        if self._judged.overlaps(base, base):  # it was taken back
+            self._forget()
+        if status.state is State.ACTIVE:  # there may be more in it by now
+            if any(runs.overlaps(base, max(base, status.last_sequence or 0)) for runs in self._runs.values()):
+                self._partly.add(base)
+            return
+        is_whole, is_partly = _share(self._runs, ((each.route, each.first, each.last) for each in status.routes))
+        if is_whole:
+            self._whole.add(base)
+        elif is_partly:
+            self._partly.add(base)
+
+    def end(self, segments: Iterable[SegmentSeen]) -> None:
+        """Judge the deletions around the existing segments."""
+        self._whole &= self._met
+        try:
+            if not self._problem:
+                self._judge(list(_gaps(segments)))
+        except (Damaged, OSError) as error:
+            self._problem = str(error)
+        if self._problem:
+            self.newest = Archived(problem=self._problem)
+            return
+        gone, gone_partly = Spans(self._gone), Spans(self._gone_partly)
+        self.newest = Archived(frozenset(self._whole), frozenset(self._partly), gone, gone_partly)
+
+    def _read_on(self) -> None:
+        runs = self._history.archived_spans()
+        if runs is not self._runs:  # the ledger has other lines
+            self._runs = runs
+            self._whole.clear()
+            self._forget()
+
+    def _judge(self, gaps: Sequence[tuple[int, int]]) -> None:
+        found: list[ReclaimedSegment] = []
+        read: list[tuple[int, int]] = []
+        for first, last in reversed(gaps):
+            for run in list(self._judged.gaps(first, last)):
+                left = _AT_MOST - len(found)
+                some = list(islice(self._history.reclaimed_segments(*run), left))
+                found += some
+                if len(some) < left:
+                    read.append(run)
+        if found:
+            self._read_on()  # after the deletions: the line of an archive precedes that of a later deletion
+        for each in found:
+            is_whole, is_partly = _share(
+                self._runs, ((held.route, held.first, held.last) for held in each.routes or ())
+            )
+            if is_whole or is_partly:
+                (self._gone if is_whole else self._gone_partly).add(each.first, each.last)
+            self._judged.add(each.first, each.last)
+        for run in read:
+            self._judged.add(*run)
+
+
+def _share(runs: Mapping[str, Spans], routes: Iterable[tuple[str, int, int]]) -> tuple[bool, bool]:
+    """Return whether all records of a segment are in bundles, and whether any is.
+
+    Args:
+        routes: name, first and last record of each route in it.
+    """
+    if not runs:
+        return False, False
+    held = [(runs.get(name), first, last) for name, first, last in routes]
+    is_partly = any(found is not None and found.overlaps(first, last) for found, first, last in held)
+    return is_partly and all(found is not None and found.covers(first, last) for found, first, last in held), is_partly
+
+
+def _gaps(segments: Iterable[SegmentSeen]) -> Iterator[tuple[int, int]]:
+    """Yield the sequences before and between the segments."""
+    end = 1
+    for each, following in pairwise((*sorted(segments, key=lambda seen: seen.base), None)):
+        assert each is not None
+        if each.base > end:
+            yield end, each.base - 1
+        if following is not None:
+            end = max(end, (following.base - 1 if each.last is None else each.last) + 1)
+
+
+_ASK_SECONDS = 1.0  # how long the daemon may take to answer STAT
+_SPREAD_SECONDS = 10.0  # over which the time of syncs is shown
+_RATES = 120
+_SIZE_MAX = 1 << 62
+_FILL_MIN = 0.02  # so that the active segment is visible
+_LOOKS = {
+    State.ACTIVE: Look.ACTIVE,
+    State.CUT: Look.CUT,
+    State.SEALED: Look.SEALED,
+    State.RELEASED: Look.DOOMED,
+}
+Spread = Mapping[str, Any]
+"""Count, mean, p50, p90 and p99 of a histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Results of a walk through all segments; ``by_name`` and ``work`` have route and group as keys."""
+
+    inventory: Inventory | None
+    by_name: Mapping[tuple[str, str], GroupBacklog]
+    work: Mapping[tuple[str, str], WorkCounts]
+    facts: Facts
+    archived: Archived
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageSnapshot:
+    """State of the log at one moment.
+
+    Attributes:
+        activity: None if the head is unreadable; ``problem`` has the reason.
+        pieces: the segments, oldest first.
+        rates: records per second, of earlier snapshots and of this one.
+        syncs: durations of syncs.
+        in_seconds: time since the previous snapshot, which the newest rates cover.
+        sync_seconds: time that the syncs cover; None: since the start of the daemon.
+        facts: quick facts of this moment, the others from the walk.
+        findings: problems, the worst first.
+    """
+
+    number: int
+    at_ns: int
+    daemon: Liveness
+    activity: Activity | None
+    pieces: tuple[Piece, ...]
+    rates: tuple[float | None, ...]
+    syncs: Spread | None
+    in_seconds: float | None
+    sync_seconds: float | None
+    walk: Walk | None
+    facts: Facts | None
+    findings: tuple[Finding, ...]
+    problem: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.daemon.life is Life.RUNS
+
+
+class PageSnapshotReader:
+    """Reader of snapshots: :meth:`look` in one thread, :meth:`walk` in another."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._number = 0
+        self._head: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
+        self._bundled = Bundled(log.root)
+        self._archived = self._bundled.newest
+        self._all: Sampler[LogSample] = Sampler(LogSource(log, self._bundled.visit).sample)
+        self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
+        self._rates: deque[float | None] = deque(maxlen=_RATES)
+        self._walked: Callable[[float, int], Walk] | None = None
+        self._walk_problem = ""
+        self._daemon: Liveness | None = None
+
+    def look(self) -> PageSnapshot:
+        """Read a snapshot; errors are part of it."""
+        log = self._log
+        daemon = self._daemon = self._asked()
+        self._head.update()
+        now, now_ns = time.monotonic(), time.time_ns()
+        seen = activity(self._head.samples, now_ns=now_ns)
+        self._rates.append(seen.records_per_second if seen else None)
+        walk = self._walked(now, now_ns) if self._walked is not None else None
+        problem, pieces, facts = self._head.problem, tuple[Piece, ...](), None
+        try:
+            facts = facts_of_daemon(log.root, daemon, walk.facts if walk is not None else None)
+            pieces = tuple(self._pieces(log.view(), facts, seen.sequence if seen else 0))
+        except (WaldError, OSError) as error:
+            problem = problem or _message(error)
+        problem = problem or self._walk_problem
+        syncs = self._syncs(now, daemon)
+        self._number += 1
+        sync_seconds = now - self._answers[0][0] if len(self._answers) > 1 else None
+        taken = [sample.taken for sample in self._head.samples]
+        return PageSnapshot(
+            self._number,
+            now_ns,
+            daemon,
+            seen,
+            pieces,
+            tuple(self._rates),
+            syncs,
+            taken[-1] - taken[0] if len(taken) > 1 else None,
+            sync_seconds,
+            walk,
+            facts,
+            tuple(findings(facts, now_ns=now_ns, lag_max=None)) if facts is not None else (),
+            problem,
+        )
+
+    def walk(self) -> None:
+        """Walk through all segments; after an error, the previous walk stays."""
+        try:
+            self._walked, self._walk_problem = self._walk_through(), ""
+        except (WaldError, OSError) as error:  # such as a file that has gone between two looks
+            self._walk_problem = _message(error)
+
+    def _walk_through(self) -> Callable[[float, int], Walk]:
+        log, daemon = self._log, self._daemon
+        self._bundled.begin()
+        self._all.update()
+        if daemon is None:
+            daemon = self._asked()
+        contents = Contents(unreadable=((self._all.problem, ""),) if self._all.problem else ())
+        for newest in self._all.samples[-1:]:
+            self._bundled.end(newest.segments)
+            full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
+            contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
+        facts = facts_of(log, daemon, contents)
+        by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
+        work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
+        samples, problem = self._all.samples, self._all.problem
+        archived = self._archived = self._bundled.newest
+
+        def walk(now: float, now_ns: int) -> Walk:
+            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, archived, problem)
+
+        return walk
+
+    def _asked(self) -> Liveness:
+        log = self._log
+        try:
+            return liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+        except (WaldError, OSError) as error:
+            return Liveness(
+                Life.UNKNOWN, f"whether a daemon runs is not known: {_message(error)}", f"ls -l {log.root.lock}"
+            )
+
+    def _pieces(self, view: View, facts: Facts, head: int) -> list[Piece]:
+        """Return the segments by their names, with facts of the newest walk."""
+        known = {each.base: each for sample in self._all.samples[-1:] for each in sample.segments}
+        listed = view.including_released().segments
+        pieces = []
+        for segment, following in pairwise((*listed, None)):
+            assert segment is not None
+            base = segment.base_sequence
+            look = _LOOKS[view.state(segment)]
+            last = following.base_sequence - 1 if following is not None else max(head, base - 1)
+            walked = known.get(base)
+            if walked is not None and walked.last is not None and following is not None:
+                last = min(last, max(walked.last, base))  # the records between them were deleted
+            if walked is not None and walked.is_damaged:
+                look = Look.DAMAGED
+            held = int(walked is not None and walked.condition is Condition.PINNED)
+            fill = _fill(facts, base) if look is Look.ACTIVE else 1.0
+            stored_bytes = walked.stored_bytes if walked is not None else 0
+            piece = Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill)
+            pieces.append(self._archived.marked(piece))
+        return pieces
+
+    def _syncs(self, now: float, daemon: Liveness) -> Spread | None:
+        """Return the durations of recent syncs; a new daemon starts at 0."""
+        answer = daemon.answer
+        if self._answers and self._answers[-1][1].get("epoch") != answer.get("epoch"):
+            self._answers.clear()
+        if "histograms" not in answer:
+            return None
+        self._answers.append((now, answer))
+        while len(self._answers) > 1 and self._answers[1][0] <= now - _SPREAD_SECONDS:
+            self._answers.popleft()
+        before = self._answers[0][1] if len(self._answers) > 1 else {}
+        found: Spread = measured(before, answer, self._log.root.path)["sync_seconds"]
+        return found
+
+
+def _message(error: WaldError | OSError) -> str:
+    if isinstance(error, WaldError):
+        return error.message
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _fill(facts: Facts, base: int) -> float:
+    """Return how full the active segment is; 1 if its limit is unknown."""
+    head, size = facts.head, _segment_max_bytes(facts)
+    position = head.position if head is not None and head.segment == base else 0
+    return min(1.0, max(_FILL_MIN, position / size)) if size else 1.0
+
+
+def _segment_max_bytes(facts: Facts) -> int:
+    """Return the limit from the daemon or its settings; 0 if unknown."""
+    if isinstance(size := facts.daemon.answer.get("segment_max_bytes"), int):
+        return size
+    with suppress(LookupError, ValueError, TypeError):  # it has written no report, or one of another version
+        value = tomllib.loads(f"size = {facts.settings['segment_max_bytes']['value']}")["size"]
+        parsed: int = size_type(1, _SIZE_MAX).parse(value)
+        return parsed
+    return 0
+
+
+_INTERVAL_SECONDS = 1.0
+_FRESH_SECONDS = 2.0  # a picture that is younger is shown to who comes
+_PATIENCE_SECONDS = 0.4  # who comes waits so long for a walk through all segments
+_log = logging.getLogger("wald_gate")
+
+
+class SnapshotPublisher:
+    """Publisher of the newest snapshot, which is taken again every second while there are viewers."""
+
+    def __init__(self, log: Log) -> None:
+        self._camera = PageSnapshotReader(log)
+        self._newest: PageSnapshot | None = None
+        self._taken = self._walk_due = 0.0
+        self._viewers = 0
+        self._is_over = False
+        self._moved = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._walk: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Take snapshots while this is entered."""
+        self._viewers += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._take_pictures(), name="wald-gate-pictures")
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+
+    async def picture(self) -> PageSnapshot:
+        """Return a snapshot that is a few seconds old at most; parts of a large log may be older, or missing."""
+        while self._newest is None or time.monotonic() - self._taken > _FRESH_SECONDS:
+            walk = self._begin_walk()
+            if walk is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PATIENCE_SECONDS):
+                        await asyncio.shield(walk)
+            await self._take()
+        return self._newest
+
+    async def newer(self, number: int) -> PageSnapshot | None:
+        """Return the newest snapshot once its number is larger; None if the gate is ending."""
+        while not self._is_over:
+            if self._newest is not None and self._newest.number > number:
+                return self._newest
+            await self._moved.wait()
+        return None
+
+    def end(self) -> None:
+        """End all waits."""
+        self._is_over = True
+        self._moved.set()
+
+    async def _take_pictures(self) -> None:
+        while self._viewers and not self._is_over:
+            began = time.monotonic()
+            self._begin_walk()
+            await self._reported(self._take)
+            await asyncio.sleep(max(0.0, began + _INTERVAL_SECONDS - time.monotonic()))
+
+    async def _take(self) -> None:
+        async with self._busy:
+            self._newest = await asyncio.to_thread(self._camera.look)
+            self._taken = time.monotonic()
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def _begin_walk(self) -> asyncio.Task[None] | None:
+        """Start a walk, unless one is running or was recent compared with its cost."""
+        if (self._walk is None or self._walk.done()) and time.monotonic() >= self._walk_due:
+            self._walk = asyncio.create_task(self._walk_through(), name="wald-gate-walk")
+        return self._walk
+
+    async def _walk_through(self) -> None:
+        began = time.monotonic()
+        await self._reported(lambda: asyncio.to_thread(self._camera.walk))
+        took = time.monotonic() - began
+        self._walk_due = time.monotonic() + rest_seconds(took, _INTERVAL_SECONDS)
+
+    async def _reported(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 - a bug; pages are old then and say so
+            _log.exception("no picture of the log")
