@@ -1,8 +1,8 @@
-"""Consumer, Producer and WorkGroup for asyncio: their calls run in threads, and the event loop goes on meanwhile.
+"""Consumer, Producer and WorkGroup for asyncio.
 
-A log is files, and a socket whose answers wait for the disk; an event loop can wait for neither without a thread. Each
-object has one thread, which keeps its calls in order. Each record costs a change of threads, some 50 µs; with
-:meth:`Consumer.batches` each batch costs one. A work group has a thread that answers many tasks at once.
+A producer uses the daemon's socket from the event loop. A consumer reads files in a thread and waits in the event loop;
+a change of threads takes some 50 µs for each record, or for each batch with :meth:`Consumer.batches`. A work group has
+a thread that answers many tasks at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,11 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-import wald.client.producer
 import wald.consumer
 import wald.work.group
-from wald.client.payloads import Time, Value
-from wald.client.producer import Durable
+from wald.client.asynchronous import Producer, Receipt
 from wald.format.names import DEFAULT_GROUP
 from wald.format.records import Record
 from wald.log import Log
@@ -33,6 +31,8 @@ from wald.work.deliveries import Refusal
 from wald.work.group import Order
 from wald.work.owner import Delivery, Leased, Pending
 from wald.work.replay import Failure
+
+__all__ = ["Consumer", "Producer", "Receipt", "WorkGroup"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -181,83 +181,6 @@ class _Polling(AsyncIterator[T]):
         except StopIteration:
             self._is_over = True
             return None
-
-
-class Producer:
-    """As :class:`wald.Producer`, with ``async with``; it connects there, not when it is made.
-
-    Tasks may share a producer: its calls are made in the order in which they were begun. A call whose task is
-    cancelled is carried out all the same.
-
-    Example::
-
-        async with aio.Producer("/var/spool/wald") as producer:
-            await producer.send("orders", ["4 apples", "1 pear"])
-            print(await producer.flush())
-    """
-
-    def __init__(
-        self,
-        at: str | os.PathLike[str],
-        *,
-        producer_id: int | None = None,
-        retry_for: float = 30.0,
-        connect_for: float | None = None,
-    ) -> None:
-        self._make = partial(
-            wald.client.producer.Producer, at, producer_id=producer_id, retry_for=retry_for, connect_for=connect_for
-        )
-        self._producer: wald.client.producer.Producer | None = None
-        self._thread = _Thread()
-
-    async def __aenter__(self) -> Self:
-        self._producer = await self._thread.run(self._make)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            await self._thread.run(self._connected.__exit__, kind, error, traceback)
-        finally:
-            self._thread.end()
-
-    @property
-    def unanswered(self) -> int:
-        """As :attr:`wald.Producer.unanswered`."""
-        return self._connected.unanswered
-
-    async def send(
-        self,
-        route: str,
-        values: Sequence[Value],
-        *,
-        keys: Sequence[Value | None] | None = None,
-        times: Sequence[Time | None] | None = None,
-        headers: Sequence[Mapping[str, str] | None] | None = None,
-        not_before: Sequence[Time | None] | None = None,
-    ) -> None:
-        """As :meth:`wald.Producer.send`."""
-        send = self._connected.send
-        await self._thread.run(send, route, values, keys=keys, times=times, headers=headers, not_before=not_before)
-
-    async def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
-        """As :meth:`wald.Producer.publish`."""
-        await self._thread.run(self._connected.publish, route, payload, columns=columns)
-
-    async def flush(self) -> list[Durable]:
-        """As :meth:`wald.Producer.flush`."""
-        return await self._thread.run(self._connected.flush)
-
-    async def acknowledged(self) -> list[Durable]:
-        """As :meth:`wald.Producer.acknowledged`."""
-        return await self._thread.run(self._connected.acknowledged)
-
-    @property
-    def _connected(self) -> wald.client.producer.Producer:
-        if self._producer is None:
-            raise RuntimeError("a Producer for asyncio is used in an async with block")
-        return self._producer
 
 
 class WorkGroup:

@@ -7,19 +7,22 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from logs import Built
+from peer import Peer, ok
 from running import TIMEOUT_SECONDS, Daemon, eventually
 
 import wald
 from wald import aio
 from wald.client.producer import Durable
-from wald.errors import NotFound
+from wald.errors import NotFound, NotPermitted, Refused, Unavailable
+from wald.format.protocol import Publish
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, object]) -> None:
     asyncio.run(asyncio.wait_for(main, 60))
 
 
@@ -95,6 +98,110 @@ def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> 
             assert producer.unanswered == 0
 
     run(main())
+
+
+def test_a_receipt_waits_for_the_sequences_of_its_records(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            receipts = [await producer.send("a", [str(number), "x"]) for number in range(20)]
+            assert await receipts[19] == [39, 40]
+            assert receipts[0].done()
+            assert await producer.flush() == [Durable(2 * number + 1, 2 * number + 2) for number in range(19)]
+            assert await receipts[3] == [7, 8]
+
+    run(main())
+
+
+@pytest.mark.parametrize("code", [b"full", b"busy", b""])
+def test_refused_and_lost_requests_are_sent_again_in_order(tmp_path: Path, code: bytes) -> None:
+    """The peer refuses every seventh request, or closes the connection, and refuses a gap."""
+    stored: list[int] = []
+
+    def answer(number: int, request: Publish) -> bytes:
+        sequence = request.producer_sequence
+        if number % 7 == 5:
+            return b"ERR %s not now\n" % code if code else b""
+        if stored and sequence > stored[-1] + 1:
+            return b"ERR gap not yet\n"
+        if sequence not in stored:
+            stored.append(sequence)
+        return ok(request)
+
+    async def main() -> None:
+        async with aio.Producer(tmp_path / "peer.sock") as producer:
+            receipts = [await producer.publish("a", b"x\n") for _ in range(30)]
+            assert [await receipt for receipt in receipts] == [[number] for number in range(1, 31)]
+
+    with Peer(tmp_path / "peer.sock", answer):
+        run(main())
+    assert stored == list(range(1, 31))
+
+
+def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> None:
+    sent = threading.Event()
+
+    def answer(number: int, request: Publish) -> bytes:
+        assert sent.wait(TIMEOUT_SECONDS)
+        return ok(request) if number < 5 else b"ERR denied no\n"
+
+    async def main() -> None:
+        async with aio.Producer(tmp_path / "peer.sock") as producer:
+            receipts = [await producer.publish("a", b"x\n") for _ in range(7)]
+            sent.set()
+            with pytest.raises(NotPermitted):
+                await receipts[4]
+            for late in (receipts[5], producer.publish("a", b"x\n")):
+                with pytest.raises(Refused, match="has ended: no"):
+                    await late
+            assert producer.unanswered == 0
+            assert await receipts[0] == [1]
+            assert await producer.acknowledged() == [Durable(number, number) for number in (2, 3, 4)]
+
+    with Peer(tmp_path / "peer.sock", answer):
+        run(main())
+
+
+def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
+    """More wait than may be in flight."""
+
+    async def main() -> None:
+        async with aio.Producer(daemon.root, retry_for=0.3) as producer:
+            await producer.send("a", ["first"])
+            await producer.flush()
+            os.kill(daemon.process.pid, signal.SIGSTOP)
+            results = await asyncio.gather(*(producer.send("a", ["x"]) for _ in range(30)), return_exceptions=True)
+            assert {type(result) for result in results[8:]} == {Unavailable, Refused}
+            with pytest.raises(Refused):
+                await producer.flush()
+            assert producer.unanswered == 8
+
+    try:
+        run(main())
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+
+
+def test_a_producer_outlives_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            first = await producer.send("a", ["1"])
+            assert await first == [1]
+            daemon.kill()
+            second = await producer.send("a", ["2"])
+            await asyncio.to_thread(daemon.start_again)
+            assert await second == [2]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("name", "error"), [("log", NotFound), ("absent.sock", Unavailable)])
+def test_a_producer_without_a_daemon(tmp_path: Path, name: str, error: type[Exception]) -> None:
+    async def main() -> None:
+        async with aio.Producer(tmp_path / name, connect_for=0):
+            pytest.fail("it connected")
+
+    with pytest.raises(error):
+        run(main())
 
 
 def test_an_error_is_raised_in_the_task(daemon: Daemon) -> None:

@@ -1,7 +1,8 @@
 """Clients of the daemon's socket.
 
-connection  connections to the socket, and the daemon's status
-payloads    request payloads, from Python values and JSON lines
-producer    public producer: sends records exactly once
-session     a producer's requests, and their retries
+asynchronous  producer for asyncio, and its connection over sans-IO state
+connection    connections to the socket, and the daemon's status
+payloads      request payloads, from Python values and JSON lines
+producer      public producer: sends records exactly once
+session       a producer's requests, and their retries
 """

@@ -96,10 +96,7 @@ class Producer:
         retry_for: float = 30.0,
         connect_for: float | None = None,
     ) -> None:
-        path = Path(at)
-        self._path = socket_at(path)
-        if self._path != path or not (path.exists() or path.suffix in _SOCKET_SUFFIXES):
-            _require_log(path)
+        self._path = find_socket(Path(at))
         self._configured_id = producer_id
         self._retry_for = retry_for
         self._connect_for = retry_for if connect_for is None else connect_for
@@ -182,12 +179,7 @@ class Producer:
             DiskFailure: the daemon lacked space for ``retry_for`` seconds.
             Unavailable: no daemon answered in that time, or the route is over its quota.
         """
-        check_route(route)
-        if not columns and payload[-1:] != b"\n":
-            raise InvalidInput(
-                f"route {route}: a payload of lines must end in a newline", case="payload-without-newline"
-            )
-        return self._publish_all(route, [payload] if columns else frames(payload), columns)
+        return self._publish_all(route, payloads_of(route, payload, columns=columns), columns)
 
     def flush(self) -> list[Durable]:
         """Wait until all sent records are durable; return their sequences as :meth:`acknowledged` does.
@@ -294,6 +286,24 @@ def frames(payload: bytes) -> Iterator[bytes | memoryview]:
 def socket_at(path: Path) -> Path:
     """Return the daemon's socket: in ``path`` if that is a directory, otherwise ``path``."""
     return path / SOCKET_NAME if path.is_dir() else path
+
+
+def find_socket(path: Path) -> Path:
+    """Return the socket of a root or a socket path. Raise NotFound if there is no log."""
+    at = socket_at(path)
+    if at != path or not (path.exists() or path.suffix in _SOCKET_SUFFIXES):
+        _require_log(path)
+    return at
+
+
+def payloads_of(route: str, payload: bytes, *, columns: bool) -> Iterable[bytes | memoryview]:
+    """Check the arguments of :meth:`Producer.publish`, and split lines."""
+    check_route(route)
+    if columns:
+        return [payload]
+    if payload[-1:] != b"\n":
+        raise InvalidInput(f"route {route}: a payload of lines must end in a newline", case="payload-without-newline")
+    return frames(payload)
 
 
 def _require_log(root: Path) -> None:

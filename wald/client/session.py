@@ -106,7 +106,7 @@ SOCKET_NAME = "wald.sock"
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect; doubled each time
 _RECEIVE_BYTES = 64 << 10
 _TIMEOUT_MIN_SECONDS = 0.001  # so that a received answer is read even after the deadline
-_TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
+TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):
@@ -114,6 +114,28 @@ class Durable(NamedTuple):
 
     first: int
     last: int
+
+
+def count_records(line: bytes, payload: bytes | memoryview) -> int:
+    """Return the number of records in a request."""
+    from wald.format.records import decode_columns
+
+    request = parse_request(line)
+    if not isinstance(request, Publish):
+        return 0
+    return decode_columns(payload).count if request.columns else bytes(payload).count(b"\n")
+
+
+def check_size(route: str, payload: bytes | memoryview) -> None:
+    if len(payload) > REQUEST_MAX_BYTES:
+        raise InvalidInput(
+            f"route {route}: a record of {len(payload)} bytes exceeds the limit of {REQUEST_MAX_BYTES}",
+            case="record-too-large",
+        )
+
+
+def random_id() -> int:
+    return int.from_bytes(os.urandom(8)) >> 1 or 1
 
 
 class Sent(NamedTuple):
@@ -146,7 +168,7 @@ class Session:
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
         self._path = path
         self._root = path.parent if path.name == SOCKET_NAME else None  # unknown for a socket elsewhere
-        self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
+        self._id = producer_id or random_id()
         self._retry_for = retry_for
         self._socket: socket.socket | None = None
         self._received = b""  # not yet parsed; kept after the connection breaks
@@ -162,14 +184,7 @@ class Session:
     @property
     def unanswered(self) -> int:
         """Number of records in flight, counted thread-safely in a copy."""
-        from wald.format.records import decode_columns
-
-        requests = ((parse_request(sent.line), sent.payload) for sent in tuple(self._in_flight))
-        return sum(
-            decode_columns(payload).count if request.columns else bytes(payload).count(b"\n")
-            for request, payload in requests
-            if isinstance(request, Publish)
-        )
+        return sum(count_records(sent.line, sent.payload) for sent in tuple(self._in_flight))
 
     def connect(self, within: float) -> None:
         """Connect, or raise WaldError after ``within`` seconds."""
@@ -188,11 +203,7 @@ class Session:
         self.end_reason = self.end_reason or f"{self._path}: close() was called"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool, pending: Pending | None = None) -> None:
-        if len(payload) > REQUEST_MAX_BYTES:
-            raise InvalidInput(
-                f"route {route}: a record of {len(payload)} bytes exceeds the limit of {REQUEST_MAX_BYTES}",
-                case="record-too-large",
-            )
+        check_size(route, payload)
         # Send the first request alone: a new producer may start at any number, so if the daemon accepted only the
         # second, it would refuse the first as too old.
         while len(self._in_flight) >= (WINDOW if self._is_established else 1):
@@ -328,7 +339,7 @@ class Session:
                 self._recover(error, deadline)
             except ProtocolError as error:
                 self.disconnect()
-                if error.code not in _TRY_AGAIN:
+                if error.code not in TRY_AGAIN:
                     request = self._in_flight[0].line
                     self._in_flight.clear()
                     raise self._end(permanent_error(error, request, root=self._root, socket=self._path)) from None
@@ -390,7 +401,7 @@ class Session:
                     parse_reply(line)
                     self._received += line
             except ProtocolError as error:
-                return error if error.code in _TRY_AGAIN else None
+                return error if error.code in TRY_AGAIN else None
         return None
 
     def _give_up(self, reason: OSError | ProtocolError) -> WaldError:

@@ -93,7 +93,7 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
         with stopped_for_long(daemon, repeats):
             storing = asyncio.create_task(store(repeats))
             if is_cancelled:
-                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.in_flight)
+                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.requests.in_flight)
                 storing.cancel()
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
                 await storing
