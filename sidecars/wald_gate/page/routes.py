@@ -207,7 +207,7 @@ async def route(call: Call) -> Response:
             "name": name,
             "line": line,
             "groups": groups,
-            "dead_letters": list(dead_letters(call, name, walk, _rows(walk))) if walk is not None else [],
+            "letters": list(dead_letters(call, name, walk, _rows(walk))) if walk is not None else [],
             "age": _age(walk),
             "holdings": list(islice(holdings((row.group, work) for row, _, work in groups if work), _HOLDINGS)),
             "held": sum(work.leased + work.waiting for _, _, work in groups if work),
