@@ -139,7 +139,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "numpy": ("wald.reading.arrow", "wald_spark"),
     "pyarrow": ("wald.reading.arrow", "wald_spark"),
     "pyspark": ("wald_spark",),
-    **dict.fromkeys(("httptools", "jinja2", "markupsafe", "msgspec", "starlette", "uvicorn", "uvloop"), ("wald_gate",)),
+    **dict.fromkeys(("httptools", "jinja2", "markupsafe", "msgspec", "starlette", "uvloop"), ("wald_gate",)),
     "structlog": ("wald.daemon",),
     "watchfiles": (),
     "rich": ("wald.cli.top_screen",),

@@ -11,10 +11,10 @@ from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
 from wald_drain.counts import Counts as DrainCounts
 from wald_drain.counts import of_drain
+from wald_gate.http.pool import ConnectionPool
 from wald_gate.info.monitoring import Counts as GateCounts
 from wald_gate.info.monitoring import Published, Word, of_gate
 from wald_gate.settings import LimitSettings
-from wald_gate.transport.connection import Bounds
 from wald_reclaim.report import Counts as ReclaimCounts
 from wald_reclaim.report import reclaim_metrics
 
@@ -30,7 +30,7 @@ def _gate() -> Iterable[Metric]:
     counts = GateCounts()
     counts.of_verb("head").count(200, 0.0)
     counts.expiries["certificate"] = 0.0
-    return of_gate(counts, Bounds(LimitSettings()), Published(), Word.READY, "", groups=0, leases=0)
+    return of_gate(counts, ConnectionPool(LimitSettings()), Published(), Word.READY, "", groups=0, leases=0)
 
 
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {

@@ -9,13 +9,13 @@ The gate writes nothing into the log itself but cursors: records, routes and CUT
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
 document are made from it. Those of the page have a table of their own, which the document leaves out.
 
-    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ records_in  ─▶ the daemon's socket
+    command ─▶ serving ─▶ http      ─▶ application ─▶ table ─▶ records_in  ─▶ the daemon's socket
                                                                records_out ─▶ the files of the log
                                                                info
 
 The rooms, each with its modules in the docstring of its package::
 
-    transport    connections: TCP, unix socket, TLS, and bounds on what a connection may take
+    http         connections: TCP, unix socket, TLS, and limits on what a connection may use
     rights       who asks, and what they may
     records_in   records in: bodies, and the connection to the daemon
     records_out  records out: positions, forms, following

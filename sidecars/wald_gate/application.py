@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from wald.errors import WaldError
 from wald_gate.call import Call, payer
 from wald_gate.compression import compressed
+from wald_gate.http.connection import BREAK_OFF
 from wald_gate.info.monitoring import Answered, Sent
 from wald_gate.limits import ALLOWANCE
 from wald_gate.page.frame import HTML, failed
@@ -31,7 +32,6 @@ from wald_gate.rights.clients import Client, Right
 from wald_gate.rights.forwarded import TrustedProxies
 from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
-from wald_gate.transport.connection import BREAK_OFF
 from wald_gate.verbs import Verb
 
 _CLIENT = "wald.client"  # in the scope: the name of who asks

@@ -58,7 +58,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option("--uds", type=_FILE, help="Also listen on a unix socket.")
 @click.option("--certificate", type=_FILE, help="A PEM file, for TLS. SIGHUP reloads it.")
 @click.option("--key", type=_FILE, help="The key of the certificate, if it is in another file.")
-@click.option("--authorities", type=_FILE, help="CA file for client certificates, which replace tokens.")
+@click.option("--client-ca", type=_FILE, help="CA file for client certificates, which replace tokens.")
 @click.option("--tokens", type=_FILE, help="The token file: clients and their rights. SIGHUP reloads it.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="A host name that clients may use. Repeatable.")
 @click.option(

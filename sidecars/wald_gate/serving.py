@@ -25,6 +25,9 @@ from wald.work.group import DEAD_LETTER
 from wald_gate.application import Application
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
+from wald_gate.http.pool import ConnectionPool
+from wald_gate.http.server import Listening, Server
+from wald_gate.http.unix import check_path
 from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.info.verbs import read_head
 from wald_gate.limits import Limits
@@ -41,9 +44,6 @@ from wald_gate.rights.sessions import Sessions
 from wald_gate.settings import Settings
 from wald_gate.state import SharedRead, State
 from wald_gate.table import VERBS
-from wald_gate.transport.connection import Bounds
-from wald_gate.transport.server import Listening, Server
-from wald_gate.transport.unix import check_path
 
 _THREADS, _READERS = 8, 2  # they wait for the disk; readers serve clients and share the interpreter with the event loop
 _SWITCH_SECONDS = 0.0005  # that a thread keeps the interpreter while another waits for it
@@ -87,7 +87,7 @@ def check(root: Path, settings: Settings) -> list[str]:
         missing = [f"{error.message}, which a start needs; hint: {error.hint}"]
     else:
         missing = []
-    return [*missing, *listening.unlikely(), *rights.unlikely(), *_unlikely(Root(root), settings)]
+    return [*missing, *listening.warnings(), *rights.unlikely(), *_unlikely(Root(root), settings)]
 
 
 async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
@@ -105,7 +105,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         daemon = DaemonClient(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
         following = HeadWatcher(log)
         proxies = TrustedProxies(settings.trusted_proxies)
-        bounds = Bounds(settings.limits, is_proxy=proxies.has)
+        pool = ConnectionPool(settings.limits, is_proxy=proxies.has)
         limits, rights = Limits(settings.limits, settings.hosts), _rights(settings)
         sessions = Sessions(rights, log.identity.log_id)
         state = State(
@@ -118,7 +118,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             readers,
             SharedRead(partial(read_head, log), threads),
             following,
-            bounds,
+            pool,
             Counts(),
             Readiness(log, socket),
             RequestLog(every=settings.log_requests),
@@ -129,7 +129,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             IdempotentPublisher(log, daemon),
             Processed(log, threads),
         )
-        server = Server(Application(state, (*VERBS, *PAGES), proxies), listening, bounds)
+        server = Server(Application(state, (*VERBS, *PAGES), proxies), listening, pool)
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:
@@ -156,14 +156,14 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
 
         def read_settings() -> None:
             fresh = load()
-            limits.settings = bounds.limits = fresh.limits
+            limits.settings = pool.limits = fresh.limits
             limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
                 _log.warning("wald-gate: what has changed in %s waits for a restart", ", ".join(waiting))
             warn(fresh)
 
         def warn(now: Settings) -> None:
-            for each in (*listening.unlikely(), *rights.unlikely(), *_unlikely(log.root, now)):
+            for each in (*listening.warnings(), *rights.unlikely(), *_unlikely(log.root, now)):
                 _log.warning("wald-gate: %s", each)
 
         try:

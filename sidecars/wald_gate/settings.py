@@ -115,7 +115,7 @@ class Settings:
     uds: str = setting(_PATH, "", 'path of a Unix socket to listen on; "": none')
     certificate: str = setting(_PATH, "", 'PEM file for TLS, with the certificate chain; "": no TLS')
     key: str = setting(_PATH, "", "PEM file of the private key, unless the certificate's file contains it")
-    authorities: str = setting(
+    client_ca: str = setting(
         _PATH, "", "PEM file of the CAs for client certificates, which a client may use instead of a token"
     )
     tokens: str = setting(

@@ -13,6 +13,7 @@ from wald.log import Log
 from wald.status.schema import Head
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
+from wald_gate.http.pool import ConnectionPool
 from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.limits import Limits
 from wald_gate.page.snapshot import SnapshotPublisher
@@ -23,7 +24,6 @@ from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
-from wald_gate.transport.connection import Bounds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class State:
     readers: ReadThreads
     head: SharedRead[Head]
     following: HeadWatcher
-    bounds: Bounds
+    pool: ConnectionPool
     counts: Counts
     readiness: Readiness
     request_log: RequestLog

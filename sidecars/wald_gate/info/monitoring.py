@@ -24,8 +24,8 @@ from wald.exposition import Histogram, Metric, Samples, counter, gauge, histogra
 from wald.hints import command_line
 from wald.log import Log
 from wald.status.findings import Life, Liveness, liveness
+from wald_gate.http.pool import ConnectionPool, Ended
 from wald_gate.problems import MEDIA_TYPE
-from wald_gate.transport.connection import Bounds, Ended
 
 
 def seconds() -> Histogram:
@@ -212,7 +212,7 @@ _COUNTERS = {
 
 
 def of_gate(
-    counts: Counts, bounds: Bounds, published: Published, word: Word, log_id: str, *, groups: int, leases: int
+    counts: Counts, pool: ConnectionPool, published: Published, word: Word, log_id: str, *, groups: int, leases: int
 ) -> Iterator[Metric]:
     """Yield copies of the metrics of ``wald-gate``, so that another thread may render them."""
     requests: Samples = {
@@ -234,16 +234,16 @@ def of_gate(
     yield histogram("wald_gate_publish_seconds", meaning, published.seconds.copy())
     meaning = "Requests to the daemon retried after a restart or a full disk"
     yield counter("wald_gate_repeated_requests_total", meaning, published.repeated)
-    handshakes = bounds.count - len(bounds.open)
-    idle = max(0, len(bounds.idle) - handshakes)
+    handshakes = pool.count - len(pool.open)
+    idle = max(0, len(pool.idle) - handshakes)
     connections: Samples = {
         ("idle",): idle,
-        ("busy",): len(bounds.open) - idle,
+        ("busy",): len(pool.open) - idle,
         ("handshake",): handshakes,
     }
     yield Metric("wald_gate_connections", "gauge", "Open connections", ("state",), connections)
     meaning = "Connections that the gate closed, by reason"
-    ended: Samples = {(reason.value,): bounds.ended[reason] for reason in Ended}
+    ended: Samples = {(reason.value,): pool.ended[reason] for reason in Ended}
     yield Metric("wald_gate_connections_ended_total", "counter", meaning, ("reason",), ended)
     expiries: Samples = {(file,): at for file, at in counts.expiries.items()}
     meaning = "Earliest expiry of the certificates in a file of server certificates or client CAs"

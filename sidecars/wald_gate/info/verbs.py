@@ -184,7 +184,7 @@ async def metrics(call: Call) -> Response:
     log_id = state.log.identity.log_id.hex()
     groups, leases = state.groups.count, state.groups.waiting.count
     counted = list(
-        of_gate(state.counts, state.bounds, state.daemon.published, word, log_id, groups=groups, leases=leases)
+        of_gate(state.counts, state.pool, state.daemon.published, word, log_id, groups=groups, leases=leases)
     )
     return Response(await state.in_thread(_text, counted), media_type=TEXT_FORMAT)
 

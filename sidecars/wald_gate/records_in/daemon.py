@@ -20,9 +20,9 @@ from wald.client.connection import status
 from wald.client.session import Durable, error_after_retries, permanent_error
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
+from wald_gate.http.connection import JoinedWrites
 from wald_gate.info.monitoring import Published
 from wald_gate.problems import RETRY_SECONDS, HttpError
-from wald_gate.transport.joined import JoinedWrites
 
 _OVERTAKEN = frozenset({Code.GAP, Code.FORGOTTEN, Code.CONFLICT})
 _STATUS_SECONDS = 1.0

@@ -13,7 +13,7 @@ from running import Daemon, run, sidecar
 from wald.errors import InvalidInput, NotFound
 
 
-@pytest.mark.parametrize("package", ["httptools", "msgspec", "starlette", "uvicorn", "uvloop"])
+@pytest.mark.parametrize("package", ["httptools", "msgspec", "starlette", "uvloop"])
 def test_without_the_extra_it_says_what_to_install(root: Path, daemon: Daemon, package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; from wald_gate.command import main; main()"
     line = [sys.executable, "-c", script, "--root", str(root), "--listen", "127.0.0.1:0"]

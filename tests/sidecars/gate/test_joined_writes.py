@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 
-from wald_gate.transport.joined import JoinedWrites
+from wald_gate.http.connection import JoinedWrites
 
 
 def test_what_is_kept_when_the_connection_is_lost_is_dropped() -> None:

@@ -20,13 +20,11 @@ from gating import Gate
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar
 
 from wald.errors import InvalidInput
+from wald_gate.http.pool import ConnectionPool
+from wald_gate.http.server import Listening
+from wald_gate.http.tls import Handshake, expiry, first_expiry, server_context
 from wald_gate.rights.tokens import entries
 from wald_gate.settings import LimitSettings, Settings
-from wald_gate.transport.alerts import Handshake
-from wald_gate.transport.certificates import server_context
-from wald_gate.transport.connection import Bounds
-from wald_gate.transport.expiry import expiry, first_expiry
-from wald_gate.transport.server import Listening
 
 ORDERS = "/v1/routes/orders/records"
 
@@ -79,7 +77,7 @@ def gate(daemon: Daemon, authority: Authority, tmp_path: Path) -> Iterator[Gate]
     served.write_bytes(authority.sign("gate").read_bytes())
     authorities = tmp_path / "authorities.pem"
     authorities.write_bytes(authority.certificate.read_bytes())
-    with Gate(daemon.root, "--certificate", served, "--tokens", tokens, "--authorities", authorities) as running:
+    with Gate(daemon.root, "--certificate", served, "--tokens", tokens, "--client-ca", authorities) as running:
         yield running
 
 
@@ -211,7 +209,7 @@ def test_client_and_log_are_told_why_a_certificate_is_refused(gate: Gate, author
 def test_what_a_client_sends_after_its_certificate_is_refused_is_not_kept(authority: Authority, tmp_path: Path) -> None:
     pem = authority.sign("gate")
     served = server_context(pem, pem, authority.certificate)
-    served.sslobject_class = type("Refused", (Handshake,), {"bounds": Bounds(LimitSettings()), "reported": {}})
+    served.sslobject_class = type("Refused", (Handshake,), {"pool": ConnectionPool(LimitSettings()), "reported": {}})
     ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = served.wrap_bio(ours, theirs, server_side=True)
     stranger = trusting(authority, Authority(tmp_path, "theirs").sign("shop.example"))
@@ -351,9 +349,9 @@ def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authorit
 
 def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: Authority, root: Path) -> None:
     pem = authority.sign("gate")
-    line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--authorities", authority.certificate)
+    line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--client-ca", authority.certificate)
 
-    assert b"--authorities: certificates of clients need TLS" in run(line).stderr
+    assert b"--client-ca: certificates of clients need TLS" in run(line).stderr
 
 
 def silent(gate: Gate) -> socket.socket:

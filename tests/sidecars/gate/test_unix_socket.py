@@ -52,7 +52,7 @@ def test_a_socket_that_cannot_be_made_again_at_once_is_made_again_later(daemon: 
         limits = resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         path.unlink()
-        eventually(lambda: "cannot be made again yet" in gate.log)
+        eventually(lambda: "cannot be recreated yet" in gate.log)
         resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, limits)
         eventually(path.is_socket)
 

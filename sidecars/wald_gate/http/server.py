@@ -1,4 +1,4 @@
-"""The server: listens on TCP and on a unix socket, speaks TLS, and bounds what connections take."""
+"""The server: listens on TCP, with or without TLS, on a unix socket, and on sockets that systemd passes."""
 
 from __future__ import annotations
 
@@ -9,49 +9,41 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
+from wald_gate.http.connection import Connection
+from wald_gate.http.pool import ConnectionPool
+from wald_gate.http.tls import CLIENT, Handshake, TlsContext, first_expiry, server_context
+from wald_gate.http.unix import UnixListener
 from wald_gate.settings import Settings
-from wald_gate.transport.alerts import Context, Handshake
-from wald_gate.transport.certificates import server_context
-from wald_gate.transport.connection import Bounds, Connection
-from wald_gate.transport.expiry import first_expiry
-from wald_gate.transport.handshakes import TlsListener
-from wald_gate.transport.unix import UnixListener
 
 _log = logging.getLogger("wald_gate")
 _BACKLOG = 1024
 _PATHS_SECONDS = 1.0  # between checks of the paths of unix sockets
-_HEADERS = (  # of every answer
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"same-origin"),  # with no-referrer, Chromium sends "Origin: null" with a form
-)
-_GRACE_SECONDS = 10  # for requests under way, at the end
-_LAST_SECONDS = 1  # for those to let go of what they have that did not end in that time
+_ACCEPTS_AT_ONCE = 8  # before the loop serves open connections: each handshake takes about a millisecond of CPU
+_ACCEPT_PAUSE_SECONDS = 1.0  # when no descriptors are left, as asyncio does
+_GRACE_SECONDS = 10  # for requests in flight, at the end
+_LAST_SECONDS = 1  # for requests that are cut off then, to release their resources
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where and how the gate listens.
+    """Addresses and certificates of the gate.
 
     Attributes:
         host, port: of TCP; host "" for none.
-        path: of a unix socket, or None.
-        certificate, key: files in PEM; None: no TLS.
-        authorities: certificates of which a client may show a descendant; None: none is asked for.
-        inherited: sockets that systemd handed over; with them, host, port and path are not used.
+        path: of the unix socket, or None.
+        certificate, key: PEM files; None for no TLS.
+        client_ca: CA file for client certificates; None to request none.
+        inherited: sockets that systemd has passed; with them, host, port and path are not used.
     """
 
     host: str
@@ -59,26 +51,27 @@ class Listening:
     path: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    authorities: Path | None = None
+    client_ca: Path | None = None
     inherited: Sequence[socket.socket] = ()
 
     @classmethod
     def of(cls, settings: Settings, inherited: Sequence[socket.socket] = ()) -> Listening:
-        """
+        """Read them from the settings.
+
         Raises:
-            InvalidInput: an address is none; settings do not fit together; or other machines could connect, without TLS
-                or without tokens.
+            InvalidInput: an address is invalid, settings contradict each other, or other machines could connect without
+                TLS or without tokens.
         """
-        named = (settings.uds, settings.certificate, settings.key, settings.authorities)
-        path, certificate, key, authorities = (Path(each) if each else None for each in named)
-        found = cls(*_address(settings.listen), path, certificate, key, authorities, inherited)
+        named = (settings.uds, settings.certificate, settings.key, settings.client_ca)
+        path, certificate, key, client_ca = (Path(each) if each else None for each in named)
+        found = cls(*_address(settings.listen), path, certificate, key, client_ca, inherited)
         if found.key is not None and found.certificate is None:
             raise InvalidInput(
                 "--key: there is no certificate that it belongs to", hint="--certificate FILE --key FILE"
             )
-        if found.authorities is not None and not (found.certificate and settings.tokens):
+        if found.client_ca is not None and not (found.certificate and settings.tokens):
             raise InvalidInput(
-                "--authorities: certificates of clients need TLS, and a file that says who may do what",
+                "--client-ca: client certificates need TLS and a file of tokens",
                 hint='--certificate FILE --tokens FILE, with lines as {"name": "shop", "certificate": "shop.example"}',
             )
         if not (found.host or found.path or inherited):
@@ -93,61 +86,147 @@ class Listening:
 
     @property
     def hosts(self) -> list[str]:
-        """The names or addresses of TCP."""
+        """Names or addresses of TCP."""
         if self.inherited:
             return [str(each.getsockname()[0]) for each in self.inherited if each.family != socket.AF_UNIX]
         return [self.host] if self.host else []
 
-    def tls(self) -> Context | None:
-        """The certificates, read now; errors are those of :func:`wald_gate.transport.certificates.server_context`."""
+    def tls(self) -> TlsContext | None:
+        """Read the certificates; errors are those of :func:`wald_gate.http.tls.server_context`."""
         if self.certificate is None:
             return None
-        return server_context(self.certificate, self.key or self.certificate, self.authorities)
+        return server_context(self.certificate, self.key or self.certificate, self.client_ca)
 
     def expiries(self) -> dict[str, float]:
-        """When the first certificate in each file expires, in seconds since 1970; nothing of one it cannot read."""
+        """Return when the first certificate in each readable file expires, in seconds since 1970."""
         found = {}
-        for name, path in (("certificate", self.certificate), ("authorities", self.authorities)):
+        for name, path in (("certificate", self.certificate), ("authorities", self.client_ca)):
             if path is not None:
                 with suppress(OSError, ValueError):
                     found[name] = first_expiry(path)
         return found
 
-    def unlikely(self) -> Iterator[str]:
-        """Which files have a certificate that has expired, so that none will be content with it."""
-        files = {"certificate": self.certificate, "authorities": self.authorities}
+    def warnings(self) -> Iterator[str]:
+        """Name the files with an expired certificate."""
+        files = {"certificate": self.certificate, "authorities": self.client_ca}
         for name, at in self.expiries().items():
             if at <= time.time():
                 yield f"{files[name]}: a certificate in it has expired on {datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
 
 
-class Server:
-    """Serves an application on what ``listening`` says.
+class TlsListener:
+    """Listener that counts TLS connections before their handshakes, of which many may be slow or never complete.
+
+    asyncio reports a connection only after its handshake. So the listener accepts and counts connections itself, and
+    then hands them to asyncio. An unfinished handshake may be evicted, like an idle connection.
 
     Args:
-        bounds: of the connections.
+        tls: returns the certificates for a new connection. They are read per handshake: a loaded context keeps its
+            previous certificates, and a resumed session does not ask for certificates.
+        make: returns a connection without a transport.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: Callable[[], ssl.SSLContext],
+        pool: ConnectionPool,
+        make: Callable[[], Connection],
+    ) -> None:
+        self._listener = listener
+        self._tls = tls
+        self._pool = pool
+        self._make = make
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[_PendingHandshake] = set()
+        self._is_closed = False
+        listener.setblocking(False)
+        self._begin()
+
+    def close(self) -> None:
+        """Accept no more connections, and cancel unfinished handshakes."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        self.end_handshakes()
+
+    def end_handshakes(self) -> None:
+        """Cancel unfinished handshakes."""
+        for handshake in self._handshakes:
+            handshake.evict()
+
+    def _begin(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors, or no memory
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._begin)
+                return
+            client = str(address[0])
+            if self._pool.enter(client):
+                self._start(accepted, client)
+            else:
+                self._pool.leave(client)
+                accepted.close()
+
+    def _start(self, accepted: socket.socket, client: str) -> None:
+        connection = self._make()
+        connection.client_place = client
+        task = self._loop.create_task(self._hand_over(accepted, connection))
+        handshake = _PendingHandshake(task)
+        self._pool.idle[handshake] = None
+        self._handshakes.add(handshake)
+
+        def end(_: asyncio.Task[None]) -> None:  # a task that is cancelled before its first step has no `finally`
+            self._pool.idle.pop(handshake, None)
+            self._handshakes.discard(handshake)
+            if not connection.is_made:
+                accepted.close()
+                self._pool.leave(client)
+
+        task.add_done_callback(end)
+
+    async def _hand_over(self, accepted: socket.socket, connection: Connection) -> None:
+        CLIENT.set(connection.client_place)  # in this task, and in the callbacks of its connection
+        with suppress(OSError):  # the client has left, does not speak TLS, or was too slow
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls(),
+                ssl_handshake_timeout=self._pool.limits.head_timeout,
+            )
+
+
+class _PendingHandshake:
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def evict(self) -> None:
+        self._task.cancel()
+
+
+class Server:
+    """Serves an application at the addresses in ``listening``.
 
     Attributes:
         addresses: where it listens, once it does.
     """
 
-    def __init__(self, application: ASGIApp, listening: Listening, bounds: Bounds) -> None:
-        self._protocol: type[Connection] = type("BoundConnection", (Connection,), {"bounds": bounds})
-        self._bounds = bounds
+    def __init__(self, application: ASGIApp, listening: Listening, pool: ConnectionPool) -> None:
+        self._application = application
         self._listening = listening
-        self._handshake = type("BoundHandshake", (Handshake,), {"bounds": bounds, "reported": {}})
+        self._pool = pool
+        self._handshake = type("PooledHandshake", (Handshake,), {"pool": pool, "reported": {}})
         self._tls = self._read_tls()
-        self._config = uvicorn.Config(
-            application,
-            http=self._protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-        )
-        self._config.load()
-        self._state = ServerState()
         self._servers: list[asyncio.Server | TlsListener | UnixListener] = []
         self._watching: asyncio.Task[None] | None = None
         self.addresses: list[str] = []
@@ -156,10 +235,9 @@ class Server:
         """Listen.
 
         Raises:
-            InvalidInput: the address is in use, or is none of this machine.
+            InvalidInput: the address is in use, or does not belong to this machine.
         """
         listening = self._listening
-        self._tick()
         if listening.inherited:
             await self._inherit(listening.inherited)
         elif listening.host:
@@ -177,14 +255,14 @@ class Server:
         self._watching = asyncio.create_task(self._watch_paths())
 
     def read_certificates(self) -> bool:
-        """Take new certificates, for connections from now on.
+        """Use new certificates for new connections.
 
         Returns:
-            whether an authority is none any more. Then connections that have shown a certificate count as if they had
-            not, and end once they have answered.
+            True if a client CA was removed. Then open connections lose the rights of their client certificates, and are
+            closed after their answers.
 
         Raises:
-            InvalidInput: they cannot be read; the old ones stay.
+            InvalidInput: the files cannot be read; the previous certificates remain.
         """
         before, self._tls = self._tls, self._read_tls()
         if _authorities(before) <= _authorities(self._tls):
@@ -192,34 +270,34 @@ class Server:
         for server in self._servers:
             if isinstance(server, TlsListener):
                 server.end_handshakes()
-        for connection in list(self._bounds.open):
+        for connection in list(self._pool.open):
             connection.distrust()
         return True
 
     async def stop(self) -> None:
-        """Take no more connections, and end when the requests under way are answered, or after some seconds."""
+        """Accept no more connections, and return when requests in flight are answered, at the latest after 12 s."""
         if self._watching is not None:
             self._watching.cancel()
         for server in self._servers:
             server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        await _ended(self._state.tasks, _GRACE_SECONDS)
-        for connection in list(self._state.connections):
-            connection.transport.abort()  # who waits for a client hears of it, and ends
-        await _ended(self._state.tasks, _LAST_SECONDS)
-        for task in list(self._state.tasks):
+        for connection in list(self._pool.open):
+            connection.shut_down()
+        await _finish(self._pool.tasks, _GRACE_SECONDS)
+        for connection in list(self._pool.open):
+            connection.evict()  # requests that wait for their client end
+        await _finish(self._pool.tasks, _LAST_SECONDS)
+        for task in list(self._pool.tasks):
             task.cancel()
-        await _ended(self._state.tasks, _LAST_SECONDS)
+        await _finish(self._pool.tasks, _LAST_SECONDS)
         for server in self._servers:
             if isinstance(server, UnixListener):
                 server.remove()
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
-        """Take the connections of sockets that are systemd's, which outlive this process.
+        """Accept connections on sockets of systemd, which outlive this process.
 
         Raises:
-            InvalidInput: one takes no connections.
+            InvalidInput: a socket accepts no connections.
         """
         for each in sockets:
             if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -234,7 +312,7 @@ class Server:
                 await self._listen(each)
 
     async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
-        """Accept the connections of a unix socket."""
+        """Listen on a unix socket."""
         server = UnixListener(self._connection, path, _BACKLOG, given)
         await server.start()
         self._servers.append(server)
@@ -246,29 +324,29 @@ class Server:
             for server in self._servers:
                 try:
                     happened = await server.restore() if isinstance(server, UnixListener) else ""
-                except OSError as error:  # such as no descriptor left: tried again a second later
-                    happened = f"a unix socket that was removed cannot be made again yet: {error}"
+                except OSError as error:  # such as no descriptor left; it tries again a second later
+                    happened = f"a unix socket that was removed cannot be recreated yet: {error}"
                 if happened:
                     _log.warning("wald-gate: %s", happened)
                 if isinstance(happened, InvalidInput):
                     _log.warning("  hint: %s", happened.hint)
 
     async def _listen(self, listener: socket.socket) -> None:
-        """Take the connections of a socket of TCP, over TLS if there are certificates."""
+        """Accept connections on a TCP socket, with TLS if there are certificates."""
         if self._tls is not None:
-            self._servers.append(TlsListener(listener, self._certificates, self._bounds, self._connection))
+            self._servers.append(TlsListener(listener, self._certificates, self._pool, self._connection))
         else:
             loop = asyncio.get_running_loop()
             self._servers.append(await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG))
 
     def _address(self, listener: socket.socket) -> str:
-        """The address of a socket, as a client writes it."""
+        """Return the address of a socket as a URL or a path."""
         if listener.family == socket.AF_UNIX:
             return str(listener.getsockname())
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def _read_tls(self) -> Context | None:
+    def _read_tls(self) -> TlsContext | None:
         tls = self._listening.tls()
         if tls is not None:
             tls.sslobject_class = self._handshake
@@ -279,19 +357,14 @@ class Server:
         return self._tls
 
     def _connection(self) -> Connection:
-        return self._protocol(config=self._config, server_state=self._state, app_state={})
-
-    def _tick(self) -> None:
-        """Keep the Date of answers."""
-        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *_HEADERS]
-        asyncio.get_running_loop().call_later(1.0, self._tick)
+        return Connection(self._application, self._pool)
 
 
-def _authorities(tls: Context | None) -> frozenset[bytes]:
+def _authorities(tls: TlsContext | None) -> frozenset[bytes]:
     return tls.authorities if tls is not None else frozenset()
 
 
-async def _ended(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+async def _finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
     if tasks:
         await asyncio.wait(list(tasks), timeout=seconds)
 
@@ -306,10 +379,10 @@ def _address(given: str) -> tuple[str, int]:
 
 
 def _listeners(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen, one for each address that the name has.
+    """Return listening sockets, one for each address of the name.
 
     Raises:
-        OSError: the name has none, or one is in use, or none of this machine.
+        OSError: the name has no address, or an address is in use or does not belong to this machine.
     """
     sockets: list[socket.socket] = []
     failed: OSError | None = None
@@ -330,7 +403,7 @@ def _listeners(host: str, port: int) -> list[socket.socket]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can connect there, by all addresses that the name has now.
+    """Return True if only this machine can connect to any address of the name.
 
     Raises:
         InvalidInput: the name has no address.
