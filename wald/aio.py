@@ -246,17 +246,17 @@ class WorkGroup:
 
     @property
     def floor(self) -> int:
-        """As :attr:`wald.WorkGroup.floor`."""
+        """See :attr:`wald.WorkGroup.floor`."""
         return self._work.floor
 
     @property
     def given_up(self) -> int:
-        """As :attr:`wald.WorkGroup.given_up`."""
+        """See :attr:`wald.WorkGroup.given_up`."""
         return self._work.given_up
 
     @property
     def has_failed(self) -> bool:
-        """As :attr:`wald.WorkGroup.has_failed`."""
+        """See :attr:`wald.WorkGroup.has_failed`."""
         return self._work.has_failed
 
     def worker(
@@ -268,7 +268,7 @@ class WorkGroup:
         lease_for: float = 30.0,
         wait: float = float("inf"),
     ) -> Worker:
-        """As :meth:`wald.WorkGroup.worker`, but iterate with ``async for``."""
+        """See :meth:`wald.WorkGroup.worker`, but iterate with ``async for``."""
         return Worker(self, name, max_records, max_bytes, lease_for, wait)
 
     async def lease(
@@ -281,7 +281,7 @@ class WorkGroup:
         *,
         done: Collection[int] = (),
     ) -> Leased:
-        """As :meth:`wald.WorkGroup.lease`."""
+        """See :meth:`wald.WorkGroup.lease`."""
         return await self.lease_as(Leased, worker, max_records, max_bytes, lease_for, wait, done=done)
 
     async def lease_as(
@@ -295,7 +295,7 @@ class WorkGroup:
         *,
         done: Collection[int] = (),
     ) -> T:
-        """As :meth:`lease`, but return an answer made by ``make``, such as JSON.
+        """See :meth:`lease`, but return an answer made by ``make``, such as JSON.
 
         Args:
             make: called in the event loop, usually during the sync, with the records in shares of one batch each, and
@@ -305,7 +305,7 @@ class WorkGroup:
         return await self._tasks.call(request)
 
     async def ack(self, worker: str, sequences: Collection[int]) -> list[Refusal]:
-        """As :meth:`wald.WorkGroup.ack`."""
+        """See :meth:`wald.WorkGroup.ack`."""
         return await self._tasks.call(self._work.requests.ack(worker, sequences))
 
     async def nack(
@@ -316,37 +316,37 @@ class WorkGroup:
         reason: str = "",
         tries: int | None = None,
     ) -> list[Refusal]:
-        """As :meth:`wald.WorkGroup.nack`."""
+        """See :meth:`wald.WorkGroup.nack`."""
         return await self._tasks.call(self._work.requests.nack(worker, sequences, delay, reason, tries))
 
     async def failed(self, sequence: int) -> Failure | None:
-        """As :meth:`wald.WorkGroup.failed`."""
+        """See :meth:`wald.WorkGroup.failed`."""
         return await self._tasks.call(self._work.requests.failed(sequence))
 
     async def give_up(
         self, worker: str, sequences: Collection[int], reason: str, tries: int | None = None
     ) -> list[Refusal]:
-        """As :meth:`wald.WorkGroup.give_up`."""
+        """See :meth:`wald.WorkGroup.give_up`."""
         return await self._tasks.call(self._work.requests.give_up(worker, sequences, reason, tries))
 
     async def extend(self, worker: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
-        """As :meth:`wald.WorkGroup.extend`."""
+        """See :meth:`wald.WorkGroup.extend`."""
         return await self._tasks.call(self._work.requests.extend(worker, sequences, lease_for))
 
     async def release(self, worker: str) -> int:
-        """As :meth:`wald.WorkGroup.release`."""
+        """See :meth:`wald.WorkGroup.release`."""
         return await self._tasks.call(self._work.requests.release(worker))
 
     async def skip(self, first: int, last: int) -> int:
-        """As :meth:`wald.WorkGroup.skip`."""
+        """See :meth:`wald.WorkGroup.skip`."""
         return await self._thread.run(self._work.skip, first, last)
 
     async def claim(self, min_idle: float) -> int:
-        """As :meth:`wald.WorkGroup.claim`."""
+        """See :meth:`wald.WorkGroup.claim`."""
         return await self._tasks.call(self._work.requests.claim(min_idle))
 
     async def pending(self) -> list[Pending]:
-        """As :meth:`wald.WorkGroup.pending`, all at once."""
+        """See :meth:`wald.WorkGroup.pending`, all at once."""
         return await self._tasks.call(self._work.requests.pending())
 
     def _open(self) -> None:

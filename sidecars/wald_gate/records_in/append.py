@@ -1,4 +1,4 @@
-"""POST of records: the body goes to the daemon in parts as it arrives, and the answer says what is durable."""
+"""POST of records: the body goes to the daemon in parts as it arrives, and the answer reports the durable records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends, as payloads for the daemon: decompressed, cut into records, and never all of it in memory.
+"""Bodies of requests as payloads for the daemon: decompressed, divided into records, and never completely in memory.
 
 chunks of the body ─▶ decompressed ─▶ whole lines ─▶ payloads of about 128 KiB
 
@@ -36,25 +36,21 @@ _LARGER = "send it in several records; record_max_bytes in [limits] of the gate"
 
 
 class Payload(NamedTuple):
-    """What is sent to the daemon in one request.
-
-    Attributes:
-        columns: whether it is columns, and not lines.
-    """
+    """Payload of one request to the daemon; ``columns`` is False for lines."""
 
     data: bytes
     columns: bool
 
 
 class Sizes(NamedTuple):
-    """Limits in bytes, and threads for a line that is long.
+    """Limits in bytes, and threads for long lines.
 
     Attributes:
-        body: of a body, decompressed.
-        record: of one record.
-        document: of a body that is one JSON document.
-        keep: takes in how many are kept of an unfinished record; an error if that is too much for the gate.
-        threads: not those of asyncio, in which the gate connects to the daemon.
+        body: limit of a decompressed body.
+        record: limit of one record.
+        document: limit of a body that is one JSON document.
+        keep: reserves memory for an unfinished record; raises an error if the gate has no more.
+        threads: separate from those of asyncio, in which the gate connects to the daemon.
     """
 
     body: int
@@ -65,19 +61,15 @@ class Sizes(NamedTuple):
 
 
 Expand = Callable[[bytes], Iterator[bytes]]
-"""Decompresses a chunk in parts of bounded size; b"" is the end of the body.
-
-Raises:
-    InvalidInput: it is damaged, or ends too early.
-"""
+"""Decompresses a chunk in parts of bounded size; b"" ends the body. Raises InvalidInput for damage or a truncation."""
 
 
 async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) -> AsyncIterator[bytes]:
-    """The body as it was before it was compressed, in parts.
+    """Decompress a body in parts.
 
     Raises:
-        HttpError: 415, the encoding is not known; 413, there is too much of it.
-        InvalidInput: it is damaged, or ends too early.
+        HttpError: 415, an unknown encoding; 413, a body that is too large.
+        InvalidInput: the body is damaged or truncated.
     """
     if encoding not in _ENCODINGS:
         known = ", ".join(filter(None, _ENCODINGS))
@@ -97,7 +89,7 @@ async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) ->
 
 
 async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Each line is a record; the last one may lack its newline.
+    """Yield lines, each of which is a record; the last one may lack its newline.
 
     Raises:
         HttpError: 413, a line is too long.
@@ -109,11 +101,11 @@ async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncItera
 async def json_object_payloads(
     parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
 ) -> AsyncIterator[Payload]:
-    """Each line is an object; if ``bare``, the value of a record.
+    """Yield records from lines that are JSON objects, or with ``bare`` values.
 
     Raises:
         HttpError: 413, a line is too long.
-        InvalidInput: a line is no such object; those before it were yielded.
+        InvalidInput: a line is invalid; the records before it were yielded.
     """
     number = 1
     async for lines in _lines(parts, sizes):
@@ -128,11 +120,11 @@ async def json_object_payloads(
 async def json_document_payloads(
     parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
 ) -> AsyncIterator[Payload]:
-    """Yield the payloads of a body that is an object or an array of objects; if ``bare``, values of records.
+    """Yield records from a body that is a JSON object or an array of them, or with ``bare`` of values.
 
     Raises:
-        HttpError: 413, it is too large.
-        InvalidInput: it is not JSON, and nothing was yielded; or as in :func:`json_object_payloads`.
+        HttpError: 413, the body is too large.
+        InvalidInput: the body is not JSON, and nothing was yielded; see also :func:`json_object_payloads`.
     """
     body = bytearray()
     async for part in parts:
@@ -163,10 +155,10 @@ def _on_lines(document: bytes) -> bytes:
 
 
 async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """All of it is one record.
+    """Yield the whole body as one record.
 
     Raises:
-        HttpError: 413, it is too large.
+        HttpError: 413, the record is too large.
     """
     value = bytearray()
     async for part in parts:
@@ -188,7 +180,7 @@ BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Paylo
     "application/json": json_document_payloads,
     "application/octet-stream": single_payload,
 }
-"""How a body is cut up, by its media type."""
+"""Functions that divide a body into records, by its media type."""
 BARE_BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
     media_type: partial(cut, bare=True)
     for media_type, cut in BODIES.items()
@@ -198,7 +190,7 @@ BARE_BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[
 
 
 async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[bytes]:
-    """Whole lines, at most 128 KiB of them at a time, or one that is longer; the body alone decides where it is cut."""
+    """Yield up to 128 KiB of whole lines at a time, or one longer line. The division depends on the body alone."""
     held = bytearray()
     searched = 0
     async for part in parts:
@@ -221,11 +213,7 @@ async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[byt
 
 
 def _checked(lines: bytes, limit: int) -> bytes:
-    """The same lines; a step goes over as many of them as have no more bytes together than one may have.
-
-    Raises:
-        HttpError: 413, one of them is too long.
-    """
+    """Return the lines, or raise HttpError (413) if one is too long. Each step skips lines of up to that length."""
     start = 0
     while len(lines) - start > limit + 1:
         start = lines.rfind(b"\n", start, start + limit + 1) + 1

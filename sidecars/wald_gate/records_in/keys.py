@@ -6,10 +6,10 @@ header that only batches of the gates' own producer ids (:class:`Slots`) may hav
 
     wald.idempotency    KEY/PART, the key in hexadecimal; KEY/PART/last for the last part of a body
 
-The table is in memory, and in ``gate/keys.log``, from which the next gate reads it. Marks in the log fill in what the
-file lacks, for example after a kill. The file keeps the keys whose records were reclaimed. It has a header and entries
-of 72 bytes, which are only appended; once it is twice as long as needed, it is replaced. Of several gates on a log, one
-writes the file. A key is kept for a day after its last part, if that is one of the last million parts.
+The table is in memory, and in ``gate/keys.log``, from which the next gate reads it. Keys that the file lacks, for
+example after a kill, come from the marks in the log. The file keeps the keys whose records were reclaimed. It has a
+header and entries of 72 bytes, which are only appended; once it is twice as long as needed, it is replaced. Only one
+gate on a log writes the file. A key is kept for a day after its last part, if that is one of the last million parts.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _read_mark(batch: Batch) -> tuple[bytes, int, Part] | None:
 class Slots:
     """Producer ids under which the gates of this user store requests with a key.
 
-    There are few, so that many keys do not make the daemon forget other producers.
+    Their small number keeps the daemon from forgetting other producers.
     """
 
     def __init__(self, log_id: bytes) -> None:
@@ -426,7 +426,7 @@ class KeyStore:
         return self._slot_ends.get(number, (0, 0))[1], self._seen
 
     def read_portion(self) -> bool:
-        """Read a portion of what the log has received; return True if there is more.
+        """Read some of the records since the last reading; return True if there are more.
 
         Raises:
             Damaged: the head of the log is lost.
@@ -521,7 +521,7 @@ class KeyStore:
         return not found or (found[0].append_time_ns, found[0].header.body_checksum) == same
 
     def _next_sequence(self, view: View) -> int:
-        """Return where to continue reading; what is older than a day is skipped."""
+        """Return the next sequence to read; records older than a day are skipped."""
         oldest_ns = time.time_ns() - _KEPT_NS
         if self._position is not None and self._position.time_ns >= oldest_ns:
             return self._position.first + 1
