@@ -27,7 +27,7 @@ TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a module that is neither a docstring nor the help of an option, with its line."""
+    """Every string of a module with its line, except docstrings, examples, and the help of options."""
     tree = ast.parse(path.read_text())
     silent: set[int] = set()
     for node in ast.walk(tree):
@@ -35,6 +35,8 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
             silent.add(id(node.value))
         if isinstance(node, ast.keyword) and node.arg == "help":
             silent.update(id(each) for each in ast.walk(node.value))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "examples":
+            silent.update(map(id, node.args))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
             yield node.lineno, node.value

@@ -38,6 +38,7 @@ CORE = tuple(
     f"wald.{room}" for room in ("files", "segments", "retention", "reading", "writing", "checking", "repairing")
 )
 COMMAND_LINE = (
+    "wald.cli.command",
     "wald.cli.entry",
     "wald.cli.options",
     "wald.cli.output",

@@ -83,6 +83,8 @@ def command_sections(context: click.Context, level: int) -> Iterator[str]:
     """The section of a command, then one for each of those below it."""
     command = context.command
     text = f"{'#' * level} {context.command_path}\n\n```text\n{usage(context)}\n```\n\n{prose(command.help or '')}"
+    if examples := example_lines(command):
+        text += f"\n```text\n{examples}\n```\n"
     if options := described(context):
         text += "\n" + table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in options])
     yield text
@@ -107,10 +109,17 @@ def below(context: click.Context) -> Iterator[click.Context]:
 
 def described(context: click.Context) -> list[tuple[str, str]]:
     """Every option with its meaning, but for those that all commands have."""
-    options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
+    options = [each for each in context.command.params if isinstance(each, click.Option)]
+    for each in options:
+        each.hidden = False  # --help-all shows all
     records = [each.get_help_record(context) for each in options]
     shown = [record for record in records if record and not re.search(r"--(help|version|root)\b", record[0])]
     return [(option, " ".join(meaning.split())) for option, meaning in shown]
+
+
+def example_lines(command: click.Command) -> str:
+    """The examples of a command, a line for each."""
+    return "\n".join(line.strip() for line in (command.epilog or "").splitlines()[2:])
 
 
 def prose(help_text: str) -> str:

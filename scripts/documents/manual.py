@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 import wald
-from documents.commands import below, described, programs, usage
+from documents.commands import below, described, example_lines, programs, usage
 from wald.cli import entry
 from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 
@@ -39,6 +39,7 @@ def program_page(context: click.Context) -> str:
         + section("DESCRIPTION", prose(command.help or ""))
         + section("OPTIONS", entries(options(context)))
         + (section("COMMANDS", commands) if commands else "")
+        + (section("EXAMPLES", paragraph(f"\b\n{shown}")) if (shown := example_lines(command)) else "")
         + section("EXIT STATUS", entries(exit_codes()))
         + section("ENVIRONMENT", entries([("WALD_ROOT", "The log, where --root is not given.")]))
         + section("FILES", entries(FILES))
@@ -94,6 +95,8 @@ def synopsis(context: click.Context) -> str:
 def command_part(context: click.Context) -> str:
     """A command of a program, and those below it."""
     body = prose(context.command.help or "") + entries(options(context))
+    if shown := example_lines(context.command):
+        body += paragraph("Examples:") + paragraph(f"\b\n{shown}")
     return f".SS {synopsis(context)}\n{body}" + "".join(command_part(inner) for inner in below(context))
 
 

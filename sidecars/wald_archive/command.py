@@ -17,6 +17,7 @@ import click
 
 import wald
 from wald.checking.checker import Level
+from wald.cli.command import examples
 from wald.cli.entry import run
 from wald.cli.options import (
     DefaultGroup,
@@ -78,7 +79,9 @@ def command(ctx: click.Context, root: Path | None) -> None:
     ctx.obj = root
 
 
-@command.command()
+@command.command(
+    epilog=examples("wald-archive access --dest /srv/archive", "wald-archive pack access orders --codec gz")
+)
 @click.argument("routes", nargs=-1, required=True, metavar="ROUTE...")
 @root_option
 @click.option(
@@ -160,7 +163,9 @@ def pack(
             report.route(request, packer.archive(request))
 
 
-@command.command()
+@command.command(
+    epilog=examples("wald-archive verify /srv/archive", "wald-archive verify /srv/archive --root /var/lib/wald")
+)
 @click.argument("destinations", nargs=-1, required=True, metavar="DEST...")
 @click.option(
     "--root",
@@ -193,7 +198,11 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     return Damaged.exit_code if report.counts[Level.ERROR] else 0
 
 
-@command.command()
+@command.command(
+    epilog=examples(
+        "wald-archive restore /srv/archive access --from 250", "wald-archive restore /srv/archive --into ./restored"
+    )
+)
 @click.argument("address", metavar="DEST")
 @click.argument("routes", nargs=-1, metavar="[ROUTE]...")
 @click.option(

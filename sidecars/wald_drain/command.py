@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.entry import run
 from wald.cli.options import (
     DefaultGroup,
@@ -64,7 +65,10 @@ def command(ctx: click.Context, root: Path | None) -> None:
     ctx.obj = root
 
 
-@command.command()
+@command.command(
+    cls=Command,
+    epilog=examples("wald-drain orders --tries 5 -- ./handle", "wald-drain orders --workers 4 --order key -- ./handle"),
+)
 @route_argument
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENT]...", type=click.UNPROCESSED)
 @root_option
@@ -101,6 +105,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option(
     "--format",
     "form",
+    hidden=True,
     type=click.Choice([each.value for each in StdinFormat]),
     default=StdinFormat.RAW.value,
     show_default=True,
@@ -185,7 +190,7 @@ def feed(
     return 0
 
 
-@command.command()
+@command.command(cls=Command, epilog=examples("wald-drain redrive", "wald-drain redrive dead_letter --group retry"))
 @click.argument("route", default=_DEAD_LETTER, callback=lambda _ctx, _parameter, name: check_route(name))
 @root_option
 @group_option

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.entry import run
-from wald.cli.options import CommandWithSettings, DefaultGroup, root_option
+from wald.cli.options import DefaultGroup, root_option
 from wald.errors import InvalidInput
 from wald.systemd import Systemd
 
@@ -51,7 +52,13 @@ def command(ctx: click.Context, root: Path | None) -> None:
     ctx.obj = root
 
 
-@command.command(cls=CommandWithSettings, tables=_tables)
+@command.command(
+    cls=Command,
+    tables=_tables,
+    epilog=examples(
+        "wald-gate --root /var/lib/wald", "wald-gate --listen 0.0.0.0:7700 --certificate gate.pem --tokens tokens.toml"
+    ),
+)
 @root_option
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings; options override it.")
 @click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; '' for nowhere.  [default: 127.0.0.1:7700]")
@@ -110,7 +117,13 @@ def _tokens_option(function: F) -> F:
     return click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The file.")(function)
 
 
-@token.command("add")
+@token.command(
+    "add",
+    epilog=examples(
+        "wald-gate token add shop --tokens tokens.toml --write orders",
+        "wald-gate token add billing --tokens tokens.toml --work orders/billing",
+    ),
+)
 @click.argument("name")
 @_tokens_option
 @click.option(
@@ -161,7 +174,9 @@ def add_token(
     _remind()
 
 
-@token.command("list")
+@token.command(
+    "list", epilog=examples("wald-gate token list --tokens tokens.toml", "wald gate token list --tokens tokens.toml")
+)
 @_tokens_option
 def list_tokens(tokens: Path) -> None:
     """List the clients and their rights."""
@@ -172,7 +187,12 @@ def list_tokens(tokens: Path) -> None:
         click.echo(f"{each.name}: {way}: {_rights(each.reads, each.writes, each.works, admin=each.admin)}")
 
 
-@token.command("remove")
+@token.command(
+    "remove",
+    epilog=examples(
+        "wald-gate token remove shop --tokens tokens.toml", "wald gate token remove shop --tokens tokens.toml"
+    ),
+)
 @click.argument("name")
 @_tokens_option
 def remove_token(name: str, tokens: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.entry import run
 from wald.cli.options import (
     config_option,
@@ -47,7 +48,11 @@ _RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still
 _CENTURY = 36_600  # days
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Command,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("wald-reclaim --dry-run", "wald-reclaim --watch --max-bytes 100GiB"),
+)
 @root_option
 @config_option("The daemon's config file: its [retention], and limits of routes. Options override it.")
 @click.option(
@@ -70,7 +75,7 @@ _CENTURY = 36_600  # days
     None,
     "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit.",
 )
-@count_option("--max-records", count_min=0, help_text="The same in records; log_max_records. 0: no limit.")
+@count_option("--max-records", count_min=0, hidden=True, help_text="The same in records; log_max_records. 0: no limit.")
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
@@ -84,7 +89,11 @@ _CENTURY = 36_600  # days
     "Without this option, damage after sealing is not noticed.",
 )
 @duration_option(
-    "--grace", None, "How long a released segment is kept for readers about to open it.  [default: 60s]", days_max=366
+    "--grace",
+    None,
+    "How long a released segment is kept for readers about to open it.  [default: 60s]",
+    days_max=366,
+    hidden=True,
 )
 @click.option(
     "--shrink-pinned",

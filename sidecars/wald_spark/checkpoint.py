@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
 from wald.cli.streams import stdout_is_a_report
@@ -34,7 +35,12 @@ from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is
 _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "wald cursor from-checkpoint /data/checkpoint access",
+        "wald cursor from-checkpoint /data/checkpoint access --group spark",
+    )
+)
 @click.argument("checkpoint", callback=lambda _, __, given: _directory(given))
 @route_argument
 @root_option

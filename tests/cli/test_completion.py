@@ -90,6 +90,8 @@ def completed(typed: str, log: Path | None) -> list[str]:
         ("wald append ", ROUTES),
         ("wald cursor get access --group ", ["other"]),
         ("wald hold access ", ROUTES),
+        ("wald drain feed acc", ["access"]),
+        ("wald drain fe", ["feed"]),
         ("wald-archive access o", ["orders", "over-night"]),
         ("wald-archive restore /a ac", ["access"]),
         ("wald read --group ", ["billing", "other", "processed"]),

@@ -211,20 +211,6 @@ def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: 
     assert output_of("cut", "--root", root) == b"nothing to cut: the active segment begins with record 3\n"
 
 
-def test_help_loads_and_lists_every_command() -> None:
-    """Every command has a help of its own, and the one of run lists the settings."""
-    listed = [
-        line.split()[0]
-        for line in output_of("--help").decode().split("Commands:")[1].splitlines()[1:]
-        if line[2:3].strip()
-    ]
-
-    for name in listed:
-        assert output_of(name, "--help").startswith(b"Usage: wald " + name.encode())
-    assert {"run", "append", "read", "verify"} <= set(listed)
-    assert b"segment_max_bytes" in output_of("run", "--help")
-
-
 def test_the_shell_completes_commands() -> None:
     environment = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald rou", "COMP_CWORD": "1"}
 

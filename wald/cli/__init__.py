@@ -15,37 +15,59 @@ gc.disable()  # imports make many objects and no garbage
 import click  # noqa: E402
 
 import wald  # noqa: E402
+from wald.cli.command import LazyCommand, LazyGroup, Program, examples  # noqa: E402
 from wald.cli.entry import run  # noqa: E402
-from wald.cli.lazy_group import LazyCommand, LazyGroup  # noqa: E402
 
 if _collects:
     gc.enable()
 
 # name → (module, function, summary)
 _COMMANDS = {
-    "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
-    "init": ("service", "init", "Create a log for a daemon that must not create one."),
-    "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
-    "read": ("read", "read", "Write records to stdout, from a position or with --grep."),
+    "append": ("append", "append", "Send lines of stdin or files; print FIRST LAST once they are durable."),
+    "read": ("read", "read", "Write records to stdout, from a position or time; search them with --grep."),
+    "show": ("show", "show", "Show one record, from the log or from an archive."),
+    "cursor": ("cursors", "cursor", "Show or move the position of a group that reads a route in order."),
+    "group": ("groups", "group", "Show and unblock a work group: workers that share a route and retry."),
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
-    "head": ("positions", "head", "Show how far the log is durable."),
+    "explain": ("explain", "explain", "Show why the disk fills: which groups pin which segments, and until when."),
+    "top": ("top", "top", "Watch segments, routes, rates, lag and the disk live."),
+    "head": ("positions", "head", "Show the last durable record."),
     "where": ("positions", "where", "Show where a record is, or why it is gone."),
-    "show": ("show", "show", "Show a record from the log or from an archive."),
-    "route": ("routes", "route", "List routes with their cursors and lag; add or retire one."),
-    "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
-    "group": ("groups", "group", "Inspect work groups, and unblock a stuck one."),
-    "explain": ("explain", "explain", "Show which groups pin which segments, and when the disk will be full."),
-    "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
-    "metrics": ("service", "metrics", "Print Prometheus metrics from the directory."),
-    "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
-    "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
-    "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
-    "clock": ("clock", "clock", "Restart append times after the clock was far ahead."),
-    "inspect": ("inspect", "inspect", "Show what a file is, what wrote it, whether it may be deleted; or its content."),
     "history": ("history", "history", "Show the events of the log, and check every deletion."),
-    "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
+    "inspect": ("inspect", "inspect", "Show what a file is, whether it may be deleted, and its content."),
+    "metrics": ("service", "metrics", "Print Prometheus metrics of the directory."),
+    "doctor": ("doctor.command", "doctor", "Check which promises hold on this directory and this host."),
+    "route": ("routes", "route", "List routes with cursors and lag; add one (also with a FIFO); retire one."),
+    "cut": ("service", "cut", "Complete the active segment now."),
     "verify": ("verify", "verify", "Read everything, change nothing, report damage."),
+    "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
+    "clock": ("clock", "clock", "Restart append times after the clock was far ahead."),
+    "run": ("service", "run", "Run the daemon, which makes records durable."),
+    "init": ("service", "init", "Create a log for a daemon that must not create one."),
+    "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
 }
+_LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
+_PROGRAMS = {
+    "drain": Program("wald_drain.command", "Run a command for each batch of records, with retries and dead letters."),
+    "reclaim": Program("wald_reclaim.command", "Delete the segments that every group has read."),
+    "archive": Program("wald_archive.command", "Pack routes into an archive, verify it, restore from it."),
+    "gate": Program("wald_gate.command", "Serve the log over HTTP, with leases for workers in any language.", "gate"),
+    "export": Program(
+        "wald_spark.export.command", "Write Parquet, keep latest values, or prove completeness, with Spark.", "spark"
+    ),
+    "compact": Program(
+        "wald_spark.compact.command", "Keep the latest value of each key as Parquet, with Spark.", "spark"
+    ),
+    "audit": Program("wald_spark.audit.command", "Prove logs and archives complete, with Spark.", "spark"),
+}
+_SECTIONS = {
+    "Write and read": ("append", "read", "show"),
+    "Consumers and workers": ("cursor", "group", "drain"),
+    "Inspect": ("status", "explain", "top", "head", "where", "history", "inspect", "metrics", "doctor"),
+    "Maintain": ("route", "cut", "reclaim", "archive", "verify", "repair", "clock", "export, compact, audit"),
+    "Run": ("run", "init", "hold", "gate"),
+}
+# former name → what replaces it
 _REMOVED = {
     "dump": "inspect --content FILE",
     "file": "inspect FILE",
@@ -53,17 +75,27 @@ _REMOVED = {
     "latency": "status --latency",
     "routes": "route list",
 }
-_LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
 
 
-@click.command(cls=LazyGroup, lazy=_LAZY, removed=_REMOVED, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "wald",
+    cls=LazyGroup,
+    lazy=_LAZY,
+    programs=_PROGRAMS,
+    sections=_SECTIONS,
+    removed=_REMOVED,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("echo hello | wald append access", "wald read access -n 20 --follow"),
+)
 @click.option(
     "--root", type=click.Path(path_type=Path, readable=False), help="The directory of the log.  [env: WALD_ROOT]"
 )
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, root: Path | None) -> None:
-    """A durable append-only log for one machine: pipe records in, read them at any pace."""
+    """A durable append-only log for one machine: pipe records in, read them at any pace.
+    `wald drain` runs the program `wald-drain`, and so on for each program wald-NAME.
+    """
     ctx.obj = root
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from wald.cli.command import Command, examples
 from wald.cli.connect import producer_at
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.streams import require_stdin, stdout_is_a_report
@@ -32,7 +33,9 @@ _STDIN = "-"
 _STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
-@click.command()
+@click.command(
+    cls=Command, epilog=examples("echo hello | wald append access", "wald append events --jsonl events.jsonl")
+)
 @route_argument
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @root_option

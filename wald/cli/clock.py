@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from wald.cli.command import Command, examples
 from wald.cli.options import json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
@@ -16,7 +17,7 @@ def clock() -> None:
     """Restart append times after the clock was far ahead."""
 
 
-@clock.command()
+@clock.command(cls=Command, epilog=examples("wald clock step", "wald clock step --json"))
 @root_option
 @socket_option
 @json_option

@@ -146,6 +146,8 @@ def _typed(program: str, words: Sequence[str]) -> _Typed:
     root = roots[-1] if roots else os.environ.get("WALD_ROOT")
     plain = [word for before, word in pairs if not word.startswith("-") and before not in VALUED]
     command = program
+    if plain and any(each.partition(" ")[0] == f"{program}-{plain[0]}" for each in ARGUMENTS):
+        command = f"{program}-{plain.pop(0)}"  # wald NAME runs wald-NAME
     while plain and any(
         each == f"{command} {plain[0]}" or each.startswith(f"{command} {plain[0]} ") for each in ARGUMENTS
     ):

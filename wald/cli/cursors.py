@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.cli.lazy_group import LazyCommand, LazyGroup
+from wald.cli.command import LazyCommand, LazyGroup, examples
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.streams import stdout_is_a_report
@@ -50,10 +50,14 @@ class CursorCommands(LazyGroup):
 
 @click.group(cls=CursorCommands, lazy=_COMMANDS | {_OF_SPARK[0]: LazyCommand("", *_OF_SPARK)})
 def cursor() -> None:
-    """Show, move or remove the cursor of a consumer group: the last sequence it has processed."""
+    """Show, move or remove the cursor of a consumer group: the last sequence that it has processed of a route.
+
+    A consumer group reads a route in order, with one reader at a time: `wald read --commit`, `wald-drain`,
+    wald.Consumer. If many workers share a route and acknowledge records individually, see `wald group`.
+    """
 
 
-@click.command("get")
+@click.command("get", epilog=examples("wald cursor get access", "wald cursor get access --group billing"))
 @route_argument
 @root_option
 @group_option
@@ -74,7 +78,9 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
         raise Damaged(f"{found.message}; no record counts as processed", hint=f"{again} --rewind")
 
 
-@click.command("set")
+@click.command(
+    "set", epilog=examples("wald cursor set access 250 --group billing", "wald cursor set access yesterday --rewind")
+)
 @route_argument
 @click.argument("position")
 @root_option
@@ -114,7 +120,7 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
     return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
 
-@click.command("list")
+@click.command("list", epilog=examples("wald cursor list", "wald cursor list access --json"))
 @click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
 @root_option
 @json_option
@@ -132,7 +138,10 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
-@click.command("remove")
+@click.command(
+    "remove",
+    epilog=examples("wald cursor remove access --group billing", "wald cursor remove access --group billing --json"),
+)
 @route_argument
 @root_option
 @click.option(

@@ -21,6 +21,7 @@ from wald.hints import command_line, room_commands
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
+HELP_WIDTH = 100
 ROOT = "wald.root"  # key in the context: the log of the command
 
 
@@ -37,7 +38,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         return complete(command, program, variable, instruction)
     context = None
     try:
-        with command.make_context(program, arguments) as context:
+        with command.make_context(program, arguments, max_content_width=HELP_WIDTH) as context:
             code = command.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as left:  # after --help and --version

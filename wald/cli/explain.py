@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
@@ -35,7 +36,7 @@ _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
 
 
-@click.command()
+@click.command(epilog=examples("wald explain", "wald explain --json"))
 @root_option
 @json_option
 def explain(root: Path, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.groups import group_argument, group_line
 from wald.cli.options import duration_option, json_option, root_option, route_argument
 from wald.cli.output import json_line
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
 
 
-@click.command("release")
+@click.command(
+    "release",
+    epilog=examples("wald group release orders billing worker-1", "wald group release orders billing worker-1 --force"),
+)
 @route_argument
 @group_argument
 @click.argument("worker")
@@ -68,7 +72,12 @@ def release(root: Path, route: str, group: str, worker: str, force: bool, timeou
         click.echo(f"{route}/{group}: taken back from {worker}: {_records(records)}")
 
 
-@click.command("skip")
+@click.command(
+    "skip",
+    epilog=examples(
+        "wald group skip orders billing 250 --why 'no such customer'", "wald group skip orders billing 250..260"
+    ),
+)
 @route_argument
 @group_argument
 @click.argument("records", metavar="FIRST[..LAST]")
@@ -102,7 +111,7 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
         click.echo(f"{route}/{group}: skipped: {_records(skipped)} of {records}")
 
 
-@click.command("remove")
+@click.command("remove", epilog=examples("wald group remove orders billing", "wald group remove orders billing --json"))
 @route_argument
 @group_argument
 @root_option

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import LazyCommand, LazyGroup, examples
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
-from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import count_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged
@@ -47,9 +47,11 @@ _COMMANDS = {
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS)
 def group() -> None:
-    """Inspect work groups, and unblock a stuck one.
+    """Show work groups, and unblock a stuck one.
 
-    In a work group many workers share a route: each record is leased to one of them and acknowledged individually.
+    In a work group, many workers share a route: each record is leased to one of them, acknowledged individually, and
+    retried if it fails: wald.WorkGroup, leases of `wald-gate`, `wald-drain --workers`. The position of the group as a
+    whole is a cursor; see `wald cursor`.
     """
 
 
@@ -58,7 +60,7 @@ def group_argument(function: click.decorators.FC) -> click.decorators.FC:
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
 
-@click.command("list")
+@click.command("list", epilog=examples("wald group list", "wald group list orders --json"))
 @click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
 @root_option
 @json_option
@@ -102,7 +104,7 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
     return (seen.file.route, seen.file.group, owner, *numbers, age, ", ".join(notes))
 
 
-@click.command("show")
+@click.command("show", epilog=examples("wald group show orders billing", "wald group show orders billing --json"))
 @route_argument
 @group_argument
 @root_option
@@ -294,7 +296,9 @@ def _only_waits(found: FoundGroup) -> str:
     return f"nothing before {utc(min(due))}, when the next record is due{starting}"
 
 
-@click.command("pending")
+@click.command(
+    "pending", epilog=examples("wald group pending orders billing", "wald group pending orders billing -n 100")
+)
 @route_argument
 @group_argument
 @root_option

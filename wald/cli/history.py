@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, time_option
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _LINES = 500  # that are written at once
 
 
-@click.command()
+@click.command(epilog=examples("wald history --since 1d", "wald history --route access --json"))
 @root_option
 @time_option("--since", "Begin with this time; without it, with the first line.")
 @time_option("--until", "End before this time.")

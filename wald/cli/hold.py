@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from wald.cli.command import examples
 from wald.cli.options import root_option
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
@@ -22,7 +23,7 @@ _REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
-@click.command()
+@click.command(epilog=examples("wald hold --all", "wald hold access orders"))
 @click.argument("routes", nargs=-1, metavar="[ROUTE...]")
 @root_option
 @click.option("--all", "every", is_flag=True, help="Every FIFO, including those that are created later.")

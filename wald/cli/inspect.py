@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wald.checking.kinds import FileKind
+from wald.cli.command import examples
 from wald.cli.deletable import Verdict, may_delete
 from wald.cli.options import json_option
 from wald.cli.output import aligned, json_line
@@ -41,7 +42,7 @@ _DUMPED = {
 _SEGMENTS = {FileKind.RAW, FileKind.SEALED, FileKind.RELEASED, FileKind.DELETING, FileKind.SPARSE_INDEX}
 
 
-@click.command()
+@click.command(epilog=examples("wald inspect $WALD_ROOT/head", "wald inspect --content $WALD_ROOT/head"))
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--content", is_flag=True, help="Print the content of a file of the log instead, piece by piece.")
 @click.option("--records", is_flag=True, help="The same, with the records in each batch.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,6 @@ from wald.format.names import DEFAULT_GROUP, check_group, check_route
 
 if TYPE_CHECKING:
     from wald.setting_types import SettingType
-    from wald.settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,31 +43,6 @@ class DefaultGroup(click.Group):
         if following[0] not in (*names, "--help", "-h", "--version") if following else self._alone:
             args = [*args[:before], first, *args[before:]]
         return super().parse_args(ctx, args)
-
-
-class CommandWithSettings(click.Command):
-    """A command that has a file of settings: its help ends with them.
-
-    Args:
-        tables: titles and their settings; called only for the help, as loading them takes time.
-    """
-
-    def __init__(self, *args: Any, tables: Callable[[], Iterable[tuple[str, list[Setting]]]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._tables = tables
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, settings in self._tables():
-            with formatter.section(title):
-                formatter.write_dl([_described(setting) for setting in settings], col_max=40)
-
-
-def _described(setting: Setting) -> tuple[str, str]:
-    """A setting with its default, and its meaning."""
-    default = f" = {setting.default}" if setting.default else ""
-    unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
-    name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
-    return name, f"{setting.meaning} [{setting.bounds}{unit}]"
 
 
 def root_option(function: F) -> F:
@@ -112,6 +86,7 @@ def socket_option(function: F) -> F:
     """``--socket``, for a daemon whose socket is not in its root."""
     return click.option(
         "--socket",
+        hidden=True,
         type=click.Path(path_type=Path, readable=False),
         envvar="WALD_SOCKET",
         show_envvar=True,
@@ -122,7 +97,7 @@ def socket_option(function: F) -> F:
 def metrics_option(function: F) -> F:
     """``--metrics``, of a program that runs for long."""
     return click.option(
-        "--metrics", metavar="HOST:PORT", help="Serve /metrics for Prometheus there; without it: nowhere."
+        "--metrics", metavar="HOST:PORT", hidden=True, help="Serve /metrics for Prometheus there; without it: nowhere."
     )(function)
 
 
@@ -142,13 +117,16 @@ class SequenceNumber(click.IntRange):
             ) from None
 
 
-def count_option(*names: str, help_text: str, count_min: int = 1, count_max: int | None = None) -> Callable[[F], F]:
+def count_option(
+    *names: str, help_text: str, count_min: int = 1, count_max: int | None = None, hidden: bool = False
+) -> Callable[[F], F]:
     """An option that takes a number of things; None if it is not given."""
-    return click.option(*names, type=click.IntRange(count_min, count_max), metavar="N", help=help_text)
+    kind = click.IntRange(count_min, count_max)
+    return click.option(*names, type=kind, metavar="N", hidden=hidden, help=help_text)
 
 
 def duration_option(
-    name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1
+    name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1, hidden: bool = False
 ) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
 
@@ -157,10 +135,10 @@ def duration_option(
 
         return duration(seconds_min, days_max * _DAY)
 
-    return _kind_option(name, kind, "DURATION", default, help_text, "30s")
+    return _kind_option(name, kind, "DURATION", default, help_text, "30s", hidden)
 
 
-def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
+def size_option(name: str, default: str | None, help_text: str, *, hidden: bool = False) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
 
     def kind() -> SettingType:
@@ -168,11 +146,17 @@ def size_option(name: str, default: str | None, help_text: str) -> Callable[[F],
 
         return size(0, 1024 * TIB)
 
-    return _kind_option(name, kind, "SIZE", default, help_text, "64MiB")
+    return _kind_option(name, kind, "SIZE", default, help_text, "64MiB", hidden)
 
 
 def _kind_option(
-    name: str, kind: Callable[[], SettingType], metavar: str, default: str | None, help_text: str, example: str
+    name: str,
+    kind: Callable[[], SettingType],
+    metavar: str,
+    default: str | None,
+    help_text: str,
+    example: str,
+    hidden: bool,
 ) -> Callable[[F], F]:
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
@@ -180,7 +164,9 @@ def _kind_option(
         except ValueError as error:
             raise InvalidInput(f"{name} must be {error}", hint=f"{name} {example}") from None
 
-    return click.option(name, default=default, show_default=True, metavar=metavar, callback=parsed, help=help_text)
+    return click.option(
+        name, default=default, show_default=True, metavar=metavar, callback=parsed, hidden=hidden, help=help_text
+    )
 
 
 def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, now, time_option, warn_of_wrong_times
@@ -36,7 +37,7 @@ def exit_code(state: State) -> int:
     return _EXIT_CODES.get(state.value, 0)
 
 
-@click.command()
+@click.command(epilog=examples("wald head", "wald head --json"))
 @root_option
 @json_option
 def head(root: Path, as_json: bool) -> None:
@@ -60,7 +61,7 @@ def head(root: Path, as_json: bool) -> None:
         warn_without_daemon(log.root)
 
 
-@click.command()
+@click.command(epilog=examples("wald where 250", "wald where --route access --since 14:00 --until 14:05"))
 @click.argument("sequence", type=int, required=False)
 @root_option
 @click.option("--route", callback=lambda _ctx, _parameter, name: name and check_route(name), help="With --since.")

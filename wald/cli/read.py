@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.options import GROUP_HELP, count_option, root_option
 from wald.cli.read_range import Asked, Range, of_latest
 from wald.cli.streams import write_stdout
@@ -37,7 +38,13 @@ _JOBS_MAX = 64
 _OBJECTS = 1000  # JSON objects in one write
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    epilog=examples(
+        "wald read access --since 1h --grep ERROR --prefix",
+        "wald read access --follow --commit --group billing | ./consumer",
+    ),
+)
 @click.argument("route", required=False)
 @root_option
 @click.option("--from", "start", metavar="POSITION", help="earliest, end, cursor, a sequence, or a time.")
@@ -51,12 +58,15 @@ _OBJECTS = 1000  # JSON objects in one write
 @click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="With --grep: PATTERN is a plain string.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="With --grep: the records that do not match.")
 @click.option("-c", "--count", "only_count", is_flag=True, help="With --grep: print only the number of records.")
-@count_option("--jobs", count_max=_JOBS_MAX, help_text="With --grep: the number of processes.  [default: processors]")
+@count_option(
+    "--jobs", count_max=_JOBS_MAX, hidden=True, help_text="With --grep: the number of processes.  [default: processors]"
+)
 @click.option("-f", "--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
 @click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
 @click.option(
     "--on-missing",
+    hidden=True,
     type=click.Choice(["error", "skip"]),
     help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )

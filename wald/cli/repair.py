@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.streams import ignore_stdout
@@ -49,7 +50,7 @@ _OWNERS = {
 }
 
 
-@click.command()
+@click.command(epilog=examples("wald repair --dry-run", "wald repair --accept-loss"))
 @root_option
 @click.option("--dry-run", is_flag=True, help="Print the actions, and change nothing.")
 @click.option("--accept-loss", is_flag=True, help="Also give up unreadable records.")

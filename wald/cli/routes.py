@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
@@ -34,7 +35,7 @@ def route() -> None:
     """List, add or retire routes: the named streams of a log."""
 
 
-@route.command("list")
+@route.command("list", epilog=examples("wald route list", "wald route list --json"))
 @root_option
 @json_option
 def list_(root: Path, as_json: bool) -> None:
@@ -55,7 +56,7 @@ def list_(root: Path, as_json: bool) -> None:
     click.echo("\n".join(aligned(rows, numeric=(1, 3, 4))))
 
 
-@route.command()
+@route.command(cls=Command, epilog=examples("wald route add orders", "wald route add access --fifo --mode 0620"))
 @route_argument
 @root_option
 @socket_option
@@ -89,7 +90,7 @@ def add(
         _print_state("route.add", Root(root), route)
 
 
-@route.command()
+@route.command(cls=Command, epilog=examples("wald route retire orders", "wald route retire orders --json"))
 @route_argument
 @root_option
 @socket_option

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.options import CommandWithSettings, config_option, json_option, root_option, size_option, socket_option
+from wald.cli.command import Command, examples
+from wald.cli.options import config_option, json_option, root_option, size_option, socket_option
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.format.names import check_route
@@ -27,7 +28,14 @@ def _tables() -> Iterator[tuple[str, list[Setting]]]:
     yield "In [routes.NAME], or in [retention] for all routes", reference(RouteLimits)
 
 
-@click.command(cls=CommandWithSettings, tables=_tables)
+@click.command(
+    cls=Command,
+    tables=_tables,
+    epilog=examples(
+        "wald run --root /var/lib/wald --config /etc/wald/wald.toml",
+        "journalctl -f | wald run --root /var/lib/wald --stdin journal",
+    ),
+)
 @root_option
 @config_option("A TOML file of settings.")
 @click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
@@ -58,7 +66,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
     return loop.run(root, settings(), stdin_route=stdin_route, reload=settings)
 
 
-@click.command()
+@click.command(epilog=examples("wald metrics", "wald metrics --needed-bytes 1GiB > wald.prom"))
 @root_option
 @size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, the daemon takes no input.")
 def metrics(root: Path, needed_bytes: int) -> None:
@@ -77,7 +85,7 @@ def metrics(root: Path, needed_bytes: int) -> None:
     click.echo(render(of_directory(found, needed_bytes=needed_bytes, now_ns=time.time_ns())), nl=False)
 
 
-@click.command()
+@click.command(epilog=examples("wald init --root /var/lib/wald", "wald --root ./log init"))
 @root_option
 def init(root: Path) -> None:
     """Create a log in a directory that is missing or empty; leave an existing log unchanged.
@@ -93,7 +101,7 @@ def init(root: Path) -> None:
     create_root(root, Disk(), now=utc(time.time_ns(), 3))
 
 
-@click.command()
+@click.command(cls=Command, epilog=examples("wald cut", "wald cut --json"))
 @root_option
 @socket_option
 @json_option

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     """Address of an archive, route, sequence → the record there."""
 
 
-@click.command()
+@click.command(epilog=examples("wald show 250", "wald show 250 --raw > value.bin"))
 @click.argument("sequence", type=int)
 @root_option
 @click.option(

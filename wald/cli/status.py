@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wald
+from wald.cli.command import Command, examples
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
 from wald.errors import InvalidInput, Unavailable
@@ -28,10 +29,10 @@ _EXIT_CODES = {"warning": 14, "failing": 13, "down": Unavailable.exit_code}
 _GOOD = "good"
 
 
-@click.command()
+@click.command(cls=Command, epilog=examples("wald status", "wald status --latency --during 10s"))
 @root_option
 @socket_option
-@duration_option("--timeout", "5s", "How long the daemon may take to answer.", seconds_min=0.001)
+@duration_option("--timeout", "5s", "How long the daemon may take to answer.", seconds_min=0.001, hidden=True)
 @duration_option("--lag-max", None, "Warn if a record has waited longer than this for a group.", days_max=366)
 @click.option("--settings", "with_settings", is_flag=True, help="Print only the effective settings and their sources.")
 @click.option("--latency", is_flag=True, help="Print only why producers wait: commits, syncs, who sends most.")

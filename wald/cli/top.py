@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.options import duration_option, root_option
 from wald.errors import InvalidInput
 from wald.hints import command_line
@@ -40,7 +41,7 @@ _CAUGHT = (*_ENDING, signal.SIGWINCH)
 _SAMPLED = b"\0"
 
 
-@click.command()
+@click.command(epilog=examples("wald top", "wald top --once"))
 @root_option
 @duration_option("--interval", "1s", "The time between two samples of the head.")
 @click.option("--once", is_flag=True, help="Print one screen as plain text; the default if stdout is not a terminal.")

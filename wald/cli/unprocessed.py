@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
@@ -82,7 +83,7 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
     return missing.records if missing else 0
 
 
-@click.command("show")
+@click.command("show", epilog=examples("wald cursor show access", "wald cursor show access --group billing --json"))
 @route_argument
 @root_option
 @group_option
@@ -150,7 +151,12 @@ def _records(count: int) -> str:
     return f"{count} record{'s' * (count != 1)}"
 
 
-@click.command("skip")
+@click.command(
+    "skip",
+    epilog=examples(
+        "wald cursor skip access 250 --group billing --why 'no such customer'", "wald cursor skip access 260 --through"
+    ),
+)
 @route_argument
 @click.argument("sequence", type=int)
 @root_option

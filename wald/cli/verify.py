@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.errors import Damaged
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from wald.files.ledger_write import Ledger
 
 
-@click.command()
+@click.command(epilog=examples("wald verify", "wald verify --record"))
 @root_option
 @click.option("--record", is_flag=True, help="Write the result into ledger/verify.jsonl, from which metrics have it.")
 @json_option

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.entry import run
 from wald.cli.options import SequenceNumber, json_option
 from wald.cli.progress import progress
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("wald-audit --root '/var/lib/wald*'", "wald-audit --root /var/lib/wald --archive /srv/archive"),
+)
 @roots_option
 @click.option(
     "--archive",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.cli.output import json_line
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from wald_spark.compact.job import Compacted
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("wald-compact --out /data/latest", "wald-compact --out /data/latest --route customers"),
+)
 @roots_option
 @out_option
 @routes_option

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import wald
+from wald.cli.command import examples
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
 from wald.cli.output import json_line
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
     from wald_spark.export.job import LogResult
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "wald-export --out /data/parquet", "wald-export --out /data/parquet --route access --columns status,host"
+    ),
+)
 @roots_option
 @out_option
 @routes_option

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wald.cli.command import Command, examples
 from wald.cli.doctor.canary import ROUTE
 from wald.cli.doctor.findings import Finding, Outcome
 from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
@@ -34,7 +35,7 @@ _EXAMINE_SECONDS = 5.0
 _CANARY_SECONDS = 10.0
 
 
-@click.command()
+@click.command(cls=Command, epilog=examples("wald doctor", "wald doctor --canary"))
 @root_option
 @config_option("The daemon's TOML file of settings.")
 @socket_option

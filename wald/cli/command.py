@@ -1,0 +1,182 @@
+"""Commands with short help, groups that import a command when it is called, and programs run by ``wald NAME``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wald.errors import InvalidInput
+from wald.hints import command_line
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from wald.settings import Setting
+
+
+def examples(*lines: str) -> str:
+    """Return the epilog of a command: examples, which click must not wrap."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Command(click.Command):
+    """A command whose ``--help`` leaves out hidden options and settings, which ``--help-all`` shows.
+
+    Args:
+        tables: titles and their settings; called only for ``--help-all``, because loading them takes time.
+    """
+
+    def __init__(
+        self, *args: Any, tables: Callable[[], Iterable[tuple[str, list[Setting]]]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._tables = tables
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        everything = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._show_all,
+            help="Show all options" + (" and settings" if self._tables else "") + ", and exit.",
+        )
+        return [*params[:-1], everything, *params[-1:]]  # the last one is --help
+
+    def _show_all(self, ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if not given or ctx.resilient_parsing:
+            return
+        for param in self.params:
+            if isinstance(param, click.Option):
+                param.hidden = False
+        formatter = ctx.make_formatter()
+        self.format_help(ctx, formatter)
+        for title, settings in self._tables() if self._tables else ():
+            with formatter.section(title):
+                formatter.write_dl([_described(setting) for setting in settings], col_max=40)
+        click.echo(formatter.getvalue().rstrip("\n"))
+        ctx.exit()
+
+
+def _described(setting: Setting) -> tuple[str, str]:
+    """Return a setting with its default, and its meaning."""
+    default = f" = {setting.default}" if setting.default else ""
+    unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
+    name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
+    return name, f"{setting.meaning} [{setting.bounds}{unit}]"
+
+
+class LazyCommand(NamedTuple):
+    """Location of a command, and its line in the help of the group."""
+
+    module: str
+    function: str
+    summary: str
+
+
+class Program(NamedTuple):
+    """A program of its own that its group runs, too; ``extra`` is the one that brings its packages."""
+
+    module: str
+    summary: str
+    extra: str = ""
+
+
+class LazyGroup(click.Group):
+    """A group whose help and completion import no command.
+
+    Args:
+        lazy: the commands by name, in the order of the help.
+        programs: the programs by name: ``wald NAME`` runs ``wald-NAME``.
+        sections: titles of the help, and the names of the commands and programs below each; "a, b" share a line.
+        removed: former commands, each with the command to type instead.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, LazyCommand],
+        programs: Mapping[str, Program] | None = None,
+        sections: Mapping[str, tuple[str, ...]] | None = None,
+        removed: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy, self._programs, self._removed = lazy, programs or {}, removed or {}
+        self._sections = sections or {"Commands": tuple(lazy)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (program := self._programs.get(cmd_name)) is not None:
+            command = _ProgramCommand(f"{self.name}-{cmd_name}", program)
+            return command.target() if ctx.resilient_parsing else command
+        found = self._lazy.get(cmd_name)
+        if found is None:
+            return None
+        command = getattr(importlib.import_module(found.module), found.function)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self._removed:
+            hint = command_line(ctx.obj, self._removed[args[0]])
+            raise InvalidInput(f"{ctx.command_path} {args[0]} was removed", hint=hint)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        summaries = self._summaries()
+        named = [CompletionItem(name, help=summaries[name]) for name in summaries if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        summaries = self._summaries()
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(each, summaries[each.partition(",")[0]]) for each in names])
+
+    def _summaries(self) -> dict[str, str]:
+        summaries = {name: command.summary for name, command in self._lazy.items()}
+        return summaries | {name: program.summary for name, program in self._programs.items()}
+
+
+class _ProgramCommand(click.Command):
+    """Runs a program with the arguments unchanged, behind the root that was given before its name."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        super().__init__(name, add_help_option=False)
+        self._program = program
+
+    def target(self) -> click.Command:
+        """Import and return the command of the program."""
+        found: click.Command = self._module().command
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.args = list(args)
+        return []
+
+    def invoke(self, ctx: click.Context) -> None:
+        root = ctx.find_object(Path)
+        sys.argv = [str(self.name), *(() if root is None else ("--root", str(root))), *ctx.args]
+        self._module().main()
+
+    def _module(self) -> Any:
+        try:
+            return importlib.import_module(self._program.module)
+        except ModuleNotFoundError as error:
+            extra = f"in a clone of wald: pip install '.[{self._program.extra}]'" if self._program.extra else ""
+            raise InvalidInput(
+                f"{error.name}, which {self.name} needs, is not installed", hint=extra or f"install {self.name}"
+            ) from error
