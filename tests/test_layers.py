@@ -42,7 +42,6 @@ COMMAND_LINE = (
     "wald.cli.entry",
     "wald.cli.options",
     "wald.cli.output",
-    "wald.cli.progress",
     "wald.cli.streams",
     "wald.setting_types",
 )

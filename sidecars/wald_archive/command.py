@@ -28,8 +28,7 @@ from wald.cli.options import (
     root_option,
     size_option,
 )
-from wald.cli.output import json_line
-from wald.cli.progress import progress
+from wald.cli.output import json_line, progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, wrong_type
 from wald.files.disk import Disk

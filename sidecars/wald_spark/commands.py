@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wald.cli.progress import progress
+from wald.cli.output import progress
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused
 from wald.files.disk import Disk
 from wald.format.names import check_route

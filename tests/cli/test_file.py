@@ -13,7 +13,7 @@ from logs import Built, Unsynced
 from running import Daemon, eventually, output_of, refusal_of, wald
 
 from wald.checking.kinds import FileKind, kind_of
-from wald.cli.deletable import may_delete
+from wald.cli.inspect import may_delete
 from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.format.names import LEDGERS, Kind

@@ -25,7 +25,7 @@ if _collects:
 _COMMANDS = {
     "append": ("append", "append", "Send lines of stdin or files; print FIRST LAST once they are durable."),
     "read": ("read", "read", "Write records to stdout, from a position or time; search them with --grep."),
-    "show": ("show", "show", "Show one record, from the log or from an archive."),
+    "show": ("positions", "show", "Show one record, from the log or from an archive."),
     "cursor": ("cursors", "cursor", "Show or move the position of a group that reads a route in order."),
     "group": ("groups", "group", "Show and unblock a work group: workers that share a route and retry."),
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
@@ -33,18 +33,18 @@ _COMMANDS = {
     "top": ("top", "top", "Watch segments, routes, rates, lag and the disk live."),
     "head": ("positions", "head", "Show the last durable record."),
     "where": ("positions", "where", "Show where a record is, or why it is gone."),
-    "history": ("history", "history", "Show the events of the log, and check every deletion."),
+    "history": ("explain", "history", "Show the events of the log, and check every deletion."),
     "inspect": ("inspect", "inspect", "Show what a file is, whether it may be deleted, and its content."),
     "metrics": ("service", "metrics", "Print Prometheus metrics of the directory."),
     "doctor": ("doctor.command", "doctor", "Check which promises hold on this directory and this host."),
     "route": ("routes", "route", "List routes with cursors and lag; add one (also with a FIFO); retire one."),
     "cut": ("service", "cut", "Complete the active segment now."),
-    "verify": ("verify", "verify", "Read everything, change nothing, report damage."),
+    "verify": ("repair", "verify", "Read everything, change nothing, report damage."),
     "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
-    "clock": ("clock", "clock", "Restart append times after the clock was far ahead."),
+    "clock": ("service", "clock", "Restart append times after the clock was far ahead."),
     "run": ("service", "run", "Run the daemon, which makes records durable."),
     "init": ("service", "init", "Create a log for a daemon that must not create one."),
-    "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
+    "hold": ("service", "hold", "Keep FIFOs readable while the daemon restarts."),
 }
 _LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
 _PROGRAMS = {

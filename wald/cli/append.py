@@ -1,11 +1,11 @@
-"""``wald append``: sends lines from stdin or files over the socket, until all of them are durable."""
+"""``wald append``: send lines over the socket until all are durable or, on request, processed by a group."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,23 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+import wald
 from wald.cli.command import Command, examples
 from wald.cli.connect import producer_at
-from wald.cli.options import duration_option, root_option, route_argument, socket_option
+from wald.cli.options import due_option, duration_option, root_option, route_argument, socket_option
 from wald.cli.streams import require_stdin, stdout_is_a_report
-from wald.cli.times import due_option
 from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.hints import command_line
 
 if TYPE_CHECKING:
-    from wald.cli.line_formats import Due, Encode
-    from wald.cli.processed import Awaited
     from wald.client.producer import Durable, Producer
+
+Encode = Callable[[bytes, str, int], Iterator[bytes]]
+"""Whole lines, the name of their source, the number of the first line → payloads, in order."""
+
+Due = Callable[[], int]
+"""Returns the time at which lines sent now are due, in ns since 1970."""
 
 _READ_BYTES = 128 << 10  # one request's worth
 _STDIN = "-"
@@ -94,7 +98,7 @@ def append(
     names = files or (_STDIN,)
     for name in names:
         _check_readable(name)
-    awaited = _awaited(root, route, group)
+    awaited = None if group is None else Awaited(root, route, group)
     durable = _Durable(awaited)
     wrong: InvalidInput | None = None
     with producer_at(root, socket, route, retry_for=retry_for, insists=_is_given("retry_for")) as producer:
@@ -191,7 +195,6 @@ def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: 
 def _awaited(root: Path, route: str, group: str | None) -> Awaited | None:
     if group is None:
         return None
-    from wald.cli.processed import Awaited  # imported here: other appends need less
 
     return Awaited(root, route, group)
 
@@ -213,7 +216,6 @@ def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Enco
     """None: lines are sent as they are."""
     if not jsonl and key_separator is None and due is None:
         return None
-    from wald.cli.line_formats import json_lines, keyed_lines, plain_lines  # imported here: plain lines need less
 
     if key_separator is not None:
         return keyed_lines(os.fsencode(key_separator), due)
@@ -278,3 +280,93 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
             )
     if pending:
         yield b"".join([*pending, b"\n"])
+
+
+def plain_lines(due: Due) -> Encode:
+    """Encode each line as a value."""
+    from wald.client.payloads import column_payloads
+
+    def plain(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
+        values = lines.split(b"\n")[:-1]
+        yield from column_payloads(values, headers=_due_headers(due, len(values)))
+
+    return plain
+
+
+def keyed_lines(separator: bytes, due: Due | None) -> Encode:
+    """Encode ``KEY <separator> VALUE``; a line without the separator has no key."""
+    from wald.client.payloads import column_payloads
+    from wald.format.records import encode_columns
+
+    def keyed(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
+        keys: list[bytes | None] = []
+        values = []
+        for line in lines.split(b"\n")[:-1]:
+            key, found, value = line.partition(separator)
+            keys.append(key if found else None)
+            values.append(value if found else line)
+        if due is None:
+            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be cut
+        else:
+            yield from column_payloads(values, keys=keys, headers=_due_headers(due, len(values)))
+
+    return keyed
+
+
+def json_lines(due: Due | None) -> Encode:
+    """Encode one JSON object per line, which may have times of its own."""
+    from wald.client.payloads import json_payloads
+
+    return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())
+
+
+def _due_headers(due: Due, count: int) -> list[bytes]:
+    """Return the headers of ``count`` records that are sent now."""
+    from wald.client.payloads import encode_headers
+    from wald.format.records import with_not_before
+
+    return [encode_headers(with_not_before(None, due()))] * count
+
+
+class Awaited:
+    """Records sent to ``route`` that ``group`` has not processed yet.
+
+    Raises:
+        NotFound: there is no such group on the route; nothing was sent.
+    """
+
+    def __init__(self, root: Path, route: str, group: str) -> None:
+        from wald.work.snapshot import Progress, Unprocessed
+
+        self._log = wald.open(root)
+        self._unprocessed = Unprocessed(route, group)
+        self._progress = Progress(self._log, route, group)
+        self._progress.read()
+
+    def extend(self, acknowledged: Iterable[Durable]) -> None:
+        for first, last in acknowledged:
+            self._unprocessed.add(first, last)
+
+    def wait(self, seconds: float) -> None:
+        """Return once all records are processed.
+
+        Raises:
+            NotProcessed: they were not processed in ``seconds``.
+            NotFound: the group is gone.
+            OSError: the files of the group cannot be read or synced.
+        """
+        from wald.work.snapshot import not_processed, pause
+
+        until = time.monotonic() + seconds
+        sent, slept = self._unprocessed.count, 0.0
+        while True:
+            began = time.monotonic()
+            self._progress.read()
+            self._unprocessed.update(self._progress)
+            now = time.monotonic()
+            if not self._unprocessed.count:
+                return
+            if now >= until:
+                raise not_processed(self._log, self._unprocessed, sent, seconds)
+            slept = pause(slept, now - began)
+            time.sleep(min(slept, until - now))

@@ -1,37 +1,46 @@
-"""``wald cursor``: how far a consumer group has processed a route."""
+"""``wald cursor``: how far a consumer group has processed a route, and past a record that it cannot process."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wald
 from wald.cli.command import LazyCommand, LazyGroup, examples
-from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.cli.options import group_option, json_option, now, root_option, route_argument
 from wald.cli.output import aligned, json_line
+from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
-from wald.cli.times import now
-from wald.errors import Damaged, InvalidInput, NotFound, Refused
-from wald.format.names import check_group, check_route
-from wald.format.times import nanoseconds
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, Refused
+from wald.files.cursor_directory import is_own_file
+from wald.files.disk import Disk
+from wald.format.names import SKIPS_LEDGER, check_group, check_route
+from wald.format.times import nanoseconds, utc
 from wald.format.times import parse_position_option as position_of
-from wald.hints import command_line
-from wald.status.schema import CursorFile, fields_of
+from wald.hints import command_line, user_name
+from wald.status.schema import CursorFile, fields_of, time_fields
 
 if TYPE_CHECKING:
+    from wald.files.ledger_write import Ledger
+    from wald.format.records import Record
     from wald.log import Log
     from wald.retention.cursors import Cursor
-
+    from wald.retention.missing import Missing
 
 _COMMANDS = {
     "get": LazyCommand(__name__, "get", "Print the sequence up to which a group has processed a route."),
     "list": LazyCommand(__name__, "list_", "List the cursors of one route, or of all routes."),
     "remove": LazyCommand(__name__, "remove", "Remove a group's cursor, so that it keeps no records."),
     "set": LazyCommand(__name__, "set_", "Record that a group has processed a route up to a position."),
-    "show": LazyCommand("wald.cli.unprocessed", "show", "Show the records that a group has not processed."),
-    "skip": LazyCommand("wald.cli.unprocessed", "skip", "Move a group past a record that it cannot process."),
+    "show": LazyCommand(__name__, "show", "Show the records that a group has not processed."),
+    "skip": LazyCommand(__name__, "skip", "Move a group past a record that it cannot process."),
 }
 _OF_SPARK = ("from-checkpoint", "Move a cursor to the position that a Spark stream has committed.")
 
@@ -191,3 +200,256 @@ def print_moved(cursor: Cursor, news: str) -> None:
 def _standing(cursor: Cursor) -> str:
     """Its state, and its owner if that is not the log's."""
     return f"{cursor.state.value}, of {other}" if (other := cursor.other_user) else cursor.state.value
+
+
+@dataclass(frozen=True, slots=True)
+class Unprocessed:
+    """What a group has still to process.
+
+    Attributes:
+        records: that the log holds; ``missing``: that it does not hold any more, at most.
+        lost: behind the first that it holds, given up by a repair; at most so many.
+        first, last: of those that it holds; None if there is none, or the last is not known.
+    """
+
+    cursor: Cursor
+    records: int
+    missing: int
+    first: Record | None
+    last: int | None
+    last_ns: int | None
+    lost: int = 0
+
+
+def find_unprocessed(log: Log, found: Cursor) -> Unprocessed:
+    """
+    Raises:
+        Damaged: the next record cannot be read.
+    """
+    from wald.retention.progress import last_sequences, measure_lags
+
+    view, route, group = log.view(), found.route, found.group
+    lag = measure_lags(view, [found])[route, group]
+    gone: list[Missing] = []
+    following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
+    first = next(following, None)  # also if none is left: what was removed in front of the end is met on the way
+    last = last_sequences(view).get(route) if first is not None else None
+    last_ns = log.where(last).append_time_ns if last else None
+    lost = _lost_behind(log, route, first.sequence) if first is not None else 0
+    return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns, lost)
+
+
+def _lost_behind(log: Log, route: str, sequence: int) -> int:
+    """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
+    from wald.retention.history import History
+    from wald.retention.missing import count_missing
+    from wald.segments.seek import end_sequence
+
+    head = end_sequence(log.root, log.identity.log_id) - 1
+    extents = [loss.starting_extent for loss in History(log.root).losses(sequence + 1, head)]
+    missing = count_missing(log.root.path, extents, frozenset([route]), sequence + 1, head)
+    return missing.records if missing else 0
+
+
+@click.command("show", epilog=examples("wald cursor show access", "wald cursor show access --group billing --json"))
+@route_argument
+@root_option
+@group_option
+@json_option
+def show(root: Path, route: str, group: str, as_json: bool) -> None:
+    """Show the records of ROUTE that the group has not processed: their number, range and age.
+
+    The cursor of another user is shown as well, with the name of that user.
+    """
+    log = wald.open(root)
+    found = find_unprocessed(log, log.cursor(route, group, any_user=True))
+    if as_json:
+        click.echo(json_line("cursor.show", _unprocessed_fields(found)))
+    else:
+        click.echo("\n".join(_unprocessed_text(log, found)))
+
+
+def _unprocessed_fields(found: Unprocessed) -> dict[str, object]:
+    at, first = found.cursor, found.first
+    fields: dict[str, object] = {"route": at.route, "group": at.group}
+    fields |= {"state": at.state.value, "sequence": at.sequence}
+    fields |= {"message": at.message, "lag_records": found.records, "missing_records": found.missing}
+    fields |= {"first": first.sequence if first else None, "last": found.last}
+    fields["lost_records"] = found.lost
+    fields |= time_fields("first_append_time", first.append_time_ns if first else None)
+    return fields | time_fields("last_append_time", found.last_ns)
+
+
+def _unprocessed_text(log: Log, found: Unprocessed) -> Iterator[str]:
+    from wald.retention.cursors import CursorState
+
+    at, first = found.cursor, found.first
+    stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
+    stands += f", of {at.other_user}" if at.other_user else ""
+    is_usable = at.user_id == -1 or is_own_file(at.path)
+    rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
+    if first is None:
+        rows.append(("left", _without_first(found)))
+    else:
+        last = "?" if found.last is None else str(found.last)
+        rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
+        rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
+        reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
+        if not is_usable:
+            reading = f"read {at.route} --from {first.sequence}"
+        rows.append(("to read", command_line(log.root.path, reading)))
+    if found.lost:
+        lost = f"up to {found.lost} record{'s' * (found.lost != 1)}"
+        rows.append(("lost", f"{lost} behind the first of these were given up by a repair"))
+    if found.missing:
+        passing = "" if first is None else "; --on-missing skip passes over them"
+        removed = f"up to {_records(found.missing)} in front were removed before it processed them"
+        rows.append(("missing", f"{removed}{passing}"))
+    yield from aligned(rows, ())
+
+
+def _without_first(found: Unprocessed) -> str:
+    """What is left where no whole record is."""
+    if found.records:  # the next one has begun and not ended
+        return _records(found.records)
+    return "nothing that the log holds" if found.missing else "nothing: every record was processed"
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'s' * (count != 1)}"
+
+
+@click.command(
+    "skip",
+    epilog=examples(
+        "wald cursor skip access 250 --group billing --why 'no such customer'", "wald cursor skip access 260 --through"
+    ),
+)
+@route_argument
+@click.argument("sequence", type=int)
+@root_option
+@group_option
+@click.option("--through", is_flag=True, help="Also skip the records before SEQUENCE that it has not processed.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
+@json_option
+@stdout_is_a_report
+def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: str, as_json: bool) -> None:
+    """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
+
+    SEQUENCE must be the next record that the group would process, so that no other record is skipped, not even one that
+    was removed or is damaged. A wald-drain that retries the record continues after it at its next try. The record stays
+    in the log as long as others need it.
+
+    The log's owner and root may skip; for a group whose cursor another user has left, root alone.
+    """
+    from wald.retention.cursors import new_group_warning, reject_leftover_journal
+
+    log = wald.open(root)
+    log.root.require_route(route)
+    with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
+        before = log.cursor(route, group, any_user=os.geteuid() == 0)
+        reject_leftover_journal(log.root, before)
+        records, missing = _skippable(log, before, sequence, through=through)
+        news = new_group_warning(log.root, route, group)
+        entry = {"route": route, "group": group, "after": before.effective, "sequence": sequence}
+        entry |= {"records": records, "missing": missing, "by": user_name(os.geteuid()), "why": why}
+        with on_record(ledger, entry):
+            moved = log.set_cursor(route, sequence, group, any_user=True)
+    if as_json:
+        fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
+        click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
+    else:
+        removed = f"; passed over: up to {_records(missing)} that were removed before" if missing else ""
+        click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {_records(records)}{removed}")
+    for message in filter(None, (news, moved.message)):
+        click.echo(f"wald: {message}", err=True)
+
+
+@contextmanager
+def skips(log: Log, again: str) -> Iterator[Ledger]:
+    """The ledger of skips, to be written to.
+
+    Raises:
+        NotPermitted: this user may not write it; ``again`` is the command that root may type.
+    """
+    from wald.files.ledger_write import Ledger
+
+    path = log.root.ledger / SKIPS_LEDGER
+    try:
+        ledger = Ledger(path, Disk(), owner="wald cursor skip")
+    except PermissionError as error:
+        owner = user_name(log.root.path.stat().st_uid)
+        hint = f"as user {owner} or root: {command_line(log.root.path, again)}"
+        raise NotPermitted(f"{error.filename or path}: permission denied", hint=hint) from error
+    with closing(ledger):
+        yield ledger
+
+
+@contextmanager
+def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
+    """Record a skip before it is made, and its outcome after it; a killed command leaves the first line alone."""
+    from wald.files.uptime import now as uptime_now
+
+    def append(event: str, **more: object) -> None:
+        ledger.append({"event": event} | entry | more | {"at": time.time_ns()} | uptime_now().as_entry())
+
+    append("skipping-record")
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):  # of a full disk, which must not hide the error
+            append("skip-failed", why=str(error))
+        raise
+    append("skipped-record")
+
+
+def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
+    """How many records a skip to ``sequence`` passes over, and at most how many that were removed before.
+
+    Raises:
+        Refused: another record is the next one, or those in front were removed or cannot be read.
+        NotFound: it is no record of the route that the group has not processed.
+        Damaged: the cursor cannot be trusted, or the record cannot be read.
+    """
+    from wald.retention.cursors import CursorState
+
+    route = found.route
+    if found.state not in (CursorState.VALID, CursorState.ABSENT):
+        setting = f"cursor set {route} SEQUENCE --group {found.group} --rewind"
+        raise Damaged(found.message, hint=command_line(log.root.path, setting))
+    showing = command_line(log.root.path, f"cursor show {route} --group {found.group}")
+    records, last = 0, None
+    first: int | None = None
+    gone: list[Missing] = []
+    damage: list[Damaged] = []
+    start = found.effective + 1
+    for batch in log.batches(route, start, sequence, on_missing=gone.append, on_damage=damage.append):
+        first, last = first or batch.first_sequence, batch.last_sequence
+        records += batch.count
+    if last != sequence:
+        if damage and exit_code(log.where(sequence).state) == Damaged.exit_code:
+            raise _damaged(log, found, sequence, damage[-1])
+        message = f"record {sequence} is no record of route {route} that group {found.group} has still to process"
+        raise NotFound(message, hint=showing)
+    missing = sum(each.records for each in gone)
+    if not through:
+        message = f"record {sequence} is not the next of route {route} for group {found.group}"
+        removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
+        hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
+        if found.of_work_group:
+            hint = f"{command_line(log.root.path, f'group skip {route} {found.group} {sequence}')} skips it alone"
+        in_front = [each.message() for each in gone] + [each.message for each in damage]
+        if in_front or first != sequence:
+            raise Refused(f"{message}: {in_front[0] if in_front else f'{first} is'}", hint=hint)
+    return records, missing
+
+
+def _damaged(log: Log, found: Cursor, sequence: int, damage: Damaged) -> Damaged:
+    """The error for a record that cannot be read, so that nothing says whose it is; with what passes over it."""
+    whole = next(log.records(start=sequence, limit=1, on_missing="skip", on_damage=lambda _: None), None)
+    head = log.head()
+    last = whole.sequence - 1 if whole is not None else head.sequence if head else sequence
+    passing = command_line(log.root.path, f"cursor set {found.route} {last} --group {found.group}")
+    verifying = command_line(log.root.path, "verify")
+    message = f"record {sequence} is damaged, and is not skipped by its number: {damage.message}"
+    return Damaged(message, hint=f"{passing} goes on behind the damage; {verifying} lists all damage")

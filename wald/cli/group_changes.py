@@ -12,11 +12,11 @@ import click
 
 import wald
 from wald.cli.command import examples
+from wald.cli.cursors import on_record, skips
 from wald.cli.groups import group_argument, group_line
 from wald.cli.options import duration_option, json_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
-from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
 from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk

@@ -1,9 +1,9 @@
-"""``wald group list``, ``show`` and ``pending``: who has which records of a work group, and what does not come on."""
+"""``wald group list``, ``show`` and ``pending``: owners, leased records, and why a group makes no progress."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ import click
 
 import wald
 from wald.cli.command import LazyCommand, LazyGroup, examples
-from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.options import count_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged
@@ -23,12 +22,14 @@ from wald.setting_types import format_bytes, format_seconds
 from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
+    from wald.format.work import DeadRecord
     from wald.log import Log
     from wald.retention.backlog import GroupBacklog
     from wald.status.retention import FoundGroup
     from wald.work.ownership import RunningCommand
-    from wald.work.snapshot import GroupStatus, WorkFile
+    from wald.work.snapshot import GroupStatus, Out, Waiting, WorkFile
 
+SHOWN = 20
 _NS = 10**9
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
 _NUMERIC = tuple(range(2, len(_COLUMNS)))
@@ -344,3 +345,56 @@ def _records(count: int) -> str:
 
 def _times(tries: int) -> str:
     return "never" if not tries else f"{tries} time{'s' * (tries != 1)}"
+
+
+def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
+    """What workers have, as a table; none if that is nothing."""
+    rows = [(*_ends(each), each.worker, *_until(each, now_ns), each.tries) for each in out]
+    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
+
+
+def one_line(reason: str) -> str:
+    """What a worker has said, for a line of a table."""
+    return " ".join(reason.split())
+
+
+def _until(out: Out, now_ns: int) -> tuple[str, str]:
+    if out.until_ns is None:
+        return "-", "until it ends"
+    return utc(out.until_ns), format_seconds((out.until_ns - now_ns) / _NS)
+
+
+def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
+    """What is not due yet, as a table."""
+    rows = [
+        (
+            *_ends(each),
+            utc(each.due_ns),
+            format_seconds((each.due_ns - now_ns) / _NS),
+            each.tries,
+            one_line(each.reason),
+        )
+        for each in waiting
+    ]
+    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES", "REASON"), rows, (0, 1, 3, 4), count)
+
+
+def dead_table(dead: list[DeadRecord], count: int | None) -> Iterator[str]:
+    """What is being given up, as a table."""
+    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, one_line(each.reason)) for each in dead]
+    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
+
+
+def _table(
+    headings: tuple[str, ...], rows: Sequence[tuple[object, ...]], numeric: tuple[int, ...], count: int | None
+) -> Iterator[str]:
+    shown = count or SHOWN
+    if rows:
+        lines = list(aligned([headings, *(tuple(map(str, row)) for row in rows[:shown])], numeric))
+        if more := len(rows) - shown:
+            lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
+        yield "\n".join(lines)
+
+
+def _ends(each: Out | Waiting) -> tuple[int, int]:
+    return each.first, each.last

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wald.cli.work_metrics import of_work_groups
 from wald.exposition import Metric, Samples, gauge
 from wald.files.identity import read_identity
 from wald.files.layout import Root
@@ -231,3 +230,22 @@ def _runs(ran: Ran) -> Iterator[Metric]:
     yield Metric("wald_last_archive_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, archived)
     errors: Samples = {} if ran.verify_errors is None else {(): ran.verify_errors}
     yield Metric("wald_last_verify_errors", "gauge", "Errors found by the last verification with --record", (), errors)
+
+
+_ROUTE_GROUP = ("route", "group")
+
+
+def of_work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metric]:
+    """Yield the counts as metrics; a damaged journal has only that metric."""
+    whole = {name: each for name, each in counts.items() if not each.unusable}
+    leased: Samples = {name: each.leased for name, each in whole.items()}
+    yield Metric("wald_work_leased_records", "gauge", "Records leased to workers", _ROUTE_GROUP, leased)
+    waiting: Samples = {name: each.waiting for name, each in whole.items()}
+    meaning = "Delayed records that are not yet due"
+    yield Metric("wald_work_waiting_records", "gauge", meaning, _ROUTE_GROUP, waiting)
+    giving_up: Samples = {name: each.giving_up for name, each in whole.items()}
+    meaning = "Records to be moved to the dead-letter route"
+    yield Metric("wald_work_giving_up_records", "gauge", meaning, _ROUTE_GROUP, giving_up)
+    damaged: Samples = {name: float(each.unusable) for name, each in counts.items()}
+    meaning = "1 if the journal of the work group is damaged"
+    yield Metric("wald_work_journal_damaged", "gauge", meaning, _ROUTE_GROUP, damaged)

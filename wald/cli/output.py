@@ -1,11 +1,14 @@
-"""Tables of text, and JSON, as commands print them."""
+"""Tables, JSON and a progress bar, as commands print them."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
 
 from wald.status.schema import fields_of
 
@@ -48,3 +51,13 @@ def _is_printable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return codecs.lookup(encoding).name == "utf-8"
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar, if stderr is a terminal; gives a function to call with how much has been done since the last call."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=total, label=label, file=sys.stderr) as bar:
+        yield bar.update

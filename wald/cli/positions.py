@@ -1,7 +1,10 @@
-"""``wald head`` and ``wald where``: how far the log is durable, and what became of any record."""
+"""``wald head``, ``where`` and ``show``: how far the log is durable, and what became of a record."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,18 +13,26 @@ import click
 
 import wald
 from wald.cli.command import examples
-from wald.cli.options import json_option, root_option
-from wald.cli.output import json_line
-from wald.cli.times import check_span, now, time_option, warn_of_wrong_times
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.cli.options import check_span, json_option, now, root_option, time_option, warn_of_wrong_times
+from wald.cli.output import aligned, json_line
+from wald.cli.streams import write_stdout
+from wald.errors import Damaged, InvalidInput, NotFound, Partial
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
+from wald.status.schema import segment_fields, time_fields
 
 if TYPE_CHECKING:
     from wald.files.layout import Root
+    from wald.format.records import Record
     from wald.log import Log
+    from wald.reading.assembler import Batch, Sender
+    from wald.reading.lookup import Whereabouts
+    from wald.retention.missing import Missing
     from wald.segments.view import State
+
+    Finder = Callable[[str, str | None, int], Record | None]
+    """Address of an archive, route, sequence → the record there."""
 
 _EXIT_CODES = {
     "never-issued": NotFound.exit_code,
@@ -107,9 +118,7 @@ def where(
 
 
 def _coverage(log: Log, route: str | None, since: datetime, until: datetime | None, *, as_json: bool) -> int:
-    """Print whether all records of a time are here; returns the exit code."""
-    from wald.cli import coverage  # reads ledgers, which one sequence does not need
-
+    """Report if all records between two times are in the log; return the exit code."""
     asked = now()
     if nanoseconds(since) >= nanoseconds(asked):
         day, other = timedelta(days=1), f" --route {route}" if route else ""
@@ -119,11 +128,11 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
         raise InvalidInput(f"--since {moment(nanoseconds(since))}: that time has not come yet", hint=example)
     check_span(since, until)
     warn_of_wrong_times(log.root.path, since, until or asked)
-    found = coverage.coverage(log, route, since, until or asked, now_ns=nanoseconds(asked))
+    found = _measure(log, route, since, until or asked, now_ns=nanoseconds(asked))
     if as_json:
-        click.echo(json_line("where.since", coverage.fields(found)))
+        click.echo(json_line("where.since", _coverage_fields(found)))
     else:
-        click.echo("\n".join(coverage.text(log, found)))
+        click.echo("\n".join(_coverage_text(log, found)))
     return found.exit_code
 
 
@@ -139,3 +148,235 @@ def warn_without_daemon(root: Root) -> None:
 def moment(time_ns: int) -> str:
     """A time in UTC, as ``--from`` takes it; "-" if there is none."""
     return utc(time_ns, 6) if time_ns else "-"
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Records of a route between two times, and those that the log no longer has.
+
+    Attributes:
+        records: number of records, from ``first`` to ``last``; None if there are none.
+        missing: ranges that were reclaimed or given up; True if bundles hold the whole range.
+        damage: unreadable parts, which may hold records of this time.
+        is_past: the time is over, so that no more records can arrive.
+    """
+
+    route: str | None
+    since: datetime
+    until: datetime
+    is_past: bool
+    records: int = 0
+    first: int | None = None
+    last: int | None = None
+    missing: list[tuple[Missing, bool]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``wald where --since``."""
+        if self.damage or any(missing.lost for missing, _ in self.missing):
+            return Damaged.exit_code
+        return Partial.exit_code if self.missing else 0
+
+
+def _measure(log: Log, route: str | None, since: datetime, until: datetime, *, now_ns: int) -> Coverage:
+    """
+    Raises:
+        NotFound: no such route.
+    """
+    from wald.retention.history import History  # reads ledgers, which one sequence does not need
+
+    found = Coverage(route, since, until, nanoseconds(until) <= now_ns)
+    missing: list[Missing] = []
+
+    def damaged(error: Damaged) -> None:
+        found.damage.append(error.message)
+
+    for batch in log.batches(route, since, until, on_missing=missing.append, on_damage=damaged):
+        found.records += batch.count
+        found.first = found.first or batch.first_sequence
+        found.last = batch.last_sequence
+    history = History(log.root)
+    for each in missing:
+        routes = each.routes if route is None else {route}
+        ends = {name: each.last_of_route.get(name, each.last) for name in routes}
+        kept = bool(routes) and all(history.all_archived(name, each.first, last) for name, last in ends.items())
+        found.missing.append((each, kept))
+    return found
+
+
+def _coverage_text(log: Log, found: Coverage) -> Iterator[str]:
+    of = f"route {found.route}" if found.route else "all routes"
+    span = f"{_utc(found.since)} to {_utc(found.until)} of {of}"
+    count = f"{found.records} record{'s' * (found.records != 1)}"
+    here = f"{count}, {found.first} to {found.last}" if found.records else "no record"
+    if not found.missing and not found.damage:
+        end = "" if found.is_past else "; the time is not over, and more may come"
+        yield f"{span}: all here: {here}{end}"
+        return
+    yield f"{span}: not all here: {here}"
+    for missing, kept in found.missing:
+        yield f"  {missing.message()}"
+        if kept:
+            yield f"  all of these are in the archive {missing.archive}"
+            yield f"  hint: {_restoring(missing, found.route)}"
+        elif missing.archive:
+            yield f"  some of these may be in the archive {missing.archive}"
+            yield f"  hint: {_restoring(missing, found.route)}"
+        else:
+            yield "  no bundle has these"
+            yield f"  hint: {command_line(log.root.path, f'where {missing.first}')} says why"
+    yield from (f"  damaged: {message}" for message in found.damage)
+
+
+def _coverage_fields(found: Coverage) -> dict[str, object]:
+    missing = [
+        {
+            "first": each.first,
+            "last": each.last,
+            "records": each.records,
+            "exact": each.exact,
+            "archived": kept,
+            "archive": each.archive,
+            "lost": each.lost,
+            "message": each.message(),
+        }
+        for each, kept in found.missing
+    ]
+    return {
+        "route": found.route,
+        **time_fields("since", nanoseconds(found.since)),
+        **time_fields("until", nanoseconds(found.until)),
+        "complete": found.exit_code == 0,
+        "past": found.is_past,
+        "records": found.records,
+        "first": found.first,
+        "last": found.last,
+        "missing": missing,
+        "damage": found.damage,
+    }
+
+
+def _restoring(missing: Missing, route: str | None) -> str:
+    name = route or next(iter(sorted(missing.routes)), "ROUTE")
+    last = missing.last_of_route.get(name, missing.last)
+    return f"wald-archive restore {missing.archive} {name} --from {missing.first} --to {last}"
+
+
+def _utc(time: datetime) -> str:
+    return utc(nanoseconds(time))
+
+
+@click.command(epilog=examples("wald show 250", "wald show 250 --raw > value.bin"))
+@click.argument("sequence", type=int)
+@root_option
+@click.option(
+    "--archive",
+    metavar="DIR|URL",
+    help="The archive's destination if it is not the one in the ledger; also searched if no ledger lists the record.",
+)
+@click.option("--raw", is_flag=True, help="Print only the value, byte for byte, without a newline.")
+@json_option
+def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: bool) -> int:
+    """Show record SEQUENCE: value, key, headers, times, route, and where it is.
+
+    It is read from its segment, raw or sealed, active or reclaimed in its grace period; if the log no longer has it,
+    from its bundle, whose digest is checked. If the record is nowhere, the error says why: the exit code is 3 if it was
+    deleted or never issued, and 4 if it is damaged.
+    """
+    if raw and as_json:
+        raise InvalidInput("--raw and --json are mutually exclusive", hint="wald show --help")
+    log = wald.open(root)
+    found = log.where(sequence)
+    batch = _in_log(log, found)
+    record = _in_archive(log, found, archive) if batch is None else next(batch.records())
+    sender = None if batch is None else log.sender(batch)
+    if record is None:
+        raise _nowhere(log, found, archive)
+    if raw:
+        write_stdout(record.value)
+    elif as_json:
+        click.echo(json_line("show", _record_fields(record, found, sender)))
+    else:
+        click.echo("\n".join(_record_text(record, found, sender)))
+    return 0
+
+
+def _in_log(log: Log, found: Whereabouts) -> Batch | None:
+    """The record as a batch of its own; None if no segment has it."""
+    if not found.durable:
+        return None
+    return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
+
+
+def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:
+    """The record from its bundle, or from the archive that was named; None if it is in none."""
+    entry = found.bundle_entry
+    address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
+    from importlib.metadata import entry_points
+
+    finder = next(iter(entry_points(group="wald.bundles", name="find")), None)
+    if address is None or finder is None:
+        return None
+    find: Finder = finder.load()
+    try:
+        return find(address, str(entry["route"]) if entry and entry.get("route") else found.route, found.sequence)
+    except OSError as error:
+        message = f"{error.filename or address}: {error.strerror or error}: the archive that holds it cannot be read"
+        naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
+        raise NotFound(message, hint=f"mount it, or name its place: {naming}") from error
+
+
+def _nowhere(log: Log, found: Whereabouts, archive: str | None) -> NotFound | Damaged:
+    looking = command_line(log.root.path, f"where {found.sequence}")
+    message = f"record {found.sequence}: {found.message}"
+    if archive is not None:
+        message += f"; it is not in {archive}"
+        if "://" not in archive and not Path(archive).is_dir():
+            message += ", which is no directory"
+    elif found.bundle is not None:
+        message += "; that bundle is not there"
+    if exit_code(found.state) == Damaged.exit_code:
+        return Damaged(message, hint=f"{command_line(log.root.path, 'verify')} reports all damage")
+    naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
+    return NotFound(message, hint=f"{looking} --json has all that is known; {naming} looks into an archive")
+
+
+def _record_text(record: Record, found: Whereabouts, sender: Sender | None) -> Iterator[str]:
+    rows = [("sequence", str(record.sequence)), ("route", record.route), ("appended", utc(record.append_time_ns, 9))]
+    if record.event_time_ns is not None:
+        rows.append(("event time", utc(record.event_time_ns, 9)))
+    rows += [(name, _shown(value)) for name, value in (("key", record.key), ("headers", record.headers)) if value]
+    rows += [("sent by", str(sender))] if sender else []
+    rows.append(("where", f"{found.state.value}: {found.message}"))
+    rows += [(f"group {group}", f"has {'' if done else 'not '}read it") for group, done in found.processed.items()]
+    if not record.terminated:
+        rows.append(("ended", "without a newline"))
+    rows.append(("value", f"{len(record.value)} bytes"))
+    yield from aligned(rows, ())
+    yield _shown(record.value)
+
+
+def _shown(value: bytes) -> str:
+    """Text as it is, if a terminal can show it; other bytes in hexadecimal."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex(" ", 4)
+    return text if text.replace("\t", "").isprintable() else repr(text)[1:-1]
+
+
+def _record_fields(record: Record, found: Whereabouts, sender: Sender | None) -> dict[str, object]:
+    fields: dict[str, object] = json.loads(record.to_json())
+    fields |= time_fields("append_time", record.append_time_ns) | time_fields("event_time", record.event_time_ns)
+    return fields | {
+        "sender": sender.to_json() if sender else None,
+        "terminated": record.terminated,
+        "state": found.state.value,
+        "message": found.message,
+        **segment_fields(found.segment),
+        "position": found.position,
+        "bundle": found.bundle,
+        "member": found.member,
+        "processed": found.processed,
+    }

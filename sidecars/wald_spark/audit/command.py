@@ -18,7 +18,7 @@ import wald
 from wald.cli.command import examples
 from wald.cli.entry import run
 from wald.cli.options import SequenceNumber, json_option
-from wald.cli.progress import progress
+from wald.cli.output import progress
 from wald.errors import DiskFailure, InvalidInput, NotFound
 from wald.files.layout import Root
 from wald_spark.audit.audits import ArchiveAudit, LogAudit, Outcomes, Work, archives_of, pickled_outcome, reports
