@@ -180,7 +180,7 @@ def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wr
 
 
 def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
-    """Name the daemon that has the lock, and its process as far as it is known here."""
+    """Name the daemon that has the lock, and its process if it is known here."""
     own = wrote.get("pid")
     if own is None:
         process = "of which this user may not know the process" if pid is None else f"pid {pid}"
@@ -291,10 +291,10 @@ def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
 
 
 def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -> Facts:
-    """Read what is quick to read: the daemon, its starts and ends, the head and the disk.
+    """Read the quick facts: the daemon, its starts and ends, the head and the disk.
 
     Args:
-        before: source of the remaining facts; None: as if there were no routes and no segments.
+        before: source of the remaining facts; None: no routes and no segments.
     """
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)

@@ -66,7 +66,7 @@ def excerpt(
     """Return the newest events, or those before a position.
 
     Args:
-        audit: of the log; a later call with the same one reads only what is new in the ledgers.
+        audit: of the log; a later call with the same one reads only new lines of the ledgers.
         before: of an excerpt; empty: start with the newest event.
         count: limit of wanted events.
         at_most: limit of events that are read, which bounds the work.
@@ -120,7 +120,7 @@ def event_fields(event: Event) -> dict[str, object]:
 
 
 def _starts_and_ends(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
-    """Yield starts and ends of the daemon, newest first, each with a number of its own."""
+    """Yield starts and ends of the daemon, newest first, with distinct numbers."""
     bound = before.get(LIVES, 1 << 64)
     for report in run_reports(root):
         epoch = report.get("epoch")

@@ -37,7 +37,7 @@ from wald.writing.daemon_lock import describe_daemon
 from wald.writing.run_reports import last_daemon_fields
 
 MEASURED = ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
-_SLOW_SECONDS = 0.01  # a commit that takes no longer on average is not what a producer waits for
+_SLOW_SECONDS = 0.01  # producers do not notice a commit that takes less on average
 _MOST = 0.5  # of the time of a commit
 Item = Mapping[str, Any]  # JSON
 
