@@ -1,4 +1,4 @@
-"""What happened to a work group, as those who saw it wrote it down: calls, dead letters, looks at the log, clocks set.
+"""History of a work group as its observers recorded it: calls, dead letters, reads of the log, changes of the clock.
 
 Times are ns of CLOCK_MONOTONIC. The owner writes a line before it carries a call out and one after that, so a call
 without an end is one whose owner is gone: it may have been carried out or not.
@@ -18,7 +18,7 @@ NEVER = 1 << 63
 
 
 class Given(NamedTuple):
-    """A record as it was delivered.
+    """A delivered record.
 
     Attributes:
         number: which one the producer meant by it.
@@ -40,9 +40,9 @@ class Call:
         life: the number of the owner that was asked.
         kind: "lease", "ack", "nack", "extend" or "release".
         ended_ns: when it returned; :data:`NEVER`: it did not.
-        sequences: what was asked for, except what was refused.
+        sequences: the records of the call, without the refused ones.
         seconds: of the lease, or of the delay.
-        given: what a lease returned.
+        given: the records that a lease returned.
     """
 
     life: int
@@ -86,7 +86,7 @@ class Look(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """From when on the owners' wall clock was wrong by how much; while it was set it may have been either."""
+    """Error of the owners' wall clock since a time; during the change it may be the old or the new one."""
 
     since_ns: int
     by_ns: int
@@ -98,7 +98,7 @@ class History:
 
     Attributes:
         sent: which number each record has that the daemon has acknowledged to the producer.
-        base_ns: what the right wall clock is ahead of CLOCK_MONOTONIC.
+        base_ns: difference of the correct wall clock and CLOCK_MONOTONIC.
         done: whether all was waited for at the end.
     """
 
@@ -115,7 +115,7 @@ class History:
 
 
 class Notes:
-    """A file of lines that outlive the SIGKILL of who writes them."""
+    """File of lines that survive a SIGKILL of the writer."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -130,7 +130,7 @@ def notes(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def calls_of(life: int, path: Path) -> list[Call]:
-    """What the owner with this number wrote."""
+    """Return the notes of the owner with this number."""
     calls: dict[int, Call] = {}
     for note in notes(path):
         if "kind" in note:

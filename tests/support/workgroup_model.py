@@ -1,4 +1,4 @@
-"""What ``docs/work.md`` says about a work group, as a list of records that are looked at one by one.
+"""Model of a work group by ``docs/work.md``: a plain list of records.
 
 Where the page leaves open what happens, the model permits both, and goes on with what it finds: whether a record is
 delivered whose time had come before the clock was set back, whether a lease that is over was noticed before another
@@ -20,7 +20,7 @@ class Item:
         due_ns: not before this time on the wall; 0: at once.
         peak_ns: the latest time that the wall has shown since that is known.
         tries: how often it was delivered; low: how often at least a new owner knows of.
-        holder: who has it; until_ns: until when; since_ns: from when on.
+        holder: the worker that has it, from since_ns until until_ns.
         lapsed: whether the lease may be over by now, or is.
         doubtful: whether a crash may have made it one that was never delivered.
     """
@@ -64,18 +64,18 @@ class Group:
         return [item for item in self.open() if item.holder == worker]
 
     def is_given_up(self, item: Item) -> bool:
-        """Whether it may be given up by now."""
+        """True if it may be given up by now."""
         return self.max_tries is not None and item.tries >= self.max_tries and (not item.holder or item.lapsed)
 
     def behind(self, item: Item, beside: Iterable[int] = ()) -> bool:
-        """Whether an earlier record of its key is open that is not in the same lease."""
+        """True if an earlier record of its key is open outside the same lease."""
         if not self.by_key or item.key is None:
             return False
         earlier = (each for each in self.open() if each.key == item.key and each.sequence < item.sequence)
         return any(each.sequence not in beside for each in earlier)
 
     def may_come(self, item: Item, beside: Iterable[int], floor: int) -> bool:
-        """Whether it may be delivered."""
+        """True if it may be delivered."""
         given_up = self.max_tries is not None and item.low >= self.max_tries
         return (
             not (item.done or item.holder or given_up)
@@ -85,7 +85,7 @@ class Group:
         )
 
     def must_come(self, item: Item, floor: int, wall_ns: int) -> bool:
-        """Whether it has to be delivered before all that follow; behind one of its key it may go along with that."""
+        """True if it must be delivered before all later records, or together with an earlier one of its key."""
         return (
             self.may_come(item, (), floor)
             and not self.is_given_up(item)
@@ -106,7 +106,7 @@ class Group:
                 self.come_back(item, lapsed=True)
 
     def notice(self) -> None:
-        """What was over is over for certain."""
+        """End the leases that are certainly over."""
         for item in self.open():
             if item.lapsed:
                 item.holder, item.lapsed = "", False
@@ -125,7 +125,7 @@ class Group:
             item.peak_ns = max(item.peak_ns, wall_ns)
 
     def crash(self, *, cut: bool) -> None:
-        """The owner is gone, and with ``cut`` what it had not synced."""
+        """End the owner; with ``cut`` also lose its unsynced changes."""
         for item in self.open():
             item.holder, item.lapsed = "", False
             if cut:

@@ -1,4 +1,4 @@
-"""What ``docs/work.md`` promises, held against a :class:`History`; written from that page, with nothing of the code.
+"""Oracle that checks a :class:`History` against the promises of ``docs/work.md``. It is independent of the code.
 
 A call took effect at some moment between its beginning and its end, and one that never ended perhaps not at all. A
 promise counts as broken only if it is whatever these moments were.
@@ -25,7 +25,7 @@ class _Delivery(NamedTuple):
 
 
 class _Facts:
-    """What was seen of each record."""
+    """Observations of each record."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -52,7 +52,7 @@ class _Facts:
         return [call for call in self.of[sequence] if call.kind == "ack"]
 
     def _perhaps_done_ns(self, sequence: int) -> int:
-        """From when on it may be done."""
+        """Earliest time at which it may be done."""
         begun = [call.began_ns for call in self.acks(sequence)]
         if self.letters[sequence] and self.deliveries[sequence]:  # delivered once more, it would have had more tries
             begun.append(max(each.call.began_ns for each in self.deliveries[sequence]))
@@ -109,7 +109,7 @@ def _one_worker_at_a_time(facts: _Facts) -> Iterator[str]:
 
 
 def _may_be_over(facts: _Facts, delivery: _Delivery, at_ns: int) -> bool:
-    """Whether the lease by which it was delivered may have ended before ``at_ns``."""
+    """True if the lease of the delivery may have ended before ``at_ns``."""
     sequence, call = delivery.given.sequence, delivery.call
     until = call.began_ns + int(call.seconds * _NS)
     for other in facts.of[sequence]:
@@ -127,7 +127,7 @@ def _may_be_over(facts: _Facts, delivery: _Delivery, at_ns: int) -> bool:
 
 
 def _earlier_of_its_key(facts: _Facts, delivery: _Delivery) -> list[_Delivery]:
-    """What the same worker had before it of the same key, of the same owner."""
+    """Return the earlier deliveries of the same key to the same worker by the same owner."""
     if facts.history.order != "key" or delivery.given.key is None:
         return []
     return [

@@ -29,11 +29,11 @@ from wald.format.records import NOT_BEFORE
 from wald.work import journal
 from wald.work.group import WorkGroup
 
-GROWN_BYTES = 16 << 10  # so that the journal is written anew while it is used
+GROWN_BYTES = 16 << 10  # so that the journal is compacted during the run
 
 
 class Owner:
-    """The group, and who may ask for what."""
+    """The group and its connections."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._notes = Notes(Path(options["notes"]))
@@ -64,7 +64,7 @@ class Owner:
             pass
         except BaseException as error:  # noqa: BLE001  (whatever it is, this process is over)
             self._end(error)
-        if worker and self._chance.random() < 0.5:  # else its leases end by themselves
+        if worker and self._chance.random() < 0.5:  # otherwise its leases expire
             try:
                 self.carry_out("release", worker)
             except BaseException as error:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Kill all who have to do with a work group, again and again, and judge what they wrote down.
+"""Kill all processes around a work group, again and again, and judge their notes.
 
 producer    a thread; batches with keys and times, never far ahead of the cursor
 owner       a process with the group; its workers are processes too, and ask it over a socket
@@ -66,7 +66,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened; ``wrong`` is empty if the group kept its promises."""
+    """Result of a run; ``wrong`` is empty if the group kept its promises."""
 
     kills: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ def torture_workers(
 
     Args:
         place: a directory; what all have written down stays there.
-        seed: of the moments and of the faults; what the machine does in between is its own.
+        seed: of the moments and of the faults; the timing of the machine still varies.
         tell: called after each fault with how many kills there were.
     """
     place.mkdir(parents=True)
@@ -190,7 +190,7 @@ class _Scene:
             self._look()
 
     def abandon(self) -> None:
-        """Nothing goes on."""
+        """Stop everything."""
         self._stopping.set()
         self._over.set()
         for process in (*self._workers.values(), *([self._owner] if self._owner else [])):
@@ -211,7 +211,7 @@ class _Scene:
         return outcome
 
     def _unseen(self) -> list[str]:
-        """What workers have seen and no owner: the notes themselves would be wrong."""
+        """Return deliveries that workers noted and no owner did: faults of the notes themselves."""
         given = {(g.sequence, g.tries) for call in self._history.calls for g in call.given}
         done = {s for call in self._history.calls if call.kind == "ack" for s in call.sequences}
         wrong = []
@@ -263,7 +263,7 @@ class _Scene:
         return self._address.exists()
 
     def _seen_to(self) -> bool:
-        """Start again what has ended."""
+        """Restart the processes that have ended."""
         self._see_to_owner()
         self._spawn_workers()
         return True
@@ -290,13 +290,13 @@ class _Scene:
                 self._workers[slot] = launched(line)
 
     def _goes_on(self) -> bool:
-        """Whether the owner has answered more than it had; a new one begins with nothing."""
+        """True if the owner has answered more requests since then."""
         return self._answers_of_owner() > self._answered
 
     def _answers_of_owner(self) -> int:
         return self._notes_of(self.outcome.owners - 1).read_bytes().count(b'"refused"')
 
-    # What goes wrong.
+    # Faults.
 
     def _kill_owner(self) -> None:
         assert self._owner is not None
@@ -357,7 +357,7 @@ class _Scene:
         offsets.append(Offset(time.monotonic_ns(), to_ns))
         self._offset_ns = to_ns
 
-    # What goes on all the time.
+    # Background activity.
 
     def _cursor(self) -> int:
         return self._log.cursor(ROUTE, GROUP).sequence
@@ -393,7 +393,7 @@ class _Scene:
                 self.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
 
     def _look(self) -> None:
-        """The cursor first: what it is in front of is done, so its dead letters are there."""
+        """Read the cursor first: the dead letters of all records before it exist by then."""
         root, history = self._daemon.root, self._history
         cursor = self._cursor()
         entries = read_ledger(root / "ledger/reclaim.jsonl").entries if (root / "ledger/reclaim.jsonl").exists() else []

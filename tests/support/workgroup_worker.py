@@ -29,7 +29,7 @@ def _wait(seconds: float) -> None:
 
 
 def poison(number: int) -> bool:
-    """Whether no worker can process the record with this number."""
+    """True if no worker can process the record with this number."""
     return number % 101 == 7
 
 

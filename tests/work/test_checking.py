@@ -1,4 +1,4 @@
-"""What a verification says of the journals of work groups: damage is an error, and what a crash may leave is none."""
+"""Verification of work group journals: damage is an error, an unfinished line after a crash is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wald.work.snapshot import check_journals
 
 @pytest.fixture
 def path(built: Built) -> Path:
-    """The journal of group g on route a, of which two of five records are done, and that was not written anew."""
+    """Uncompacted journal of group g on route a, with two of five records done."""
     built.lines("a", [b"x"] * 5)
     with WorkGroup(built.root.path, "a", "g") as work:
         work.lease("w", 5, wait=30)

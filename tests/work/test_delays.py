@@ -86,7 +86,7 @@ def test_a_killed_owner_has_forgotten_no_time(root: Path) -> None:
 
 
 def test_a_dead_letter_that_is_put_back_is_due_when_it_was(root: Path) -> None:
-    """What reads the stream does not wait, and gives the record up before it is due for workers."""
+    """A reader of the stream ignores the delay, and its dead letter keeps the due time for workers."""
     append(root, b"late", "--delay", "1h")
     assert drain("--root", root, "a", "--tries", 1, "--exit-at-end", "--", "false").returncode == 10
     assert drain("--root", root, "redrive").returncode == 0

@@ -35,7 +35,7 @@ class Model:
 
 @dataclass
 class Oracle:
-    """The records of a route, and what the README promises of each."""
+    """Model of the records of a route."""
 
     by_key: bool
     records: dict[int, Model] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Oracle:
     leased: set[int] = field(default_factory=set)
 
     def come_back(self, sequences: set[int]) -> None:
-        """These are with nobody any more; nor is what is behind them by key."""
+        """Return records, and those behind them by key."""
         for sequence in sequences:
             record = self.records[sequence]
             record.holder = ""
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
         assert got == wanted
 
     def some(self, data: st.DataObject, consumer: str) -> list[int]:
-        """Mostly what a consumer has, in any order, and some of what it has not."""
+        """Draw mostly records of a worker, in any order, and some others."""
         mine = self.oracle.of(consumer)
         chosen = data.draw(st.lists(st.sampled_from(mine), unique=True, max_size=60)) if mine else []
         known = list(self.oracle.records)
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
     def give_back(self, consumer: str, delay: int | None, data: st.DataObject) -> None:
         sequences = self.some(data, consumer)
         due = None if delay is None else self.wall + delay * SECOND
-        for sequence in sorted(sequences, reverse=True):  # those behind a record come back with it
+        for sequence in sorted(sequences, reverse=True):  # records behind one return with it
             record = self.oracle.records[sequence]
             if not record.done and record.holder == consumer:
                 self.oracle.come_back({sequence})
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.integers(-50, 50))
     def the_clock_is_set(self, seconds: int) -> None:
         self.wall += seconds * SECOND
-        if seconds < 0:  # what was due stays due
+        if seconds < 0:  # due records stay due
             for each in self.oracle.open():
                 if each.due_ns <= self.wall - seconds * SECOND:
                     each.due_ns = 0

@@ -131,7 +131,7 @@ def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
 
 
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
-    """It is a dead letter then, or will be one: it cannot be done, too. Here is no daemon, and each try is in doubt."""
+    """An acknowledgement is refused, since the dead letter may exist. Without a daemon, every try is in doubt."""
     built.lines("a", [b"job"] * 2)
     said: list[str] = []
     with WorkGroup(built.root.path, "a", "g", max_tries=1, report=said.append) as work:
@@ -148,7 +148,7 @@ def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
 
 
 def test_the_tries_that_a_worker_counts_never_go_down(built: Built) -> None:
-    """Over starts and over snapshots; also of a record that no worker has, but not of one that was never delivered."""
+    """They survive restarts and compaction, and count even if no worker has the record any more."""
     built.lines("a", [b"job"] * 4)
     with WorkGroup(built.root.path, "a", "g") as work:
         work.lease("x", 3, wait=30)
@@ -207,7 +207,7 @@ def test_a_cursor_that_is_moved_passes_over_records(built: Built) -> None:
 
 
 def test_what_comes_in_before_a_moved_cursor_is_passed_over(built: Built) -> None:
-    """The group has taken in less than the cursor has passed."""
+    """The cursor is moved beyond the records that the group has read."""
     for _ in range(5):
         built.lines("a", [b"job"] * 2)
     said: list[str] = []
@@ -233,7 +233,7 @@ def test_a_cursor_that_was_moved_beyond_the_journal_passes_over_records(built: B
 def test_what_is_given_up_and_why_outlive_a_journal_that_is_written_anew(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an owner that goes on, without a daemon."""
+    """The owner keeps running, without a daemon."""
     monkeypatch.setattr("wald.work.journal._GROWN_BYTES", 0)
     monkeypatch.setattr("wald.work.journal._GROWN_TIMES", 0)
     built.lines("a", [b"job"] * 3)

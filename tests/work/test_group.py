@@ -1,4 +1,4 @@
-"""What a worker may rely on: leases, acknowledgements, redelivery, and what a new owner knows of them."""
+"""Promises to workers: leases, acknowledgements, redelivery, and their recovery by a new owner."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_what_was_passed_over_by_a_lease_outlives_the_owner(built: Built, order:
     work.lease("x", 1, wait=5)
     assert values(work.lease("y")) == [b"3"]
     killed(work)
-    for _ in range(2):  # the first reads what was written, the second what the first wrote anew
+    for _ in range(2):  # the second reads the journal that the first compacted
         with group(built, order=order) as work:
             work.ack("x", [1, 3])
             assert work.floor == 1
@@ -322,7 +322,7 @@ def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
     everything = leased(work, 10 * PAGE_RECORDS)
     work.ack("x", everything[::3])
     killed(work)
-    for _ in range(3):  # each start writes it anew
+    for _ in range(3):  # each start compacts it
         work = group(built)
         killed(work)
     with group(built) as work:
@@ -376,8 +376,8 @@ def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_pat
 
 
 def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not after a crash that comes before the journal says what is being given up."""
-    monkeypatch.setattr("wald.work.journal._GROWN_BYTES", -(1 << 20))  # it is written anew in each turn
+    """Not even after a crash before the journal has the record as being given up."""
+    monkeypatch.setattr("wald.work.journal._GROWN_BYTES", -(1 << 20))  # it is compacted in each round
     built.lines("a", [b"poison"])
     journal = built.root.cursor_directory("a") / "g.work"
     with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:  # and no daemon

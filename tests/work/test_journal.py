@@ -1,4 +1,4 @@
-"""The journal of a work group on disk: what a crash may leave is cut off, and damage keeps the group from starting."""
+"""Journal on disk: the owner cuts an unfinished line after a crash, and damage keeps the group from starting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES: list[JournalLine] = [
 
 @pytest.fixture
 def path(built: Built) -> Path:
-    """Of a journal with three lines behind the first, each synced."""
+    """Bytes of a journal with three lines after the first, each synced."""
     built.lines("a", [b"x"] * 5)
     journal = opened(built)
     for line in LINES:

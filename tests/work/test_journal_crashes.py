@@ -1,4 +1,4 @@
-"""What a power cut leaves of the journal of a work group, of which lines are written over room that is there already.
+"""Power cuts of a journal whose lines overwrite preallocated space.
 
 Any sector of 512 bytes that was not synced may be as it was after any write since then, or lost; a file that has grown
 may have any of its lengths.
@@ -42,7 +42,7 @@ class Cut(Unsynced):
     """Knows the content of the journal at its last sync, and after each write since then.
 
     Attributes:
-        full: whether there is no room for anything that is not a line.
+        full: True if there is no space for preallocation.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Cut(Unsynced):
         self.contents = [content(descriptor)]
 
     def image(self, choices: Iterator[int], length: int) -> bytes:
-        """What may be on disk, as each sector chooses."""
+        """Draw possible contents of the disk, sector by sector."""
         length = len(self.contents[length % len(self.contents)])
         image = bytearray()
         for start in range(0, length, SECTOR_BYTES):

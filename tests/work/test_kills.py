@@ -1,4 +1,4 @@
-"""An owner that is killed at random: nothing that was acknowledged comes again, and all the rest does."""
+"""Random kills of an owner: acknowledged records are never redelivered, all others are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = 3000
 
 
 def run(built: Built, *, killed_after: int | None) -> list[list[str]]:
-    """What an owner wrote until it ended, or was killed after so many lines."""
+    """Return the output of an owner until its end, or until it is killed after a number of lines."""
     line = [sys.executable, working.__file__, str(built.root.path), "a", "g", "4"]
     with launched(line, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

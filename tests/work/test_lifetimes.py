@@ -1,4 +1,4 @@
-"""A work group from its start to its end: what is there at once, what is on disk, Ctrl-C, forks, and the close."""
+"""Lifetime of a work group: start, durability, Ctrl-C, forks, close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that `wald repair --accept-loss` has given up: the group goes on behind them, and says so."""
+"""Records that `wald repair --accept-loss` gave up: the group continues after them and reports them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(built: Built) -> Built:
 
 
 def lose(log: Built) -> None:
-    """As a disk does, and an operator who accepts it."""
+    """Damage a record, and accept its loss as an operator."""
     (segment,) = log.root.segments.glob("*00011.wal")
     segment.write_bytes(segment.read_bytes().replace(b"damaged", b"DAMAGED"))
     log.crash()
@@ -37,7 +37,7 @@ def lose(log: Built) -> None:
 
 
 def drained(work: WorkGroup, last: int) -> list[int]:
-    """What comes until the group has reached the end, in the order in which it comes."""
+    """Return all deliveries up to the end of the log, in order."""
     got: list[int] = []
 
     def at_end() -> bool:
@@ -66,7 +66,7 @@ def test_what_was_not_read_is_passed_over(log: Built, order: Order) -> None:
 
 @pytest.mark.parametrize("order", ["log", "key"])
 def test_what_an_owner_before_had_read_is_passed_over(log: Built, order: Order) -> None:
-    """Also what it had given out, and what waits for a time that has come."""
+    """This includes leased records, and delayed ones that are due."""
     with group(log, order=order) as work:
         work.ack("x", {*leased(work, 10)} - {3})
         assert 15 in leased(work, 9)
@@ -110,7 +110,7 @@ def test_the_end_of_the_log_may_be_lost(built: Built) -> None:
 
 
 def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(built: Built, tmp_path: Path) -> None:
-    """As if the log had been copied back without its routes; new records would have got numbers that are done."""
+    """A log copied back without its routes, whose new records would have the sequences of done ones."""
     built.lines("a", [b"1", b"2"])
     shutil.copytree(built.root.path, tmp_path / "older")
     built.lines("a", [b"3", b"4", b"5"])
@@ -153,7 +153,7 @@ def test_each_of_several_losses_is_reported(built: Built) -> None:
 
 
 def test_a_record_that_is_given_up_may_be_lost(log: Built) -> None:
-    with group(log) as work:  # there is no daemon
+    with group(log) as work:  # without a daemon
         leased(work, 30)
         work.give_up("x", [12], "it has teeth")
         work.ack("x", [*range(1, 12), *range(13, 31)])

@@ -1,4 +1,4 @@
-"""Random histories of a work group on a real log, beside a model in a plain list, ``tests/support/workgroup_model.py``.
+"""Random histories of a work group on a real log, compared with the model of ``tests/support/workgroup_model.py``.
 
 The owner ends or crashes at any point: what it has written since the last sync is there, in part or not at all, or the
 beginning of a line is behind it. Segments are cut, sealed and reclaimed meanwhile; both clocks are the test's. The
@@ -53,7 +53,7 @@ STRAYS = st.lists(st.integers(0, 99), max_size=2)
 
 
 class Clocks:
-    """What time it is: one clock that is never set, and the one on the wall."""
+    """A monotonic clock and a wall clock."""
 
     def __init__(self) -> None:
         self.now_ns = 1000 * SECOND
@@ -195,7 +195,7 @@ class Histories(RuleBasedStateMachine):
             reclaimer.look(now_ns=self.built.now_ns)
         finally:
             reclaimer.ledger.close()
-        self.note_dead_letters()  # what was given up just now
+        self.note_dead_letters()  # of the records given up just now
         there = bases(self.built.root)
         for base in [base for base in self.of if base not in there]:
             gone = [self.model.items[s] for s in self.of.pop(base) if s in self.model.items]
@@ -275,7 +275,7 @@ class Histories(RuleBasedStateMachine):
                 item.done, item.holder, item.lapsed = True, "", False
 
     def answered(self, item: Item, worker: str, refused: dict[int, str]) -> bool:
-        """Whether an acknowledgement of an open record counted; either is right where the page leaves it open."""
+        """Return True if an acknowledgement of an open record counted; the page permits both in some cases."""
         counted = item.sequence not in refused
         if item.holder and not item.lapsed:
             assert counted == (item.holder == worker), f"{item}: {counted} for {worker}"
@@ -324,7 +324,7 @@ class Histories(RuleBasedStateMachine):
         for item in self.settled(worker, sequences, refused):
             item.lapsed = False
             item.since_ns, item.until_ns = self.clocks.now_ns, self.clocks.now_ns + seconds * SECOND
-        self.model.lapse(self.clocks.now_ns)  # what is behind a record that is over still is
+        self.model.lapse(self.clocks.now_ns)  # records behind an expired one are still behind it
 
     @rule(worker=WORKERS)
     def release(self, worker: str) -> None:
@@ -358,7 +358,7 @@ class Histories(RuleBasedStateMachine):
         self.clocks.wall_ns = wall_ns
         self.model.show(wall_ns)
 
-    # What ends an owner, and what it finds.
+    # Ends of an owner, and the next one.
 
     @rule()
     def a_new_owner(self) -> None:
@@ -390,7 +390,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
     def damage(self, place: float, bit: int) -> None:
-        """It is noticed, and frees nothing; then somebody mends it."""
+        """The damage is noticed and frees nothing; then it is repaired."""
         with self.gone() as (journal, _):
             data = said(journal.read_bytes())
         end = len(data) - 1
@@ -407,7 +407,7 @@ class Histories(RuleBasedStateMachine):
 
     @contextmanager
     def gone(self) -> Iterator[tuple[Path, int]]:
-        """The journal and the cursor are as they are now, whatever the owner still does; how much was synced."""
+        """Freeze the journal and the cursor; return the synced length."""
         path, cursor = self.built.root.cursor_directory("a") / "g.work", self.built.log.cursor("a", "g").path
         with self.daemon.lock:
             moved = cursor.read_bytes()

@@ -1,4 +1,4 @@
-"""What a group has processed counts once it is on disk, whoever is to sync it."""
+"""Progress of a group counts only once it is on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = [Run(1, 5)]
 
 @pytest.fixture
 def journal(built: Built) -> Journal:
-    """Of a group that has read all, and done nothing."""
+    """Progress of a group that has read all records and processed none."""
     built.lines("a", [b"x"] * 5)
     built.log.set_cursor("a", 0, "g")
     journal = Journal(built.root, built.disk, JournalStart(built.log_id, "a", "g", 0, 1), lambda _: None)
@@ -56,7 +56,7 @@ def test_what_cannot_be_synced_does_not_count(built: Built, journal: Journal) ->
 
 
 def test_a_cursor_is_on_disk_before_it_counts(built: Built) -> None:
-    """Who has moved it has it synced; but another process may see its name before that is on disk."""
+    """Another process may see the new cursor before its name is on disk."""
     built.lines("a", [b"x"] * 5)
     built.log.set_cursor("a", 4, "g")
     disk = TracingDisk()

@@ -29,12 +29,12 @@ def workers(built: Built) -> aio.WorkGroup:
 
 
 def has_leased(built: Built, worker: str) -> bool:
-    """Whether the owner has written that; no task goes on while this is asked."""
+    """True if the owner has written the lease. No task runs during this call."""
     return f'"{worker}"'.encode() in (built.root.cursor_directory("a") / "g.work").read_bytes()
 
 
 async def sent() -> None:
-    """Let the tasks ask, and the loop send that; no task goes on before the next round of the loop."""
+    """Let the tasks submit their requests; no task runs before the next round of the event loop."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -141,7 +141,7 @@ def test_after_a_task_was_cancelled_the_threads_are_answered(built: Built) -> No
 
 
 def test_what_was_leased_to_a_task_that_is_cancelled_comes_again_at_once(built: Built) -> None:
-    """The record is leased already, and the task has not gone on yet."""
+    """The task is cancelled after the lease and before it gets the record."""
     built.lines("a", [b"1", b"2"])
 
     async def main() -> None:

@@ -204,7 +204,7 @@ class CommitLoop:
 
     @property
     def has_failed(self) -> bool:
-        """True if all requests fail from now on."""
+        """True if all further requests fail."""
         return self._failed is not None
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class CommitLoop:
             if self._failed is not None:
                 raise _copy(self._failed)
             if self._is_closing:
-                self._journal.sync()  # for what the waiting leases have acknowledged
+                self._journal.sync()  # for the acknowledgements of waiting leases
                 raise _closed()
             with suppress(OSError):  # a failure to open files does not prove another log
                 self._require()
@@ -334,7 +334,7 @@ def _by_receiver(requests: Iterable[Request[Any]]) -> dict[Receiver | None, list
 
 
 def _fail(requests: Iterable[Request[Any]], error: Exception | None) -> None:
-    """Answer requests with an error, or without one with what they have got."""
+    """Answer requests with an error; without one, waiting leases are answered with the records they have."""
     unanswered = [request for request in requests if not request.is_answered]
     for request in unanswered:
         request.error = request.error or (error and _copy(error))

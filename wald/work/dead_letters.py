@@ -1,7 +1,7 @@
-"""Dead letters: records with headers that say where they come from and why the command could not process them.
+"""Dead letters: records with headers for their origin and the reason why they were not processed.
 
-    wald.origin.log  wald.origin.route  wald.origin.sequence  wald.origin.append_time_ns     where the record was
-    wald.group  wald.reason  wald.tries                                                      what happened there
+    wald.origin.log  wald.origin.route  wald.origin.sequence  wald.origin.append_time_ns     origin
+    wald.group  wald.reason  wald.tries                                                      failure
 
 Value, key, event time and the other headers are kept, so each record can be put back unchanged. Headers that are not
 the JSON object of strings that headers should be are kept in hexadecimal as ``wald.origin.headers``.
@@ -48,11 +48,7 @@ _OURS = frozenset({LOG, ROUTE, SEQUENCE, _TIME, GROUP, REASON, TRIES})
 
 
 class Undeliverable(Exception):
-    """The daemon refused a dead letter; the message says why.
-
-    Attributes:
-        sent: how many records before it are on disk as dead letters.
-    """
+    """The daemon refused a dead letter. ``sent`` records before it are on disk as dead letters."""
 
     def __init__(self, message: str, *, sent: int) -> None:
         super().__init__(message)
@@ -61,7 +57,7 @@ class Undeliverable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The log and the route that records come from, and the group that could not process them."""
+    """Log and route of records, and the group that could not process them."""
 
     log_id: bytes
     route: str
@@ -69,7 +65,7 @@ class Origin:
 
 
 def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Record:
-    """The dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
+    """Return the dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
     every = headers_of(record) | dict(headers)
     every[SEQUENCE] = str(record.sequence)
     every[_TIME] = str(record.append_time_ns)
@@ -77,10 +73,9 @@ def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Recor
 
 
 def original(letter: Record, log_id: bytes, root: Path) -> Record:
-    """The record that a dead letter was made from; it keeps the dead letter's sequence.
+    """Return the original of a dead letter; it keeps the dead letter's sequence.
 
-    Raises:
-        InvalidInput: it is no dead letter of the log with this id, whose directory is ``root``.
+    Raise InvalidInput if it is not a dead letter of the log with this id in ``root``.
     """
     headers = headers_of(letter)
     route = headers.get(ROUTE, "")
@@ -99,39 +94,31 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
 
 
 def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
-    """Letters, in order, as pairs of a route and a ``columns`` payload of at most :data:`PAYLOAD_MAX_BYTES`.
+    """Encode letters, in order, as pairs of a route and a ``columns`` payload of at most :data:`PAYLOAD_MAX_BYTES`.
 
-    A single letter that is larger gets a payload of its own, which the daemon takes or refuses.
+    A larger letter gets a separate payload, which the daemon accepts or refuses.
     """
-    # Times are all there or all absent in one payload.
+    # Either all records of a payload have times, or none.
     for (route, timed), run in groupby(letters, lambda letter: (letter.route, letter.event_time_ns is not None)):
-        taken: list[Record] = []
-        taken_bytes = 0
+        some: list[Record] = []
+        size = 0
         for letter in run:
             letter_bytes = _letter_bytes(letter)
-            if taken and taken_bytes + letter_bytes > PAYLOAD_MAX_BYTES - _FIXED_BYTES:
-                yield route, _payload(taken, timed=timed)
-                taken, taken_bytes = [], 0
-            taken.append(letter)
-            taken_bytes += letter_bytes
-        yield route, _payload(taken, timed=timed)
+            if some and size + letter_bytes > PAYLOAD_MAX_BYTES - _FIXED_BYTES:
+                yield route, _payload(some, timed=timed)
+                some, size = [], 0
+            some.append(letter)
+            size += letter_bytes
+        yield route, _payload(some, timed=timed)
 
 
 def fits(letter: Record, *, bytes_max: int = REQUEST_MAX_BYTES) -> bool:
-    """Whether a single letter makes a payload of at most ``bytes_max``; no daemon takes more than the default."""
+    """True if a single letter fits a payload of ``bytes_max``; no daemon accepts more than the default."""
     return _letter_bytes(letter) + _FIXED_BYTES <= bytes_max
 
 
 def prepare(daemon: Path, root: Root, route: str, *, retry_for: float = RETRY_SECONDS) -> None:
-    """Make the dead-letter route if it is missing.
-
-    Args:
-        retry_for: how many seconds to wait for a daemon.
-
-    Raises:
-        Unavailable: no daemon runs.
-        Refused: the daemon does not permit it.
-    """
+    """Create the dead-letter route if it is missing; wait ``retry_for`` seconds for a daemon."""
     with Producer(daemon, retry_for=retry_for) as producer:
         if not root.route(route).is_dir():
             producer.command("ROUTE", "ADD", route)
@@ -148,7 +135,7 @@ def send(
     """Send payloads to routes. They are on disk when this returns, and never sent twice under the same seed.
 
     Args:
-        retry_for: how many seconds to wait for a daemon.
+        retry_for: seconds to wait for a daemon.
         sent_before: for a retry, finds in the log the payloads that the daemon may have forgotten.
 
     Raises:
@@ -181,21 +168,13 @@ def send(
 
 @dataclass(frozen=True, slots=True)
 class SentBefore:
-    """Search of the log for the batches of an interrupted handover.
-
-    Attributes:
-        after: all of its batches come after this sequence.
-    """
+    """Search of the log for the batches of an interrupted handover, which come after the sequence ``after``."""
 
     log: Log
     after: int
 
     def batches(self, sender: int, routes: Collection[str]) -> dict[int, Durable]:
-        """Return the batches of producer ``sender`` on these routes, by number.
-
-        Raises:
-            Damaged: part of a route cannot be read.
-        """
+        """Return the batches of producer ``sender`` on these routes, by number."""
         ids = {stored_producer_id(user, sender) for user in self._users()}
         found = {}
         for route in sorted(set(routes).intersection(self.log.routes())):
@@ -210,13 +189,13 @@ class SentBefore:
 
 
 def headers_of(record: Record) -> dict[str, str]:
-    """The headers of a record; what is no JSON object of strings is one header, in hexadecimal."""
+    """Return the headers of a record; unless they are a JSON object of strings, one header in hexadecimal."""
     if record.headers is None:
         return {}
     try:
         headers = json.loads(record.headers.decode())
         if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
-            _encoded(headers)  # half of a surrogate pair could not be sent
+            _encoded(headers)  # raises for half of a surrogate pair, which cannot be sent
             return headers
     except (ValueError, RecursionError):
         pass
@@ -224,7 +203,7 @@ def headers_of(record: Record) -> dict[str, str]:
 
 
 def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
-    """The id of the producer that sends these payloads to these routes."""
+    """Return the id of the producer that sends these payloads to these routes."""
     digest = hashlib.sha256(seed)
     for route, payload in window:
         digest.update(f"{route} {len(payload)} ".encode())
@@ -240,12 +219,12 @@ def _encoded(headers: Mapping[str, str]) -> bytes:
     return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _payload(taken: Sequence[Record], *, timed: bool) -> bytes:
-    keys = [letter.key for letter in taken]
-    headers = [letter.headers for letter in taken]
+def _payload(letters: Sequence[Record], *, timed: bool) -> bytes:
+    keys = [letter.key for letter in letters]
+    headers = [letter.headers for letter in letters]
     return encode_columns(
-        [letter.value for letter in taken],
+        [letter.value for letter in letters],
         keys=keys if any(key is not None for key in keys) else None,
-        times_ns=[letter.event_time_ns or 0 for letter in taken] if timed else None,
+        times_ns=[letter.event_time_ns or 0 for letter in letters] if timed else None,
         headers=headers if any(header is not None for header in headers) else None,
     )

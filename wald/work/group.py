@@ -138,7 +138,7 @@ class WorkGroup:
         window: maximum number of sequences between the ack floor and the newest delivered record.
         max_tries: give a record up after this number of deliveries, at most 254; None: never.
         dead_letter: the route for records that are given up.
-        daemon: where these are sent: the daemon's socket, or None for that of the log.
+        daemon: the socket of the daemon that they are sent to; None: that of the log.
         report: called by another thread with a line for each record that is given up, each loss by a repair, and each
             failure in the background. None to log them to ``wald.work``, failures as warnings.
         clock: the clocks to use.
@@ -273,7 +273,7 @@ class WorkGroup:
         Args:
             max_records, max_bytes: bounds on the records and their values; a single record may exceed the bytes.
             lease_for: infinite: until ``worker`` has settled the records, or is released.
-            wait: seconds to wait for a record if there is none; may be infinite.
+            wait: seconds to wait for a first record; may be infinite.
             done: records to acknowledge first, as with :meth:`ack`, in the same round; on disk when this returns.
 
         Returns:

@@ -1,7 +1,7 @@
 """Journal of a work group, ``routes/R/cursors/G.work``: read at the start, appended to, compacted when it is large.
 
-Its only writer holds the lock of the group (``G.drain``). A line counts once it is synced; the owner cuts off what a
-crash leaves after the last synced line. Anything else that cannot be read is damage: the group does not start, and its
+Its only writer holds the lock of the group (``G.drain``). A line counts once it is synced; the owner cuts off the
+remains of later lines after a crash. Anything else that cannot be read is damage: the group does not start, and its
 cursor pins the same records as before.
 
 Blank lines are preallocated after the last line, and new lines overwrite them. So the file does not grow with each

@@ -1,4 +1,4 @@
-"""Records that come again are read ahead as soon as those before them are wanted, and only if they were taken in."""
+"""Cache of batches: redelivered records are read ahead once the batch before them is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = 10  # three batches of three records each
 
 
 class Reads:
-    """Reads of the log, but for those that fail; from where on, and by which threads."""
+    """Reader of the log that may fail, and that notes the starts and the threads."""
 
     def __init__(self, built: Built) -> None:
         for name in (b"a", b"b", b"c"):

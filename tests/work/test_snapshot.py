@@ -1,4 +1,4 @@
-"""What a work group looks like from outside is what its owner says of it."""
+"""A snapshot of a work group agrees with its owner."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seen(built: Built, now_ns: int) -> GroupStatus:
 
 
 def of_owner(work: WorkGroup) -> dict[int, tuple[str, int]]:
-    """Who has each record, and for how many ticks."""
+    """Return the worker and the remaining ticks of each record."""
     return {
         sequence: (each.worker, round(each.left * 10))
         for each in work.pending()
@@ -53,7 +53,7 @@ def of_owner(work: WorkGroup) -> dict[int, tuple[str, int]]:
     }
 
 
-def of_picture(found: GroupStatus, now_ns: int) -> dict[int, tuple[str, int]]:
+def of_snapshot(found: GroupStatus, now_ns: int) -> dict[int, tuple[str, int]]:
     return {
         sequence: (each.worker, round(((each.until_ns or 0) - now_ns) / TICK_NS))
         for each in found.snapshot.out()
@@ -110,20 +110,19 @@ steps = st.one_of(
 
 
 @pytest.mark.parametrize("examples", [12, pytest.param(80, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("order", ["log", "key"])
-@pytest.mark.parametrize("grown_bytes", [0, 256 << 10])
-def test_the_picture_is_what_the_owner_says(order: Order, grown_bytes: int, examples: int) -> None:
-    """Also if the journal is written anew all the time, and while records of a key come back together."""
+@pytest.mark.parametrize(("order", "grown_bytes"), [("log", 256 << 10), ("key", 0)])
+def test_the_snapshot_agrees_with_the_owner(order: Order, grown_bytes: int, examples: int) -> None:
+    """Even if the journal is compacted all the time, and records of a key return together."""
 
     @settings(max_examples=examples, deadline=None)
     @given(plan=st.lists(steps, min_size=12, max_size=25))
     def follow(plan: list[Step]) -> None:
-        assert_pictured(order, grown_bytes, plan)
+        assert_snapshots_agree(order, grown_bytes, plan)
 
     follow()
 
 
-def assert_pictured(order: Order, grown_bytes: int, plan: list[Step]) -> None:
+def assert_snapshots_agree(order: Order, grown_bytes: int, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("wald.work.journal._GROWN_BYTES", grown_bytes)
         patch.setattr("wald.work.journal._GROWN_TIMES", 1)
@@ -140,7 +139,7 @@ def assert_pictured(order: Order, grown_bytes: int, plan: list[Step]) -> None:
                 step(work, clocks, had)
                 now_ns = clocks.time_ns()
                 owner, found = of_owner(work), seen(built, now_ns)
-                assert of_picture(found, now_ns) == owner
+                assert of_snapshot(found, now_ns) == owner
                 assert found.snapshot.floor == work.floor
                 firsts = {each.first: each.tries for each in work.pending()}
                 told = {at: each.tries for each in found.snapshot.out() for at in range(each.first, each.last + 1)}
@@ -154,9 +153,9 @@ def test_what_waits_is_named_with_its_time(built: Built) -> None:
         eventually(lambda: work.lease("x", 4))
         work.nack("x", [2], delay=60)
         work.nack("x", [3], delay=60, reason="no route")
-        picture = seen(built, clocks.time_ns()).snapshot
+        snapshot = seen(built, clocks.time_ns()).snapshot
         later = seen(built, clocks.time_ns() + 61 * 10**9).snapshot
-    assert [tuple(each) for each in picture.waiting()] == [
+    assert [tuple(each) for each in snapshot.waiting()] == [
         (2, 2, START_NS + 60 * 10**9, 1, ""),
         (3, 3, START_NS + 60 * 10**9, 1, "no route"),
     ]
@@ -179,8 +178,8 @@ def test_records_that_were_read_with_those_that_were_leased_count_as_read(built:
     built.lines("a", [b"%d" % number for number in range(10)])
     with WorkGroup(built.root.path, "a", "g") as work:
         eventually(lambda: work.lease("x", 3))
-        picture = seen(built, START_NS).snapshot
-    assert (picture.end, picture.open) == (11, 10)
+        snapshot = seen(built, START_NS).snapshot
+    assert (snapshot.end, snapshot.open) == (11, 10)
 
 
 def test_the_owner_is_named_and_one_that_ended_is_not(built: Built) -> None:
@@ -194,7 +193,7 @@ def test_the_owner_is_named_and_one_that_ended_is_not(built: Built) -> None:
 
 
 def test_looking_never_keeps_an_owner_from_starting(built: Built) -> None:
-    """Who looks takes the lock of a group for an instant, if no process is listed that has it."""
+    """A reader takes the lock of a group for an instant if no process is listed as its holder."""
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g"):
         pass
@@ -235,7 +234,7 @@ def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
     "commit", [Commit(leased=[WorkerLease("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
 )
 def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: Commit) -> None:
-    """Another user may leave one beside a cursor of the same user."""
+    """Another user may plant a journal next to a cursor."""
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g"):
         pass

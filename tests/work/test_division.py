@@ -1,4 +1,4 @@
-"""Who gets how many of the records that come next: as much as if each that waits took its own, one after the other."""
+"""Division of new records among waiting workers: as if each took its own, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def handed_out(sizes: list[int], tries: bytes, wanted: list[LeaseOrder]) -> None
 
 
 def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
-    """How many of the first records one that has nothing gets."""
+    """Return how many of the first records a worker without records gets."""
     count = 0
     while count < min(len(sizes), records_max) and (count == 0 or sum(sizes[: count + 1]) <= bytes_max):
         count += 1

@@ -1,4 +1,4 @@
-"""Many threads that ask at the same time: one turn carries out what all of them ask for."""
+"""Concurrent threads: one round of the commit loop applies the requests of all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKERS = 16
 
 
 def together(count: int, do: Callable[[int], list[Delivery]]) -> list[list[Delivery]]:
-    """What each of so many threads gets, which begin at the same time."""
+    """Return the results of ``count`` threads that begin at the same time."""
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> list[Delivery]:

@@ -1,4 +1,4 @@
-"""What is made of a lease while the disk takes in what is done: it is given out once that is on disk, or not at all."""
+"""Answers prepared during a sync: returned once the sync is done, or discarded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wald.work.owner import Leased, Share
 
 
 class Disk:
-    """A disk whose next sync is held back, and then done, or fails."""
+    """Disk whose next sync is delayed, and then done, or fails."""
 
     def __init__(self) -> None:
         self._sync = os.fdatasync
@@ -57,7 +57,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class Maker:
-    """Makes the sequences of what was leased."""
+    """Makes a list of the leased sequences."""
 
     def __init__(self) -> None:
         self.made: list[list[int]] = []
