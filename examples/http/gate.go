@@ -180,9 +180,9 @@ func keep(file string, sequence uint64) {
 
 // work gets a record again if it was not acknowledged in time, or if the gate was restarted before: at least once.
 func work(route, group string) {
-	consumer := fmt.Sprintf("example-%d", os.Getpid())
+	worker := fmt.Sprintf("example-%d", os.Getpid())
 	post := func(verb string, fields map[string]any, answer any) {
-		fields["consumer"] = consumer
+		fields["worker"] = worker
 		body, _ := json.Marshal(fields)
 		headers := map[string]string{"Content-Type": "application/json"}
 		ask("POST", "/v1/routes/"+route+"/groups/"+group+"/"+verb, body, headers, into(answer))

@@ -97,10 +97,10 @@ async function follow(route, file) {
 // A record comes again if it was not acknowledged in time, or if the gate was restarted before: at least once.
 async function work(route, group) {
   const path = `/v1/routes/${route}/groups/${group}`;
-  const consumer = `example-${process.pid}`;
+  const worker = `example-${process.pid}`;
   const post = (verb, fields) =>
     ask("POST", `${path}/${verb}`, {
-      headers: { "Content-Type": "application/json" }, body: JSON.stringify({ consumer, ...fields }), take: json,
+      headers: { "Content-Type": "application/json" }, body: JSON.stringify({ worker, ...fields }), take: json,
     });
   for (;;) {
     const { records } = await post("lease", { max_records: 100, lease_for: 30, wait: 20 });

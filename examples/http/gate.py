@@ -76,14 +76,14 @@ def follow(route: str, file: Path) -> None:
 
 def work(route: str, group: str) -> None:
     """A record comes again if it was not acknowledged in time, or if the gate was restarted before: at least once."""
-    path, consumer = f"/v1/routes/{route}/groups/{group}", f"example-{os.getpid()}"
+    path, worker = f"/v1/routes/{route}/groups/{group}", f"example-{os.getpid()}"
     while True:
-        wanted = {"consumer": consumer, "max_records": 100, "lease_for": 30, "wait": 20}
+        wanted = {"worker": worker, "max_records": 100, "lease_for": 30, "wait": 20}
         records = ask("POST", f"{path}/lease", json=wanted).json()["records"]
         for record in records:
             show(record)
         if records:
-            done = {"consumer": consumer, "sequences": [record["sequence"] for record in records]}
+            done = {"worker": worker, "sequences": [record["sequence"] for record in records]}
             for refused in ask("POST", f"{path}/ack", json=done).json()["refused"]:
                 print(f"comes again, perhaps: {refused}", file=sys.stderr)
 

@@ -56,12 +56,12 @@ follow() { # without a byte for a minute, or at the end of the connection, it go
 }
 
 work() { # a record comes again if it was not acknowledged in time, or if the gate was restarted before
-  local path=$gate/v1/routes/$1/groups/$2 consumer=example-$$ records
+  local path=$gate/v1/routes/$1/groups/$2 worker=example-$$ records
   while true; do
-    records=$(ask .records --json @- "$path/lease" <<<"{\"consumer\": \"$consumer\", \"lease_for\": 30, \"wait\": 20}")
+    records=$(ask .records --json @- "$path/lease" <<<"{\"worker\": \"$worker\", \"lease_for\": 30, \"wait\": 20}")
     if [ "$records" != '[]' ]; then
       jq -r '.[].value' <<<"$records"
-      jq "{consumer: \"$consumer\", sequences: [.[].sequence]}" <<<"$records" |
+      jq "{worker: \"$worker\", sequences: [.[].sequence]}" <<<"$records" |
         ask '.refused[] | "comes again, perhaps: \(.)"' --json @- "$path/ack" >&2
     fi
   done

@@ -187,21 +187,21 @@ class Gate:
     def worker(self, group: str, left: int) -> Step:
         path = f"/v1/routes/{ROUTE}/groups/{group}"
         self._ask(f"/v1/routes/{ROUTE}/cursors/{group}", {"sequence": "earliest"}, "PUT")
-        assert self._ask(f"{path}/release", {"consumer": "worker-1"}) == {"released": 0}  # the group is opened
+        assert self._ask(f"{path}/release", {"worker": "worker-1"}) == {"released": 0}  # the group is opened
         done: list[int] = []
 
         def step() -> int:
             nonlocal done, left
             if left < BATCH:
                 return 0
-            asking = {"consumer": "worker-1", "max_records": BATCH, "wait": 5, "done": done}
+            asking = {"worker": "worker-1", "max_records": BATCH, "wait": 5, "done": done}
             records = self._ask(f"{path}/lease", asking)["records"]
             values = [record["value"].encode() for record in records]
             assert len(values) == BATCH, records
             done = [record["sequence"] for record in records]
             left -= BATCH
             if left < BATCH:
-                assert self._ask(f"{path}/ack", {"consumer": "worker-1", "sequences": done}) == {"refused": []}
+                assert self._ask(f"{path}/ack", {"worker": "worker-1", "sequences": done}) == {"refused": []}
             return BATCH
 
         return step

@@ -140,7 +140,7 @@ BYTES_MAX = 16 << 20
 LEASE_SECONDS_MAX = 12 * 3600
 WAIT_SECONDS_MAX = 300
 
-Consumer = Annotated[str, Meta(min_length=1, max_length=WORKER_MAX, extra_json_schema={"pattern": PRINTABLE})]
+Worker = Annotated[str, Meta(min_length=1, max_length=WORKER_MAX, extra_json_schema={"pattern": PRINTABLE})]
 Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Sequences = Annotated[list[Sequence], Meta(max_length=100_000)]
 LeaseSeconds = Annotated[float, Meta(ge=0.001, le=LEASE_SECONDS_MAX)]
@@ -149,7 +149,7 @@ LeaseSeconds = Annotated[float, Meta(ge=0.001, le=LEASE_SECONDS_MAX)]
 class Lease(Shape):
     """A lease of records for a worker; ``done`` are records that it has processed."""
 
-    consumer: Consumer
+    worker: Worker
     max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 100
     max_bytes: Annotated[int, Meta(ge=1, le=BYTES_MAX)] = 1 << 20
     lease_for: LeaseSeconds = 30.0
@@ -160,14 +160,14 @@ class Lease(Shape):
 class Ack(Shape):
     """Records that a worker has processed."""
 
-    consumer: Consumer
+    worker: Worker
     sequences: Sequences
 
 
 class Nack(Shape):
     """Records that a worker returns, to be redelivered after a delay; the reason is for a dead letter."""
 
-    consumer: Consumer
+    worker: Worker
     sequences: Sequences
     delay: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     reason: Annotated[str, Meta(max_length=10_000)] = ""
@@ -176,7 +176,7 @@ class Nack(Shape):
 class Extend(Shape):
     """Records whose lease a worker extends; the time starts now."""
 
-    consumer: Consumer
+    worker: Worker
     sequences: Sequences
     lease_for: LeaseSeconds = 30.0
 
@@ -184,7 +184,7 @@ class Extend(Shape):
 class Release(Shape):
     """Records to be taken back from a worker; all of them without ``sequences``."""
 
-    consumer: Consumer
+    worker: Worker
     sequences: Sequences | None = None
 
 

@@ -102,7 +102,7 @@ VERBS: tuple[Verb, ...] = (
         for name, summary, handle, body, answer in (
             (
                 "lease",
-                "Get records of a route that no other consumer of the group has.",
+                "Get records of a route that no other worker of the group has.",
                 work.lease,
                 shapes.Lease,
                 shapes.Leased,
@@ -110,7 +110,7 @@ VERBS: tuple[Verb, ...] = (
             ("ack", "Say that records are processed.", work.ack, shapes.Ack, shapes.Settled),
             ("nack", "Give records back.", work.nack, shapes.Nack, shapes.Settled),
             ("extend", "Keep leased records for longer.", work.extend, shapes.Extend, shapes.Settled),
-            ("release", "Take records back from a consumer.", work.release, shapes.Release, shapes.Released),
+            ("release", "Take records back from a worker.", work.release, shapes.Release, shapes.Released),
         )
     ),
     Verb(

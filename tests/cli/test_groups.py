@@ -103,8 +103,8 @@ def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
         out = [line.split()[:3] for line in said if "worker" in line]
         assert out == [["1", "3", "worker-1"], ["4", "4", "worker-2"]]
         assert [line.split()[:2] for line in said if " min " in line and "worker" not in line] == [["5", "6"]]
-        assert "worker-1" not in pending(log, "--consumer", "worker-2")
-        assert pending(log, "--consumer", "worker-3") == "nothing is with worker-3\n"
+        assert "worker-1" not in pending(log, "--worker", "worker-2")
+        assert pending(log, "--worker", "worker-3") == "nothing is with worker-3\n"
         assert "and 1 more; -n 2 shows all" in pending(log, "-n", 1)
         assert len(pending(log, "--json", "-n", 1).splitlines()) == 2
 

@@ -173,9 +173,9 @@ def test_a_gate_keeps_keys_and_work_groups_in_the_log(host: Machine) -> None:
     group = "http://log/v1/routes/jobs/groups/work"
     cursor = '-X PUT --json \'{"sequence": "earliest"}\' http://log/v1/routes/jobs/cursors/work'
     host.sh(f"{at_socket} --fail {cursor}")
-    leased = host.sh(f'{at_socket} --json \'{{"consumer": "ann"}}\' {group}/lease')
+    leased = host.sh(f'{at_socket} --json \'{{"worker": "ann"}}\' {group}/lease')
     (record,) = json.loads(leased)["records"]
-    done = f'{{"consumer": "ann", "sequences": [{record["sequence"]}]}}'
+    done = f'{{"worker": "ann", "sequences": [{record["sequence"]}]}}'
     assert host.sh(f"{at_socket} --json '{done}' {group}/ack") == '{"refused":[]}'
     host.run("systemctl", "stop", "wald-gate.service", "wald-gate.socket")
 

@@ -398,7 +398,7 @@ class _Scene:
         while not self._over.is_set():
             asked_at = time.monotonic()
             wanted = {
-                "consumer": name,
+                "worker": name,
                 "max_records": chance.choice((1, 20, 500)),
                 "lease_for": chance.choice((0.5, 5.0)),
                 "wait": 0.5,
@@ -413,18 +413,18 @@ class _Scene:
                 self._leased += leased
             sequences = [each.sequence for each in leased]
             if sequences and chance.random() < 0.1:
-                self._asked(client, "extend", {"consumer": name, "sequences": sequences, "lease_for": 5.0})
+                self._asked(client, "extend", {"worker": name, "sequences": sequences, "lease_for": 5.0})
             back = [each for each in sequences if chance.random() < 0.02]
             if back:
                 delay = chance.choice((0.0, 0.5))
-                self._asked(client, "nack", {"consumer": name, "sequences": back, "delay": delay, "reason": "chance"})
+                self._asked(client, "nack", {"worker": name, "sequences": back, "delay": delay, "reason": "chance"})
             if done := sorted(set(sequences) - set(back)):
                 self._acknowledge(client, name, done)
 
     def _acknowledge(self, client: _Client, name: str, done: list[int]) -> None:
         with self._lock:
             self._unanswered.update(done)
-        answer = self._asked(client, "ack", {"consumer": name, "sequences": done})
+        answer = self._asked(client, "ack", {"worker": name, "sequences": done})
         if answer is None:
             return
         answered_at = time.monotonic()

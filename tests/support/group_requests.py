@@ -10,15 +10,15 @@ GROUP = "/v1/routes/orders/groups/billing"
 RECORDS = "/v1/routes/orders/records"
 
 
-def ask(gate: Gate, verb: str, consumer: str = "w1", **fields: Any) -> Any:
+def ask(gate: Gate, verb: str, worker: str = "w1", **fields: Any) -> Any:
     """Return the answer to a verb of the group."""
-    answer = gate.post(f"{GROUP}/{verb}", {"consumer": consumer, **fields})
+    answer = gate.post(f"{GROUP}/{verb}", {"worker": worker, **fields})
     assert answer.status == 200, answer.body
     return answer.json()
 
 
-def lease(gate: Gate, consumer: str = "w1", **fields: Any) -> list[Any]:
+def lease(gate: Gate, worker: str = "w1", **fields: Any) -> list[Any]:
     """The records of a lease."""
-    records = ask(gate, "lease", consumer, **fields)["records"]
+    records = ask(gate, "lease", worker, **fields)["records"]
     assert isinstance(records, list)
     return records

@@ -58,8 +58,8 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
         case.query.pop("as")
     if not is_valid and operation == "append" and isinstance(case.body, dict):
         case.body = None  # an object may be a record, although the document has arrays alone
-    if is_valid and isinstance(case.body, dict) and "consumer" in case.body:  # its tables of Unicode are not ours
-        case.body["consumer"] = "".join(each for each in str(case.body["consumer"]) if each.isprintable()) or "ann"
+    if is_valid and isinstance(case.body, dict) and "worker" in case.body:  # its tables of Unicode are not ours
+        case.body["worker"] = "".join(each for each in str(case.body["worker"]) if each.isprintable()) or "ann"
     if isinstance(case.body, dict) and isinstance(wait := case.body.get("wait"), int | float) and 0 < wait <= 300:
         case.body["wait"] = WAIT_SECONDS
     elif isinstance(case.body, dict) and _is_like(WAIT, case.body.get("wait")):

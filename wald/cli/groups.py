@@ -303,10 +303,10 @@ def _only_waits(found: FoundGroup) -> str:
 @route_argument
 @group_argument
 @root_option
-@click.option("--consumer", metavar="NAME", help="Only the records of this worker.")
+@click.option("--worker", metavar="NAME", help="Only the records of this worker.")
 @count_option("-n", "count", help_text=f"Lines of each kind at most; without it: {SHOWN}, with --json all.")
 @json_option
-def pending(root: Path, route: str, group: str, consumer: str | None, count: int | None, as_json: bool) -> None:
+def pending(root: Path, route: str, group: str, worker: str | None, count: int | None, as_json: bool) -> None:
     """Show the leased records of a work group with their workers, the delayed ones, and those that are being given up.
 
     A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
@@ -321,8 +321,8 @@ def pending(root: Path, route: str, group: str, consumer: str | None, count: int
     if seen.damage:
         raise Damaged(f"{seen.file.path}: {seen.damage}", hint=group_line(log, "show", seen.file))
     picture = seen.snapshot
-    out = [each for each in picture.out() if consumer in (None, each.worker)]
-    waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
+    out = [each for each in picture.out() if worker in (None, each.worker)]
+    waiting, dead = ([], []) if worker else (list(picture.waiting()), picture.dead)
     if as_json:
         for each in pending_objects(out, waiting, dead, count):
             click.echo(json_line("group.pending", {"route": route, "group": group} | fields_of(each)))
@@ -330,7 +330,7 @@ def pending(root: Path, route: str, group: str, consumer: str | None, count: int
     tables = [*out_table(out, now_ns, count), *waiting_table(waiting, now_ns, count), *dead_table(dead, count)]
     if seen.owner is None and picture.open:
         tables.append("No owner runs: the next one delivers again all that is open.")
-    nothing = f"nothing is with {consumer}" if consumer else "nothing is out, waits, or is being given up"
+    nothing = f"nothing is with {worker}" if worker else "nothing is out, waits, or is being given up"
     click.echo("\n\n".join(tables or [nothing]))
 
 

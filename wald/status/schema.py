@@ -343,7 +343,7 @@ class Out:
     kind: Literal["out"] = field(default="out", init=False)
     first: int
     last: int
-    consumer: str
+    worker: str
     until_ns: int | None
     until: str | None
     tries: int

@@ -238,7 +238,7 @@ def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
         "locked",
         error.message if owner is None else _owned(owner, route, group),
         hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once no "
-        "consumer has a record",
+        "worker has a record",
         headers={"Retry-After": str(RETRY_SECONDS)},
     )
 

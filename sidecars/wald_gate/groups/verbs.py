@@ -97,7 +97,7 @@ async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: Kept) -> b
             call.judge()  # the file of tokens may have changed while the group was opened
             leasing = _leased(work, wanted, wait=wait, refused=got.leased.refused)
             waiting = call.state.groups.waiting
-            got = await waiting.leased(call.request, call.judge, work, wanted.consumer, leasing) or got
+            got = await waiting.leased(call.request, call.judge, work, wanted.worker, leasing) or got
         kept.count(len(got.body))
         return got.body
 
@@ -106,21 +106,21 @@ async def ack(call: Call) -> Response:
     """Mark leased records done; on disk when it is answered."""
     given = await call.body(shapes.Ack)
     async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.ack(given.consumer, given.sequences))
+        return _settled(await work.ack(given.worker, given.sequences))
 
 
 async def nack(call: Call) -> Response:
     """Return records that were not processed; a delay is on disk when it is answered."""
     given = await call.body(shapes.Nack)
     async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.nack(given.consumer, given.sequences, given.delay, given.reason))
+        return _settled(await work.nack(given.worker, given.sequences, given.delay, given.reason))
 
 
 async def extend(call: Call) -> Response:
     """Extend the lease of records."""
     given = await call.body(shapes.Extend)
     async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.extend(given.consumer, given.sequences, given.lease_for))
+        return _settled(await work.extend(given.worker, given.sequences, given.lease_for))
 
 
 async def release(call: Call) -> Response:
@@ -128,8 +128,8 @@ async def release(call: Call) -> Response:
     given = await call.body(shapes.Release)
     async with call.state.groups.use(call.route, call.group) as work:
         if given.sequences is None:
-            return _answer(shapes.Released(await work.release(given.consumer)))
-        refused = await work.nack(given.consumer, given.sequences)
+            return _answer(shapes.Released(await work.release(given.worker)))
+        refused = await work.nack(given.worker, given.sequences)
         return _answer(shapes.Released(len(set(given.sequences)) - len(refused)))
 
 
@@ -166,7 +166,7 @@ async def _leased(
         return Got(found, encoded(found))
 
     return await work.lease_as(
-        made, wanted.consumer, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done
+        made, wanted.worker, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done
     )
 
 

@@ -57,7 +57,7 @@ class WaitingLeases:
         request: Request,
         judge: Callable[[], None],
         work: aio.WorkGroup,
-        consumer: str,
+        worker: str,
         lease: Coroutine[None, None, Got],
     ) -> Got | None:
         """Return the leased records; None if the gate ends first.
@@ -76,7 +76,7 @@ class WaitingLeases:
                 waiter.refused = ClientDisconnect()
             if waiter.refused is not None:
                 if waiter.has_got:
-                    await work.nack(consumer, [record.sequence for record in leasing.result().leased.records])
+                    await work.nack(worker, [record.sequence for record in leasing.result().leased.records])
                 raise waiter.refused
             return None if leasing.cancelled() else leasing.result()
         finally:

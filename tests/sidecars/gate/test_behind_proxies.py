@@ -93,7 +93,7 @@ def waiting_requests(start: str) -> dict[str, tuple[str, str, bytes | None]]:
         "raw": ("GET", f"{ORDERS}?from={start}&follow=1&format=raw&heartbeat=1", None),
         "events": ("GET", f"{ORDERS}?from={start}&format=events", None),
         "wait": ("GET", f"{ORDERS}?from={start}&wait=300s", None),
-        "lease": ("POST", f"{GROUP}/lease", b'{"consumer": "ann", "wait": 300}'),
+        "lease": ("POST", f"{GROUP}/lease", b'{"worker": "ann", "wait": 300}'),
     }
 
 

@@ -48,8 +48,8 @@ def test_nothing_of_the_log_that_was_there_is_answered(
             following.read()
 
     for answer in (
-        gate.post(f"{GROUP}/lease", {"consumer": "w1"}),
-        gate.post(f"{GROUP}/ack", {"consumer": "w1", "sequences": [1, 2]}),
+        gate.post(f"{GROUP}/lease", {"worker": "w1"}),
+        gate.post(f"{GROUP}/ack", {"worker": "w1", "sequences": [1, 2]}),
         gate.post(ORDERS, b"x\n"),
         gate.get("/v1/head"),
     ):

@@ -47,7 +47,7 @@ def test_a_parameter_that_a_request_does_not_have_is_refused(gate: Gate) -> None
         ("GET", "/v1/head?token=secret"),
         ("POST", "/v1/routes/orders/groups/packing/lease?wait=3"),
     ]:
-        answer = gate.ask(method, path, b'{"consumer": "w"}' if method == "POST" else None)
+        answer = gate.ask(method, path, b'{"worker": "w"}' if method == "POST" else None)
 
         name, _, value = path.partition("?")[2].partition("=")
         assert (answer.status, answer.json()["detail"]) == (

@@ -29,7 +29,7 @@ RECORDS = "/v1/routes/orders/records"
 
 
 def post(gate: Gate, verb: str, **fields: Any) -> Answer:
-    return gate.post(f"{GROUP}/{verb}", {"consumer": "w1", **fields})
+    return gate.post(f"{GROUP}/{verb}", {"worker": "w1", **fields})
 
 
 def leased(gate: Gate, **fields: Any) -> list[int]:
@@ -46,7 +46,7 @@ def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowl
     assert post(gate, "ack", sequences=done).json() == {"refused": []}
     gate.kill()
     gate.start()
-    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, and no other consumer has it
+    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, and no other worker has it
     again = post(gate, "lease").json()["records"]
     assert [(record["sequence"], record["tries"]) for record in again] == [(n, 2) for n in range(4, 101, 2)]
 
@@ -68,7 +68,7 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemo
         code, message, hint = refused_command(run([*drain, "--", "true"]))
         assert (code, f"process {gate.process.pid}, " in message, "wald_gate" in message) == (5, True, True), message
         assert "a wald-gate releases the group 30 s after the last request" in hint
-        assert [each["consumer"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
+        assert [each["worker"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
         gate.kill()
         assert leased(other) == [1]
 
@@ -79,7 +79,7 @@ def test_a_group_of_another_process_is_taken_over_when_that_has_ended(gate: Gate
         assert len(work.lease("elsewhere", wait=60)) == 1
         assert post(gate, "lease").status == 423
         [entry] = gate.get(f"{GROUP}/pending").lines()
-        assert (entry["kind"], entry["consumer"]) == ("out", "elsewhere")
+        assert (entry["kind"], entry["worker"]) == ("out", "elsewhere")
     assert leased(gate) == [1]
 
 
@@ -87,7 +87,7 @@ def test_a_group_of_another_process_is_taken_over_when_that_has_ended(gate: Gate
 def test_requests_at_the_same_time_share_the_opening_of_a_group(gate: Gate) -> None:
     gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(32)))
     with ThreadPoolExecutor(32) as threads:
-        asked = [threads.submit(leased, gate, consumer=f"w{n}", max_records=1) for n in range(32)]
+        asked = [threads.submit(leased, gate, worker=f"w{n}", max_records=1) for n in range(32)]
         assert sorted(sequence for each in asked for sequence in each.result()) == list(range(1, 33))
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
 
 def test_a_group_of_a_route_that_is_not_there_is_not_found(gate: Gate) -> None:
     for verb in ("lease", "release"):
-        answer = gate.post(f"/v1/routes/nowhere/groups/billing/{verb}", {"consumer": "w1"})
+        answer = gate.post(f"/v1/routes/nowhere/groups/billing/{verb}", {"worker": "w1"})
         assert (answer.status, answer.json()["code"]) == (404, "not-found")
     assert gate.get(f"{GROUP}/pending").status == 404
 
@@ -129,13 +129,13 @@ def test_a_name_that_is_misspelt_makes_no_group(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n2\n")
     for verb in ("lease", "ack", "nack", "extend", "release"):
         sequences = {} if verb == "lease" else {"sequences": [1]}
-        answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", {"consumer": "w1", **sequences})
+        answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", {"worker": "w1", **sequences})
         assert (answer.status, answer.json()["code"]) == (404, "not-found"), verb
         assert answer.json()["detail"] == "there is no group 'biling' on route orders"
         assert answer.json()["hint"] == 'PUT {"sequence": "earliest"} to /v1/routes/orders/cursors/biling makes it'
     assert not list(gate.root.rglob("biling*"))
     gate.make_group("biling")
-    assert gate.post("/v1/routes/orders/groups/biling/lease", {"consumer": "w1"}).status == 200
+    assert gate.post("/v1/routes/orders/groups/biling/lease", {"worker": "w1"}).status == 200
 
 
 @pytest.mark.usefixtures("billing")
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
         for each in disk.glob("fill-*"):
             each.unlink()
         eventually(lambda: post(gate, "lease", max_records=1).status == 200)
-        again = set(leased(gate, consumer="w2", max_records=10_000))
+        again = set(leased(gate, worker="w2", max_records=10_000))
         assert again
         assert not again & acknowledged
 

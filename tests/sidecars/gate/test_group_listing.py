@@ -31,7 +31,7 @@ def test_groups_are_listed_with_their_lag_and_work_groups_with_what_is_where(gat
     gate.post(RECORDS, b"1\n2\n3\n4\n")
     gate.ask("PUT", "/v1/routes/orders/cursors/audit", b'{"sequence": 3}')
     assert len(lease(gate, max_records=2)) == 2
-    assert gate.post(f"{GROUP}/nack", {"consumer": "w1", "sequences": [2], "delay": 600}).status == 200
+    assert gate.post(f"{GROUP}/nack", {"worker": "w1", "sequences": [2], "delay": 600}).status == 200
     found = listed(gate)
     assert list(found) == ["audit", "billing"]
     assert (found["audit"]["sequence"], found["audit"]["lag_records"], "work" in found["audit"]) == (3, 1, False)
@@ -50,14 +50,14 @@ def test_a_group_is_removed_with_all_its_files_and_makes_way_for_a_new_one(gate:
     assert len(lease(gate)) == 2
     refused = removed(gate)
     assert (refused.status, refused.json()["code"]) == (409, "in-use")
-    assert gate.post(f"{GROUP}/ack", {"consumer": "w1", "sequences": [1]}).status == 200
-    assert gate.post(f"{GROUP}/release", {"consumer": "w1"}).json() == {"released": 1}
+    assert gate.post(f"{GROUP}/ack", {"worker": "w1", "sequences": [1]}).status == 200
+    assert gate.post(f"{GROUP}/release", {"worker": "w1"}).json() == {"released": 1}
     for group in ("billing", "audit"):
         assert removed(gate, group).json() == {"route": "orders", "group": group}
         assert (removed(gate, group).status, removed(gate, group).json()["code"]) == (404, "not-found")
     assert listed(gate) == {}
     assert not [*gate.root.rglob("billing*"), *gate.root.rglob("audit*")]
-    assert gate.post(f"{GROUP}/lease", {"consumer": "w1"}).status == 404
+    assert gate.post(f"{GROUP}/lease", {"worker": "w1"}).status == 404
     gate.make_group("billing")
     assert [record["sequence"] for record in lease(gate)] == [1, 2]
 

@@ -19,80 +19,80 @@ WRONG = {
         "null",
         "{",
         "{}",
-        '{"consumer": null}',
-        '{"consumer": 7}',
-        '{"consumer": "w", "max_record": 1}',
-        '{"consumer": "w", "max_records": 0}',
-        '{"consumer": "w", "max_records": 10001}',
-        '{"consumer": "w", "max_records": 1.5}',
-        '{"consumer": "w", "max_records": true}',
-        '{"consumer": "w", "max_bytes": 0}',
-        '{"consumer": "w", "max_bytes": 99999999999999999999999}',
-        '{"consumer": "w", "lease_for": 0}',
-        '{"consumer": "w", "lease_for": -1}',
-        '{"consumer": "w", "lease_for": NaN}',
-        '{"consumer": "w", "lease_for": Infinity}',
-        '{"consumer": "w", "lease_for": 1e999}',
-        '{"consumer": "w", "lease_for": 43201}',
-        '{"consumer": "w", "lease_for": "30s"}',
-        '{"consumer": "w", "wait": -0.1}',
-        '{"consumer": "w", "wait": 301}',
-        '{"consumer": "w", "done": [0]}',
-        '{"consumer": "w", "done": 1}',
+        '{"worker": null}',
+        '{"worker": 7}',
+        '{"worker": "w", "max_record": 1}',
+        '{"worker": "w", "max_records": 0}',
+        '{"worker": "w", "max_records": 10001}',
+        '{"worker": "w", "max_records": 1.5}',
+        '{"worker": "w", "max_records": true}',
+        '{"worker": "w", "max_bytes": 0}',
+        '{"worker": "w", "max_bytes": 99999999999999999999999}',
+        '{"worker": "w", "lease_for": 0}',
+        '{"worker": "w", "lease_for": -1}',
+        '{"worker": "w", "lease_for": NaN}',
+        '{"worker": "w", "lease_for": Infinity}',
+        '{"worker": "w", "lease_for": 1e999}',
+        '{"worker": "w", "lease_for": 43201}',
+        '{"worker": "w", "lease_for": "30s"}',
+        '{"worker": "w", "wait": -0.1}',
+        '{"worker": "w", "wait": 301}',
+        '{"worker": "w", "done": [0]}',
+        '{"worker": "w", "done": 1}',
     ],
     "ack": [
-        '{"consumer": "w"}',
-        '{"consumer": "w", "sequences": null}',
-        '{"consumer": "w", "sequences": [-1]}',
-        '{"consumer": "w", "sequences": [9223372036854775808]}',
-        '{"consumer": "w", "sequences": [1.5]}',
-        '{"consumer": "w", "sequences": ["1"]}',
-        '{"consumer": "w", "sequences": [1], "reason": "x"}',
-        f'{{"consumer": "w", "sequences": [{SEQUENCES}]}}',
+        '{"worker": "w"}',
+        '{"worker": "w", "sequences": null}',
+        '{"worker": "w", "sequences": [-1]}',
+        '{"worker": "w", "sequences": [9223372036854775808]}',
+        '{"worker": "w", "sequences": [1.5]}',
+        '{"worker": "w", "sequences": ["1"]}',
+        '{"worker": "w", "sequences": [1], "reason": "x"}',
+        f'{{"worker": "w", "sequences": [{SEQUENCES}]}}',
     ],
     "nack": [
-        '{"consumer": "w", "sequences": [1], "delay": -1}',
-        '{"consumer": "w", "sequences": [1], "delay": NaN}',
-        '{"consumer": "w", "sequences": [1], "delay": 1e10}',
-        '{"consumer": "w", "sequences": [1], "reason": 7}',
-        json.dumps({"consumer": "w", "sequences": [1], "reason": "x" * 10_001}),
+        '{"worker": "w", "sequences": [1], "delay": -1}',
+        '{"worker": "w", "sequences": [1], "delay": NaN}',
+        '{"worker": "w", "sequences": [1], "delay": 1e10}',
+        '{"worker": "w", "sequences": [1], "reason": 7}',
+        json.dumps({"worker": "w", "sequences": [1], "reason": "x" * 10_001}),
     ],
-    "extend": ['{"consumer": "w", "sequences": [1], "lease_for": 0}'],
-    "release": ['{"consumer": "w", "sequences": [0]}', '{"consumer": ""}'],
+    "extend": ['{"worker": "w", "sequences": [1], "lease_for": 0}'],
+    "release": ['{"worker": "w", "sequences": [0]}', '{"worker": ""}'],
 }
 NAMES = ["", "a\nb", "\x1b[31mred", "tab\there", "\u202eback", "\u2028", "x" * 201, "\x00"]
 
 
 def test_what_is_wrong_is_said_and_nothing_happens(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n")
-    assert [record["sequence"] for record in gate.post(f"{GROUP}/lease", {"consumer": "w"}).json()["records"]] == [1]
+    assert [record["sequence"] for record in gate.post(f"{GROUP}/lease", {"worker": "w"}).json()["records"]] == [1]
     for verb, bodies in WRONG.items():
         for body in bodies:
             answer = gate.ask("POST", f"{GROUP}/{verb}", body.encode())
             assert (answer.status, answer.json()["code"]) == (400, "invalid"), (verb, body[:80], answer.body)
     [entry] = gate.get(f"{GROUP}/pending").lines()
-    assert (entry["first"], entry["consumer"], entry["tries"]) == (1, "w", 1)
+    assert (entry["first"], entry["worker"], entry["tries"]) == (1, "w", 1)
 
 
 def test_a_consumer_has_a_name_that_fits_on_a_line(gate: Gate) -> None:
     for name in NAMES:
         for verb, more in {"lease": {}, "ack": {"sequences": [1]}, "release": {}}.items():
-            answer = gate.post(f"{GROUP}/{verb}", {"consumer": name, **more})
+            answer = gate.post(f"{GROUP}/{verb}", {"worker": name, **more})
             assert (answer.status, answer.json()["code"]) == (400, "invalid"), answer.body
 
 
 def test_a_name_may_have_any_letters(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n")
     name = "Zoë 工人 №1 \\ \" ' 🙂"
-    assert len(gate.post(f"{GROUP}/lease", {"consumer": name}).json()["records"]) == 1
+    assert len(gate.post(f"{GROUP}/lease", {"worker": name}).json()["records"]) == 1
     [entry] = gate.get(f"{GROUP}/pending").lines()
-    assert entry["consumer"] == name
+    assert entry["worker"] == name
 
 
 def test_a_body_that_is_too_large_or_no_json_is_refused(gate: Gate) -> None:
-    large = gate.ask("POST", f"{GROUP}/ack", b'{"consumer": "w", "sequences": [' + b"1," * (3 << 20) + b"1]}")
+    large = gate.ask("POST", f"{GROUP}/ack", b'{"worker": "w", "sequences": [' + b"1," * (3 << 20) + b"1]}")
     assert (large.status, large.json()["code"]) == (413, "too-large")
-    other = gate.post(f"{GROUP}/lease", b'{"consumer": "w"}', "text/plain")
+    other = gate.post(f"{GROUP}/lease", b'{"worker": "w"}', "text/plain")
     assert (other.status, other.json()["code"]) == (415, "media-type")
     assert gate.get(f"{GROUP}/lease").status == 405
     assert gate.get(f"{GROUP}/pending?limit=0").status == 400
@@ -100,5 +100,5 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(gate: Gate) -> None:
 
 def test_a_name_that_is_none_is_refused(gate: Gate) -> None:
     for path in ["/v1/routes/..%2Fx/groups/g/lease", "/v1/routes/orders/groups/.hidden/lease"]:
-        assert gate.post(path, {"consumer": "w"}).status in (400, 404)
+        assert gate.post(path, {"worker": "w"}).status in (400, 404)
         assert not list(gate.root.rglob("*.work"))

@@ -20,7 +20,7 @@ FDATASYNC = 75  # its number on x86-64
 
 
 def post(gate: Gate, verb: str, **fields: Any) -> Answer:
-    return gate.post(f"{GROUP}/{verb}", {"consumer": "w1", **fields})
+    return gate.post(f"{GROUP}/{verb}", {"worker": "w1", **fields})
 
 
 def is_syncing(gate: Gate) -> bool:

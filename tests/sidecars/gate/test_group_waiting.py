@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("billing")
 MANY = 500
 
 
-def waiting(gate: Gate, consumer: str, **fields: Any) -> socket.socket:
+def waiting(gate: Gate, worker: str, **fields: Any) -> socket.socket:
     """A connection on which a lease was asked for."""
-    body = json.dumps({"consumer": consumer, "wait": 300, **fields}).encode()
+    body = json.dumps({"worker": worker, "wait": 300, **fields}).encode()
     connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
     head = f"POST {GROUP}/lease HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)

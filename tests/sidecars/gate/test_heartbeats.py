@@ -48,7 +48,7 @@ def test_nginx_is_told_not_to_buffer_what_comes_bit_by_bit(gate: Gate) -> None:
 @pytest.mark.usefixtures("billing")
 def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
     """But for values alone, where it could be taken for a record, unless the client asks for it."""
-    lease = json.dumps({"consumer": "ann", "wait": 300})
+    lease = json.dumps({"worker": "ann", "wait": 300})
     requests = {
         "ndjson": ("GET", f"{ORDERS}?from=end&follow=1", "", b"\r\n\n\r\n"),
         "json": ("GET", f"{ORDERS}?from=end&follow=1&format=json", "", b"\r\n\n\r\n"),
@@ -75,7 +75,7 @@ def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("billing")
 def test_a_lease_that_has_begun_to_answer_ends_with_its_client_and_with_the_gate(gate: Gate) -> None:
-    gone, stays = (begun(gate, "POST", f"{GROUP}/lease", f'{{"consumer": "{who}", "wait": 300}}') for who in ("g", "s"))
+    gone, stays = (begun(gate, "POST", f"{GROUP}/lease", f'{{"worker": "{who}", "wait": 300}}') for who in ("g", "s"))
     for each in (gone, stays):
         received(each, b"\r\n\n\r\n")
     gone.close()

@@ -36,8 +36,8 @@ def gate_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         daemon.ask("PUB orders 6\n1\n2\n3\n")
         with Gate(root, "--tokens", tokens) as gate:
             told(gate, "ann", "PUT", f"{ROUTE}/cursors/packing", {"sequence": 0})
-            lease = {"consumer": "w", "done": [1, 2, 3]}
-            told(gate, "ann", "POST", f"{ROUTE}/groups/packing/lease", {"consumer": "w", "max_records": 3})
+            lease = {"worker": "w", "done": [1, 2, 3]}
+            told(gate, "ann", "POST", f"{ROUTE}/groups/packing/lease", {"worker": "w", "max_records": 3})
             told(gate, "ann", "POST", f"{ROUTE}/groups/packing/lease", lease)
             eventually(lambda: told(gate, "ann", "GET", f"{ROUTE}/cursors/packing")["sequence"] == 3)
             told(gate, "ann", "PUT", f"{ROUTE}/cursors/billing", {"sequence": 2})
@@ -145,9 +145,9 @@ def test_an_unknown_parameter_is_told_which_there_are(gate_of_two: Gate) -> None
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ({"consumer": "w", "wait": "long"}, "wait must be "),
-        ({"consumer": "w", "max_records": 0}, "max_records is a whole number from 1 to 10000"),
-        ({"consumer": 5}, "consumer is a text"),
+        ({"worker": "w", "wait": "long"}, "wait must be "),
+        ({"worker": "w", "max_records": 0}, "max_records is a whole number from 1 to 10000"),
+        ({"worker": 5}, "worker is a text"),
     ],
 )
 def test_so_is_a_wrong_field(gate_of_two: Gate, body: dict[str, Any], detail: str) -> None:

@@ -29,13 +29,13 @@ def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
         assert "Traceback" not in running.log
 
 
-def leasing(gate: Gate, consumer: str) -> socket.socket:
+def leasing(gate: Gate, worker: str) -> socket.socket:
     """A connection on which records were leased, of which the client takes little."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(TIMEOUT_SECONDS)
     connection.connect(("127.0.0.1", gate.port))
-    body = json.dumps({"consumer": consumer, **LEASE}).encode()
+    body = json.dumps({"worker": worker, **LEASE}).encode()
     head = f"POST {GROUP}/lease HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     assert connection.recv(12) == b"HTTP/1.1 200"
@@ -43,13 +43,13 @@ def leasing(gate: Gate, consumer: str) -> socket.socket:
 
 
 def lease(gate: Gate, **fields: int) -> Answer:
-    return gate.post(f"{GROUP}/lease", {"consumer": "second", **LEASE, **fields})
+    return gate.post(f"{GROUP}/lease", {"worker": "second", **LEASE, **fields})
 
 
 def out(gate: Gate) -> list[tuple[int, int, str, int]]:
     """What consumers have, and how often it was delivered."""
     lines = gate.get(f"{GROUP}/pending").lines()
-    return [(each["first"], each["last"], each["consumer"], each["tries"]) for each in lines]
+    return [(each["first"], each["last"], each["worker"], each["tries"]) for each in lines]
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "closed"])
@@ -59,7 +59,7 @@ def test_a_lease_waits_for_what_another_client_has_not_taken_and_leases_nothing(
         assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (503, "memory", "2")
         assert out(gate) == [(1, 1, "first", 1)]
         assert len(lease(gate, max_bytes=1).json()["records"]) == 1  # each may keep little, and may have one record
-        assert gate.post(f"{GROUP}/nack", {"consumer": "second", "sequences": [2]}).status == 200
+        assert gate.post(f"{GROUP}/nack", {"worker": "second", "sequences": [2]}).status == 200
         while is_read and connection.recv(1 << 20):
             pass
     eventually(lambda: lease(gate).status == 200)

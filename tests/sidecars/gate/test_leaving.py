@@ -17,7 +17,7 @@ ORDERS = "/v1/routes/orders/records"
 CLIENTS = 20
 LOG_BYTES = 48 << 20
 BOUND_BYTES = 8 << 20  # for each client; it takes about three
-LEASE = {"consumer": "ann", "wait": 300}
+LEASE = {"worker": "ann", "wait": 300}
 
 
 def gate_of(daemon: Daemon, limits: str) -> Gate:

@@ -64,7 +64,7 @@ def test_streams_are_counted_while_they_last(gate: Gate) -> None:
 def test_groups_and_leases_that_wait_are_counted(gate: Gate) -> None:
     group = "/v1/routes/orders/groups/billing"
     gate.make_group("billing")
-    body = json.dumps({"consumer": "ann", "wait": 60}).encode()
+    body = json.dumps({"worker": "ann", "wait": 60}).encode()
     with ThreadPoolExecutor() as asking:
         leased = asking.submit(gate.ask, "POST", f"{group}/lease", body, {"Content-Type": "application/json"})
         eventually(lambda: samples(gate)["wald_gate_waiting_leases",] == 1)

@@ -80,7 +80,7 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
     answers = {"append": gate.post(f"{ROUTE}/records", body, "application/x-ndjson")}
     answers |= {"add_route": gate.post("/v1/routes/made"), "cut": gate.post("/v1/cut")}
     gate.make_group(GROUP)
-    taken: dict[str, Any] = {"consumer": "w"}
+    taken: dict[str, Any] = {"worker": "w"}
     answers["lease"] = gate.post(f"{OF_GROUP}/lease", taken)
     answers["nack"] = gate.post(f"{OF_GROUP}/nack", taken | {"sequences": [1, 9], "delay": 60})
     answers["extend"] = gate.post(f"{OF_GROUP}/extend", taken | {"sequences": [2]})
@@ -132,7 +132,7 @@ def test_a_stranger_finds_no_answer_that_the_document_does_not_allow(gate: Gate,
     """Schemathesis: 1,500 requests, with all of its checks but those of chains of requests."""
     gate.post(f"{ROUTE}/records", b'one\n{"two": 2}\n\xff\n')
     gate.make_group(GROUP)
-    gate.post(f"{OF_GROUP}/lease", {"consumer": "ann", "max_records": 1})
+    gate.post(f"{OF_GROUP}/lease", {"worker": "ann", "max_records": 1})
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     program = [sys.executable, "-m", "schemathesis.cli", "run", f"{gate.origin}/openapi.json", "--no-color"]
     bounded = ["--seed", str(SEED), "--max-examples", "60", "--generation-database", "none"]

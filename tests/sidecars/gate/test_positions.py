@@ -74,9 +74,9 @@ def test_a_group_begins_at_the_oldest_record_there_or_behind_the_last_one(shared
     for group, position, sequence in (("first", "earliest", 3), ("next", "end", 5)):
         made = shared.ask("PUT", f"{CURSORS}/{group}", json.dumps({"sequence": position}).encode())
         assert made.json() == {"sequence": sequence, "state": "valid", "message": ""}
-    leased = shared.post("/v1/routes/orders/groups/first/lease", {"consumer": "w"}).json()["records"]
+    leased = shared.post("/v1/routes/orders/groups/first/lease", {"worker": "w"}).json()["records"]
     assert [record["sequence"] for record in leased] == [4, 5]
-    assert shared.post("/v1/routes/orders/groups/next/lease", {"consumer": "w"}).json() == {"records": []}
+    assert shared.post("/v1/routes/orders/groups/next/lease", {"worker": "w"}).json() == {"records": []}
     back = shared.ask("PUT", f"{CURSORS}/next", b'{"sequence": "earliest"}')
     assert (back.status, back.json()["hint"]) == (409, '{"sequence": "earliest", "rewind": true} moves it all the same')
     other = shared.ask("PUT", f"{CURSORS}/next", b'{"sequence": "latest"}')

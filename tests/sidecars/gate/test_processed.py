@@ -25,7 +25,7 @@ def put_cursor(gate: Gate, sequence: int) -> None:
 
 
 def verb(gate: Gate, name: str, **fields: Any) -> Any:
-    answer = gate.post(f"{GROUP}/{name}", {"consumer": "w1", **fields})
+    answer = gate.post(f"{GROUP}/{name}", {"worker": "w1", **fields})
     assert answer.status == 200, answer.body
     return answer.json()
 

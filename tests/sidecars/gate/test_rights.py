@@ -162,11 +162,11 @@ def test_a_lease_that_waits_ends_when_its_client_may_not_lease_any_more(guarded:
     """It is answered as a new request would be, takes no record along, and the leases of others go on."""
     leasing = "/v1/routes/orders/groups/billing/lease"
     ask_as(guarded, "all-token", "PUT", "/v1/routes/orders/cursors/billing", {"sequence": 0})
-    [first] = ask_as(guarded, "all-token", "POST", leasing, {"consumer": "all"}).json()["records"]
+    [first] = ask_as(guarded, "all-token", "POST", leasing, {"worker": "all"}).json()["records"]
     assert first["value"] == "x"
     with ThreadPoolExecutor() as pool:
         ended, goes_on = (
-            pool.submit(ask_as, guarded, f"{name}-token", "POST", leasing, {"consumer": name, "wait": 300})
+            pool.submit(ask_as, guarded, f"{name}-token", "POST", leasing, {"worker": name, "wait": 300})
             for name in ("out", "all")
         )
         eventually(lambda: metric(guarded, "wald_gate_waiting_leases") == 2)

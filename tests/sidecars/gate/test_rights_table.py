@@ -26,18 +26,18 @@ pytestmark = needs_root
 RECORDS, CURSOR, GROUP = "/v1/routes/{}/records", "/v1/routes/{}/cursors/secret", "/v1/routes/{}/groups/secret/"
 NONE, KNOWN, READ, WRITE, ADMIN = "nothing", "any token", "read", "write", "admin"
 LOOK, WORK = "read, or work for the group", "work for the group"
-OF_GROUP = {"consumer": "ann", "sequences": [1]}
+OF_GROUP = {"worker": "ann", "sequences": [1]}
 
 TABLE: dict[str, tuple[str, str, str, Any]] = {
     "append": (WRITE, "POST", RECORDS, b"x\n"),
     "records": (READ, "GET", RECORDS, None),
     "cursor": (LOOK, "GET", CURSOR, None),
     "set_cursor": (WORK, "PUT", CURSOR, {"sequence": 1}),
-    "lease": (WORK, "POST", f"{GROUP}lease", {"consumer": "ann"}),
+    "lease": (WORK, "POST", f"{GROUP}lease", {"worker": "ann"}),
     "ack": (WORK, "POST", f"{GROUP}ack", OF_GROUP),
     "nack": (WORK, "POST", f"{GROUP}nack", OF_GROUP),
     "extend": (WORK, "POST", f"{GROUP}extend", OF_GROUP),
-    "release": (WORK, "POST", f"{GROUP}release", {"consumer": "ann"}),
+    "release": (WORK, "POST", f"{GROUP}release", {"worker": "ann"}),
     "groups": (READ, "GET", "/v1/routes/{}/groups", None),
     "remove_group": (WORK, "DELETE", GROUP[:-1], None),
     "pending": (LOOK, "GET", f"{GROUP}pending", None),

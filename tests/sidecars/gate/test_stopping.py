@@ -40,7 +40,7 @@ def under_way() -> list[bytes]:
     follows = [
         request(f"GET {ORDERS}?follow=1&format={form}") for form in ("raw", "ndjson") for _ in range(FOLLOWERS // 2)
     ]
-    lease = json.dumps({"consumer": "ann", "wait": 300}).encode()
+    lease = json.dumps({"worker": "ann", "wait": 300}).encode()
     leases = [request("POST /v1/routes/empty/groups/g/lease", body=lease, media_type="application/json")] * FOLLOWERS
     pages = [request("GET /live", "Accept: text/event-stream")] * 5
     processed = [request(f"POST {ORDERS}?wait_processed=slow&wait=300s", body=b"processed\n")] * 5

@@ -15,9 +15,9 @@ stored = api.append("orders", [NewRecord(value="one", key="ann"), NewRecord(valu
 records = api.records("orders", var_from="earliest", to="2")
 api.set_cursor("orders", "packing", CursorPosition(sequence=CursorPositionSequence(1)))
 cursor = api.cursor("orders", "packing")
-leased = api.lease("orders", "packing", Lease(consumer="ann", max_records=5))
+leased = api.lease("orders", "packing", Lease(worker="ann", max_records=5))
 pending = api.pending("orders", "packing")
-settled = api.ack("orders", "packing", Ack(consumer="ann", sequences=[1, 2, 9]))
+settled = api.ack("orders", "packing", Ack(worker="ann", sequences=[1, 2, 9]))
 try:
     api.records("orders", var_from="99")
 except ApiException as error:
@@ -35,7 +35,7 @@ sys.stdout.write(
             "times": all(each.append_time_ns > 10**18 for each in records),
             "cursor": [cursor.sequence, cursor.state],
             "leased": [[each.sequence, each.tries, each.value] for each in leased.records],
-            "pending": [[each.actual_instance.kind, each.actual_instance.consumer] for each in pending],
+            "pending": [[each.actual_instance.kind, each.actual_instance.worker] for each in pending],
             "refused": [each.sequence for each in settled.refused],
             "problems": [missing, refused],
         }

@@ -24,9 +24,9 @@ async function main(): Promise<void> {
   const records = await api.records({ route, from: 'earliest', to: '2' });
   await api.setCursor({ route, group, cursorPosition: { sequence: 1 } });
   const cursor = await api.cursor({ route, group });
-  const leased = await api.lease({ route, group, lease: { consumer: 'ann', maxRecords: 5 } });
+  const leased = await api.lease({ route, group, lease: { worker: 'ann', maxRecords: 5 } });
   const pending = await api.pending({ route, group });
-  const settled = await api.ack({ route, group, ack: { consumer: 'ann', sequences: [1, 2, 9] } });
+  const settled = await api.ack({ route, group, ack: { worker: 'ann', sequences: [1, 2, 9] } });
 
   console.log(JSON.stringify({
     stored: [stored.first, stored.last, stored.count],
@@ -34,7 +34,7 @@ async function main(): Promise<void> {
     times: records.every((each) => each.appendTimeNs > 1e18),
     cursor: [cursor.sequence, cursor.state],
     leased: leased.records.map((each) => [each.sequence, each.tries, each.value]),
-    pending: pending.map((each) => (each.kind === 'out' ? [each.kind, each.consumer] : [each.kind])),
+    pending: pending.map((each) => (each.kind === 'out' ? [each.kind, each.worker] : [each.kind])),
     refused: settled.refused.map((each) => each.sequence),
     problems: [
       await problem(api.records({ route, from: '99' })),

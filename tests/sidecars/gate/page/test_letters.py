@@ -56,7 +56,7 @@ def send(gate: Gate, line: bytes) -> None:
 
 def ask_group(gate: Gate, verb: str, **fields: object) -> dict[str, Any]:
     headers = CHIEF | {"Content-Type": "application/json"}
-    answer = gate.ask("POST", f"{GROUP}/{verb}", json.dumps({"consumer": "w1", **fields}).encode(), headers)
+    answer = gate.ask("POST", f"{GROUP}/{verb}", json.dumps({"worker": "w1", **fields}).encode(), headers)
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json()
     return found

@@ -48,14 +48,14 @@ def test_who_has_which_records_is_said_and_which_wait(gate: Gate) -> None:
     gate.post("/v1/routes/orders/records", b"line\n" * 40)
     group = "/v1/routes/orders/groups/packing"
     gate.make_group("packing")
-    for consumer in ("w1", "w2"):
-        asked = {"consumer": consumer, "max_records": 5, "lease_for": 600}
+    for worker in ("w1", "w2"):
+        asked = {"worker": worker, "max_records": 5, "lease_for": 600}
         assert len(gate.post(f"{group}/lease", asked).json()["records"]) == 5
-    back = {"consumer": "w2", "sequences": [7], "delay": 3600, "reason": HOSTILE}
+    back = {"worker": "w2", "sequences": [7], "delay": 3600, "reason": HOSTILE}
     assert gate.post(f"{group}/nack", back).json() == {"refused": []}
     for number in range(15):
         assert (
-            gate.post(f"{group}/lease", {"consumer": f"many{number}", "max_records": 1, "lease_for": 600}).status == 200
+            gate.post(f"{group}/lease", {"worker": f"many{number}", "max_records": 1, "lease_for": 600}).status == 200
         )
 
     eventually(lambda: "not due yet" in shown(gate))
@@ -75,7 +75,7 @@ def test_a_route_leads_to_its_records_and_says_once_what_its_groups_are(gate: Ga
     gate.post("/v1/routes/orders/records", b"one\n")
     for group in ("packing", "billing", "audit"):
         gate.make_group(group)
-        asked = {"consumer": "w", "lease_for": 600}
+        asked = {"worker": "w", "lease_for": 600}
         assert gate.post(f"/v1/routes/orders/groups/{group}/lease", asked).status == 200
 
     def chips() -> list[str]:
