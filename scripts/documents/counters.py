@@ -9,8 +9,8 @@ from documents.tables import table
 from wald.cli.metrics import Measured, Ran, of_directory
 from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
-from wald_drain.counts import Counts as DrainCounts
-from wald_drain.counts import of_drain
+from wald_drain.report import Counts as DrainCounts
+from wald_drain.report import of_drain
 from wald_gate.http.pool import ConnectionPool
 from wald_gate.info.monitoring import Counts as GateCounts
 from wald_gate.info.monitoring import Published, Word, of_gate

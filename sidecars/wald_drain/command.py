@@ -1,4 +1,4 @@
-"""``wald-drain``: records to a command's stdin, and the cursor after the command has succeeded."""
+"""Command ``wald-drain`` with ``feed`` and ``redrive``."""
 
 from __future__ import annotations
 
@@ -32,17 +32,12 @@ from wald.format.names import check_route
 from wald.hints import command_line
 from wald.loop import stop_on_signals
 from wald.work.group import Order
-from wald_drain.consumer import Consumer
-from wald_drain.counts import Counts, of_drain
-from wald_drain.feed import Feed
-from wald_drain.full_disk import through_full_disks
-from wald_drain.job import Drain, Job
-from wald_drain.keeper import check_command
-from wald_drain.portions import StdinFormat
+from wald_drain.process import check_command, runners_for
+from wald_drain.redrive import Consumer
 from wald_drain.redrive import redrive as put_back
-from wald_drain.runner import runners_for
-from wald_drain.stopping import leave, stopping
-from wald_drain.workers import Workers
+from wald_drain.report import Counts, of_drain
+from wald_drain.run import drain, leave, stopping
+from wald_drain.worker import Job, RunContext
 
 _DEAD_LETTER = "dead_letter"
 _BATCH_RECORDS = 1000
@@ -106,8 +101,8 @@ def command(ctx: click.Context, root: Path | None) -> None:
     "--format",
     "form",
     hidden=True,
-    type=click.Choice([each.value for each in StdinFormat]),
-    default=StdinFormat.RAW.value,
+    type=click.Choice(["raw", "json"]),
+    default="raw",
     show_default=True,
     help="json: one object per line.",
 )
@@ -163,24 +158,23 @@ def feed(
     check_command(words)
     job = Job(
         command=words,
-        stdin_format=StdinFormat(form),
+        stdin_format=form,
         records_max=batch_records or (_BATCH_RECORDS if workers is None else 1),
         tries=tries,
         dead_letter=dead_letter,
         daemon=socket or root,
         exit_at_end=exit_at_end,
-        order=order or "log",
+        order="strict" if workers is None else order or "log",
     )
     counts = Counts()
     with (
-        _at_work(root, route, group, leave) as (consumer, asked),
-        runners_for(words, workers or 1, time_limit) as runners,  # before there is another thread
+        _at_work(root, route, group, leave) as (consumer, stop_requested),
+        runners_for(words, workers or 1, time_limit) as runners,  # forked before this process has other threads
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
-        drain = Drain(consumer, job, counts, threading.Event(), _report, asked)
-        work = Feed(drain, runners[0]) if workers is None else Workers(drain, runners)
-        with stopping(drain):
-            given_up = through_full_disks(drain, work.run)
+        context = RunContext(consumer, job, counts, threading.Event(), _report, stop_requested)
+        with stopping(context):
+            given_up = drain(context, runners)
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(
@@ -211,7 +205,7 @@ def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
 def _at_work(
     root: Path, route: str, group: str, again: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Consumer, threading.Event]]:
-    """A consumer, and the event that a signal sets; ``again`` is what another Ctrl-C does."""
+    """Yield a consumer and the event that a signal sets; another Ctrl-C calls ``again``."""
     consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
     with stop_on_signals(again) as stop:
         yield consumer, stop
@@ -222,5 +216,5 @@ def _report(line: str) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Console script."""
     sys.exit(run(command, "wald-drain", sys.argv[1:]))

@@ -1,63 +1,47 @@
-"""What an earlier wald-drain has left, with workers or without: commands that still run, and what they have processed.
+"""Commands that an earlier wald-drain has left running, and the records that they have processed.
 
-A start waits for all of them, whatever number of workers it has itself. So a record is never with two commands.
+A start waits for all of them, however many workers it has. So a record is never with two commands.
 """
 
 from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
+from wald.format.ledger_lines import decode_line
+from wald.format.names import COMMAND_SUFFIX
 from wald.retention.cursors import CursorState
-from wald.retention.handovers import PinWriter
+from wald.work.group import WorkGroup
 from wald.work.journal import discard
-from wald.work.ownership import done_above, workers_of
+from wald.work.ownership import done_above, worker_name, workers_of
 from wald.work.replay import recover_progress
-from wald_drain.attempt import Attempts
-from wald_drain.consumer import Consumer
-from wald_drain.retries import KILLED_TOO, ending, is_failure
-from wald_drain.worker_file import WorkerFile
+from wald.work.window import runs_of
+from wald_drain.redrive import Consumer
+from wald_drain.retry import KILLED_TOO, ending, is_failure
+from wald_drain.state_file import LINE_BYTES, StateFile, cursor_identity
 
 OUTLIVED = "processed by a command that has outlived its wald-drain, or a full disk"
 
 
-def move_past(attempts: Attempts, consumer: Consumer, report: Callable[[str], None]) -> None:
-    """Move the cursor past what the command of a drain without workers has processed after that was killed."""
-    ended = attempts.processed()
-    if ended is not None:
-        consumer.commit(ended.last)
-        report(f"{consumer.named(ended.first, ended.last)}: {OUTLIVED}")
-
-
-class FailedTry(NamedTuple):
-    """A try of a single record that failed, and that its drain could not take in any more.
-
-    Attributes:
-        number: of the try.
-        how: it ended, as text.
-    """
-
-    worker: int
-    sequence: int
-    number: int
-    how: str
-
-
 class Leftovers:
-    """The files of the workers of earlier drains, until it is closed."""
+    """State files of earlier drains, open until it is closed."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        place = consumer.log.root, consumer.route, consumer.group
+        directory = consumer.log.root.cursor_directory(consumer.route)
+        workers: list[int | None] = [*workers_of(directory, consumer.group)]
+        if (directory / f"{consumer.group}{COMMAND_SUFFIX}").exists():  # of a drain before work groups were strict
+            workers.append(None)
         with ExitStack() as held:
             self._files = []
-            for worker in workers_of(consumer.log.root.cursor_directory(consumer.route), consumer.group):
-                self._files.append(WorkerFile(*place, worker, consumer.disk))
-                held.callback(self._files[-1].close)
+            for worker in workers:
+                file = StateFile(consumer.log.root, consumer.route, consumer.group, worker, consumer.disk)
+                self._files.append(file)
+                held.callback(file.close)
             self._held = held.pop_all()
 
     def __enter__(self) -> Self:
@@ -69,55 +53,86 @@ class Leftovers:
         self._held.close()
 
     def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
-        """Wait until no command of them is running; False if ``stop`` was set before that."""
+        """Wait until no command runs; return False if ``stop`` was set before that."""
         return all(each.wait(stop, report) for each in self._files)
 
-    def processed(self) -> Iterator[tuple[int, list[int]]]:
-        """Each worker and the records that its last command has processed."""
-        for each in self._files:
-            if sequences := each.processed():
-                yield each.worker, sequences
+    def move_cursor(self, report: Callable[[str], None]) -> None:
+        """Move the cursor past the records that the command of a strict group has processed.
 
-    def failed(self) -> Iterator[FailedTry]:
-        """What failed alone: its command says so, or was killed with its keeper and drain, as for a lack of memory."""
+        A cursor that was set since counts for more, even if it was set to its own position.
+        """
+        consumer = self._consumer
         for each in self._files:
-            last = each.last_run()
-            if last is None or len(last.sequences) != 1:
+            found = _processed_in_order(each)
+            if found is None:
                 continue
-            (sequence,) = last.sequences
-            if last.outcome is None:
-                yield FailedTry(each.worker, sequence, last.number, KILLED_TOO)
-                continue
-            exit_code, error = last.outcome
-            if is_failure(exit_code) and not error:
-                yield FailedTry(each.worker, sequence, last.number, ending(exit_code))
+            identity, first, last = found
+            if identity == cursor_identity(consumer.cursor.path):
+                consumer.commit(last)
+                report(f"{consumer.named(first, last)}: {OUTLIVED}")
+            each.settle()
 
-    def remove(self) -> None:
-        """Take the files away, once what they say is taken in."""
+    def require_order(self, command: tuple[str, ...]) -> None:
+        """Check that a strict group does not deliver again what workers have processed.
+
+        Raises:
+            Refused: workers have processed records above the cursor.
+            Damaged: the journal of the group cannot be read.
+        """
+        consumer = self._consumer
+        log, route, group = consumer.log, consumer.route, consumer.group
+        if consumer.cursor.state is CursorState.ABSENT:
+            discard(log.root, consumer.disk, route, group)  # of a removed group with this name
+        else:
+            found = recover_progress(log, route, group)
+            runs = [run for each in self._files if (run := each.last_run()) is not None and run.is_processed]
+            if found.done or any(sequence > found.floor for run in runs for sequence in run.sequences):
+                raise done_above(log, route, group, found.floor, shlex.join(command))
+        self._remove()
+
+    def settle(self, work: WorkGroup, report: Callable[[str], None]) -> None:
+        """Acknowledge the records that commands of workers have processed, and count the tries that have failed.
+
+        A single record that was with a command when all processes were killed, as for a lack of memory, has failed.
+        """
+
+        def report_runs(sequences: Collection[int], text: str) -> None:
+            for first, last in runs_of(sorted(sequences)):
+                report(f"{self._consumer.named(first, last)}: {text}")
+
+        for each in self._files:
+            run = each.last_run()
+            if run is None or each.worker is None:
+                continue
+            worker, sequences = worker_name(each.worker), run.sequences
+            if run.is_processed:
+                refused = {refusal.sequence for refusal in work.ack(worker, sequences)}
+                report_runs([sequence for sequence in sequences if sequence not in refused], OUTLIVED)
+                report_runs(refused, f"{OUTLIVED}, and again now, as the journal of the group does not know of it")
+                continue
+            if run.outcome is None:
+                how = KILLED_TOO if run.is_started else ""
+            else:
+                exit_code, error = run.outcome
+                how = ending(exit_code) if is_failure(exit_code) and not error else ""
+            if how and len(sequences) == 1 and run.cursor is None:
+                work.nack(worker, sequences, reason=how, tries=run.number)
+                if work.failed(sequences[0]):  # otherwise it is done by now, or skipped
+                    report_runs(sequences, f"{how}, try {run.number}, in an earlier wald-drain, or with a full disk")
+        self._remove()
+
+    def _remove(self) -> None:
         for each in self._files:
             each.remove()
 
 
-def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str, ...]) -> None:
-    """Take care that a drain without workers delivers nothing again that workers have processed.
-
-    The cursor is moved to their ack floor. What is done above that, only workers can pass over.
-
-    Raises:
-        Refused: records above the ack floor are done, or are being given up.
-        Damaged: the journal of the group, or a record above the ack floor, cannot be read.
-    """
-    log, route, group = consumer.log, consumer.route, consumer.group
-    if consumer.cursor.state is CursorState.ABSENT:
-        discard(log.root, consumer.disk, route, group)  # of a group of this name that was removed
-        leftovers.remove()
-        return
-    stands = recover_progress(log, route, group)
-    above = {each for _, sequences in leftovers.processed() for each in sequences if each > stands.floor}
-    if stands.done or stands.dead or above:
-        raise done_above(log, route, group, stands.floor, shlex.join(command))
-    if stands.floor > consumer.cursor.effective:
-        consumer.commit(stands.floor)
-    # The workers were killed, or the power failed, after the last dead letter was recorded.
-    PinWriter(log.root, consumer.disk, route, group, log.identity.log_id, "work").unpin()
-    leftovers.remove()
+def _processed_in_order(file: StateFile) -> tuple[tuple[int, int], int, int] | None:
+    """Return the identity of the cursor and the first and last record of a strict run that has succeeded."""
+    run = file.last_run()
+    if run is not None and run.cursor is not None and run.is_processed:
+        return run.cursor, run.sequences[0], run.sequences[-1]
+    if file.worker is None:
+        match decode_line(file.path.read_bytes()[:LINE_BYTES]):
+            case {"cursor": [inode, changed], "first": int(first), "last": int(last), "exit_code": 0, "error": 0}:
+                return (inode, changed), first, last
+    return None

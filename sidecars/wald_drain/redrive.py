@@ -1,16 +1,147 @@
-"""Redrive: puts the dead letters that exist at the start back to the routes they came from, each exactly once."""
+"""Redrive: dead letters back to the routes they came from, each exactly once.
+
+    <group>.drain, next to the cursor    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …}
+
+    write the line ─▶ pin the routes ─▶ send ─▶ move the cursor ─▶ clear the line ─▶ remove the pin
+
+After a crash at any step, the next start finishes exactly the handover of that line, whatever its options and the
+records that have arrived since. It looks in the log for the copies that were sent; until then the pin protects them
+from RECLAIM. The file is also the lock of its route and group. Earlier versions gave records up in the same way, so a
+line may be about a record on its way to the dead-letter route.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
-from wald_drain.consumer import Consumer
-from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.portions import portions
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.disk import Disk
+from wald.format.ledger_lines import decode_line, encode_line
+from wald.format.records import Record
+from wald.format.times import utc
+from wald.hints import command_line
+from wald.log import Log
+from wald.retention.cursor_moves import move_cursor, start_position
+from wald.retention.cursors import Cursor, CursorState, new_group_warning
+from wald.retention.handovers import ROUTES_MAX, PinWriter
+from wald.work.dead_letters import (
+    GROUP,
+    LOG,
+    REASON,
+    ROUTE,
+    TRIES,
+    Origin,
+    SentBefore,
+    Undeliverable,
+    dead_letter,
+    original,
+    payloads,
+    send,
+)
+from wald.work.ownership import Ownership
 
+_LINE_MAX_BYTES = 4096  # some ten times what is ever written
 _RECORDS_MAX = 1000  # at a time; each batch is reported
+_BYTES_MAX = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """``group`` on ``route``; ``now_ns`` is the clock, in ns since 1970."""
+
+    log: Log
+    route: str
+    group: str
+    disk: Disk
+    now_ns: Callable[[], int]
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.log.cursor(self.route, self.group)
+
+    def report_new(self, report: Callable[[str], None], *, with_workers: bool = False) -> int:
+        """Report that a group has no cursor yet, and which records were reclaimed before; return where it starts."""
+        news = new_group_warning(self.log.root, self.route, self.group, with_workers=with_workers)
+        after, reclaimed = start_position(self.log.view(), self.route, self.group)
+        for message in filter(None, (news, reclaimed)):
+            report(message)
+        return after
+
+    def commit(self, sequence: int) -> None:
+        """Move the cursor durably.
+
+        Raises:
+            Replaced: another log, or an older copy of it, is at the path.
+        """
+        self.log.require_continuity()
+        log_id, now = self.log.identity.log_id, utc(self.now_ns())
+        move_cursor(self.log.root, self.route, self.group, sequence, log_id=log_id, disk=self.disk, now=now)
+
+    def named(self, first: int, last: int) -> str:
+        return f"{self.route} {first}" if first == last else f"{self.route} {first} to {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Records on their way to another route.
+
+    Attributes:
+        after: the cursor before; the handover is finished once it has moved.
+        reason, tries: why the command did not process them.
+        dead_letter: the route that gets them; None: they are dead letters, and each goes to its original route.
+        at_ns: when this was decided, in ns since 1970. Handing over the same records again is another handover.
+        head: the last record of the log at that time; all copies come after it.
+    """
+
+    after: int
+    first: int
+    last: int
+    reason: str
+    tries: int
+    dead_letter: str | None
+    at_ns: int
+    head: int = 0
+
+    @property
+    def position(self) -> int:
+        """Last record that this handover certainly did not send."""
+        return max(self.last, self.head)
+
+
+def encode_handover(handover: Handover) -> bytes:
+    return encode_line(asdict(handover))
+
+
+def decode_handover(line: bytes) -> Handover | None:
+    """Return the handover of a line; None if it is half-written, and then nothing has been sent yet."""
+    fields = decode_line(line)
+    try:
+        return None if fields is None else Handover(**fields)
+    except TypeError:
+        return None
+
+
+class HandoverFile(Ownership):
+    """Right to drain ``route`` for ``group``, with the handover that was begun."""
+
+    def begun(self) -> Handover | None:
+        return decode_handover(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
+
+    def begin(self, handover: Handover) -> None:
+        """Write a handover durably."""
+        self.disk.truncate(self.descriptor, 0)
+        self.disk.write(self.descriptor, [encode_handover(handover)], 0)
+        self.disk.sync(self.descriptor)
+
+    def end(self) -> None:
+        """Clear the file durably."""
+        self.disk.truncate(self.descriptor, 0)
+        self.disk.sync(self.descriptor)
 
 
 def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: Callable[[str], None]) -> None:
@@ -22,16 +153,157 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
         report: gets a line for every batch.
 
     Raises:
-        NotFound: there is no such route, or none that a dead letter came from; those before that one are put back.
+        NotFound: no such route, or the original route of a dead letter is gone; those before it are put back.
         Locked: another process drains the dead-letter route for this group.
-        InvalidInput: a record is no dead letter of this log; those before it are put back.
+        InvalidInput: a record is not a dead letter of this log; those before it are put back.
         Unavailable: no daemon runs.
     """
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handovers = Handovers(consumer, file, daemon=daemon, report=report)
         handovers.finish()
-        consumer.enter(report)
-        for portion in portions(consumer.unprocessed(), records_max=_RECORDS_MAX):
+        if consumer.cursor.state is CursorState.ABSENT:
+            consumer.commit(consumer.report_new(report))
+        for letters in _batches(consumer.log.records(consumer.route, "cursor", group=consumer.group)):
             if stop.is_set():
                 return
-            handovers.put_back(portion.records)
+            handovers.put_back(letters)
+
+
+class Handovers:
+    """Handovers of one consumer, whose file is held.
+
+    Args:
+        daemon: the root of the log, or the daemon's socket.
+        report: gets a line for every handover.
+    """
+
+    def __init__(self, consumer: Consumer, file: HandoverFile, *, daemon: Path, report: Callable[[str], None]) -> None:
+        self._consumer = consumer
+        self._file = file
+        self._daemon = daemon
+        self._report = report
+        root, log_id = consumer.log.root, consumer.log.identity.log_id
+        self._origin = Origin(log_id, consumer.route, consumer.group)
+        self._pinning = PinWriter(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")
+
+    def put_back(self, letters: Sequence[Record]) -> None:
+        """Send the dead letters after the cursor to their original routes, and move the cursor.
+
+        Raises:
+            InvalidInput: one of them is not a dead letter of this log; those before it are put back.
+            NotFound: the route of one of them is gone; those before it are put back.
+        """
+        consumer = self._consumer
+        head = consumer.log.head()
+        handover = Handover(
+            after=consumer.cursor.effective,
+            first=letters[0].sequence,
+            last=letters[-1].sequence,
+            reason="put back",
+            tries=0,
+            dead_letter=None,
+            at_ns=consumer.now_ns(),
+            head=0 if head is None else head.sequence,
+        )
+        routes: set[str] = set()
+        for number, letter in enumerate(letters):
+            try:
+                routes.add(route := self._copy(letter, handover).route)
+                consumer.log.root.require_route(route)
+            except (InvalidInput, NotFound):
+                if number:
+                    self.put_back(letters[:number])
+                raise
+            if len(routes) > ROUTES_MAX:
+                self.put_back(letters[:number])
+                self.put_back(letters[number:])
+                return
+        self._file.begin(handover)
+        self._execute(handover, letters)
+
+    def finish(self) -> int:
+        """Finish the handover of an earlier process; return how many records that gave up."""
+        handover = self._file.begun()
+        cursor = self._consumer.cursor
+        if handover is None:
+            self._pinning.unpin()
+            return 0
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            return 0
+        if cursor.effective != handover.after:  # only the last step is missing, or the operator has moved the cursor
+            self._end()
+            return 0
+        log = self._consumer.log
+        records = list(log.records(self._consumer.route, handover.first, handover.last))
+        self._execute(handover, records, SentBefore(log, handover.position))
+        return 0 if handover.dead_letter is None else len(records)
+
+    def _copy(self, record: Record, handover: Handover) -> Record:
+        if handover.dead_letter is None:
+            return original(record, self._origin.log_id, self._consumer.log.root.path)
+        return dead_letter(record, headers_of(handover, self._origin), handover.dead_letter)
+
+    def _execute(self, handover: Handover, records: Sequence[Record], sent_before: SentBefore | None = None) -> None:
+        consumer = self._consumer
+        copies = [self._copy(record, handover) for record in records]
+        self._pinning.pin(dict.fromkeys(sorted({copy.route for copy in copies}), handover.position))
+        try:
+            seed = seed_of(handover, self._origin)
+            durable = send(self._daemon, payloads(copies), seed=seed, sent_before=sent_before)
+        except Undeliverable as error:
+            sequence = records[error.sent].sequence
+            place = f"{consumer.route} {sequence} --group {consumer.group}"
+            set_ = command_line(consumer.log.root.path, f"cursor set {place}")
+            raise InvalidInput(
+                f"{consumer.named(sequence, sequence)}: cannot be sent: {error}",
+                hint=f"raise request_max_bytes of the daemon, or skip this record: {set_}; then start wald-drain again",
+            ) from error
+        consumer.commit(handover.last)
+        self._end()
+        count = "1 record" if len(records) == 1 else f"{len(records)} records"
+        first, last = (durable[0].first, durable[-1].last) if durable else (0, 0)
+        where = f" as {first}" + (f" to {last}" if last > first else "") if durable else ""
+        what = f"{count} put back{where}"
+        if handover.dead_letter is not None:
+            what = f"given up: {handover.reason}; {count} sent to {handover.dead_letter}{where}"
+        self._report(f"{consumer.named(handover.first, handover.last)}: {what}")
+
+    def _end(self) -> None:
+        """Clear the line, then remove the pin: the next start removes a pin without a line."""
+        self._file.end()
+        self._pinning.unpin()
+
+
+def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
+    """Return the headers that all dead letters of a handover have."""
+    return {
+        LOG: origin.log_id.hex(),
+        ROUTE: origin.route,
+        GROUP: origin.group,
+        REASON: handover.reason,
+        TRIES: str(handover.tries),
+    }
+
+
+def seed_of(handover: Handover, origin: Origin) -> bytes:
+    """Return a digest that is unique to a handover."""
+    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
+    return hashlib.sha256(repr(identity).encode()).digest()
+
+
+def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    size = 0
+    try:
+        for record in records:
+            batch.append(record)
+            size += len(record.value)
+            if len(batch) == _RECORDS_MAX or size >= _BYTES_MAX:
+                yield batch
+                batch, size = [], 0
+    except Damaged:  # after the records before the damage
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch

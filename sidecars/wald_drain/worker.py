@@ -1,38 +1,39 @@
-"""One of several workers: has the command process what it was leased, and settles each record.
+"""Worker: has the command process the records of a lease, and settles them.
 
     leased ─▶ try ─▶ exit 0 ───────────────────────▶ acknowledged
                ▲       │ else
                └─ pause ┤ in halves, from the third failure on
-                        ├ a single record ─▶ given back, for a longer while each time
-                        └ its last try ────▶ given up
+                        └ a single record ─▶ strict: the same record again; given up after its last try
+                                             otherwise: returned, for a longer time after each try; or given up
 
-A record that fails alone is given back, so the worker goes on with others. How often it has failed alone is in the
-journal of the group, and outlives any crash: a try of a batch that it was part of is none of its own.
+A record that is returned lets the worker continue with others. Its failed tries are in the journal of the group, and
+outlive any crash: a try as part of a batch is not one of its own. A strict group forgets them when the process ends.
 
-What a worker was leased it has until it settles it. Its leases do not end by time: they would while this process is
-stopped, and then a second worker would get records whose command still runs.
+Leases do not expire: while this process is stopped, a second worker would get records whose command still runs.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from wald.errors import InvalidInput
+from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.records import Record
-from wald.work.dead_letters import dead_letter, fits
-from wald.work.group import WorkGroup
+from wald.hints import command_line
+from wald.work.dead_letters import dead_letter, fits, prepare
+from wald.work.group import Order, WorkGroup
 from wald.work.owner import Delivery
 from wald.work.ownership import worker_name
-from wald_drain.command_file import UNKEPT
-from wald_drain.counts import Result
-from wald_drain.job import Drain, variables
-from wald_drain.keeper import not_started
-from wald_drain.portions import Portion
-from wald_drain.retries import (
+from wald_drain.process import Runner, start_error
+from wald_drain.redrive import Consumer
+from wald_drain.report import Counts, Result
+from wald_drain.retry import (
     UNKNOWN,
     NextStep,
     ending,
@@ -43,20 +44,106 @@ from wald_drain.retries import (
     reason,
     tries_of,
 )
-from wald_drain.runner import Runner
-from wald_drain.worker_file import WorkerFile
+from wald_drain.state_file import UNKEPT, StateFile, cursor_identity
 
 _PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record waits longer
+_LETTER_POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Options of a drain.
+
+    Attributes:
+        stdin_format: "raw" or "json".
+        records_max: for one run of the command.
+        tries: of a single record before it is given up; None: it never is.
+        daemon: the root of the log, or the daemon's socket.
+        order: "strict" without workers.
+        letter_max_bytes: size limit of a dead letter; a larger one is not sent.
+    """
+
+    command: tuple[str, ...]
+    stdin_format: str
+    records_max: int
+    tries: int | None
+    dead_letter: str
+    daemon: Path
+    exit_at_end: bool
+    order: Order = "strict"
+    letter_max_bytes: int = REQUEST_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the workers of a drain share with its main thread.
+
+    Attributes:
+        stop: once it is set, no command is started: after a signal, and after the error of a worker.
+        report: gets a line for each event; called by many threads.
+        stop_requested: set by a signal before ``stop``; on a busy machine long before.
+    """
+
+    consumer: Consumer
+    job: Job
+    counts: Counts
+    stop: threading.Event
+    report: Callable[[str], None]
+    stop_requested: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_strict(self) -> bool:
+        return self.job.order == "strict"
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stop.is_set() or self.stop_requested.is_set()
+
+    def report_of_route(self, text: str) -> None:
+        self.report(f"{self.consumer.route}: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Records of one run of the command, at least one."""
+
+    records: Sequence[Record]
+
+    @property
+    def first(self) -> int:
+        return self.records[0].sequence
+
+    @property
+    def last(self) -> int:
+        return self.records[-1].sequence
+
+    @property
+    def sequences(self) -> list[int]:
+        return [record.sequence for record in self.records]
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    def halves(self) -> tuple[Portion, Portion]:
+        middle = self.count // 2
+        return Portion(self.records[:middle]), Portion(self.records[middle:])
+
+    def encoded(self, form: str) -> bytes:
+        """Return the stdin of the command: "raw" values with a newline each, or "json" as ``wald read`` writes it."""
+        if form == "raw":
+            return b"".join(record.value + b"\n" for record in self.records)
+        return "".join(record.to_json() + "\n" for record in self.records).encode()
 
 
 @dataclass(slots=True)
-class Trouble:
-    """A record that has failed alone.
+class FailureState:
+    """Failures of a record alone.
 
     Attributes:
-        since: when it failed first, by the monotonic clock.
-        tries: how often it failed; runs: with those that were no tries.
-        last: how it failed the last time, as text.
+        since: first failure, on the monotonic clock.
+        tries: failed tries; runs: including those that do not count as tries.
+        last: ending of the last run.
     """
 
     since: float
@@ -67,33 +154,35 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the workers of a group share.
+    """State that the workers of a group share.
 
     Attributes:
-        troubles: by sequence; only the worker that has a record touches its own.
-        failing_since: of each worker whose batch fails, since when.
+        failures: by sequence; only the worker that has a record touches its entry.
+        failing_since: time of the first failure of each worker's batch.
     """
 
-    drain: Drain
+    context: RunContext
     work: WorkGroup
-    troubles: dict[int, Trouble] = field(default_factory=dict)
+    failures: dict[int, FailureState] = field(default_factory=dict)
     failing_since: dict[str, float] = field(default_factory=dict)
 
     def recall(self, got: Sequence[Delivery]) -> None:
-        """Take over from the journal how often records have failed in an earlier drain."""
+        """Read from the journal how often records have failed in an earlier drain."""
+        if self.context.is_strict:
+            return
         for sequence in [record.sequence for record, tries in got if tries > 1]:
-            if sequence not in self.troubles and (failure := self.work.failed(sequence)) and failure.tries:
-                self.troubles[sequence] = Trouble(time.monotonic(), failure.tries, failure.tries, failure.reason)
+            if sequence not in self.failures and (known := self.work.failed(sequence)) and known.tries:
+                self.failures[sequence] = FailureState(time.monotonic(), known.tries, known.tries, known.reason)
 
     def forget_passed(self) -> None:
-        """Forget troubles with records that an operator has passed over."""
-        for sequence in [each for each in list(self.troubles) if each <= self.work.floor]:
-            self.troubles.pop(sequence, None)
+        """Forget failures of records that an operator has skipped."""
+        for sequence in [each for each in list(self.failures) if each <= self.work.floor]:
+            self.failures.pop(sequence, None)
 
     @property
     def oldest_failure(self) -> float:
-        """Since when something fails that is not processed, by the monotonic clock; 0: nothing does."""
-        since = [each.since for each in list(self.troubles.values())] + list(self.failing_since.values())
+        """Time of the first failure of records that are still unprocessed; 0 without one."""
+        since = [each.since for each in list(self.failures.values())] + list(self.failing_since.values())
         return min(since, default=0.0)
 
 
@@ -101,199 +190,224 @@ class Worker:
     """Worker number ``runner.worker``, for one thread.
 
     Attributes:
-        name: by which its group knows it.
-        file: what says which records its command has.
+        name: of the worker in its group.
+        file: state of its command.
     """
 
-    def __init__(self, shared: Shared, runner: Runner, file: WorkerFile) -> None:
+    def __init__(self, shared: Shared, runner: Runner, file: StateFile) -> None:
         self.name = worker_name(runner.worker)
-        self._shared, self._drain = shared, shared.drain
-        self._runner = runner
         self.file = file
-        self._failures = 0  # of single records, one after the other
-        self._not_ours: set[bytes | None] = set()  # keys whose records have come back, and with them those behind
+        self._shared, self._context = shared, shared.context
+        self._job, self._work = shared.context.job, shared.work
+        self._runner = runner
+        self._failures = 0  # consecutive failures of single records
+        self._returned_keys: set[bytes | None] = set()  # keys of returned records: later ones were returned with them
 
     def process(self, leased: Sequence[Record]) -> None:
-        """Settle all records of a lease; after ``stop`` is set, give back those that are left."""
-        self._not_ours.clear()
+        """Settle all records of a lease; once drain is stopping, return the rest."""
+        self._returned_keys.clear()
         for portion in self._portions(leased):
             parts = [portion]
             while parts:
-                part = self._ours(parts.pop())
+                part = self._owned(parts.pop())
                 if part is None:
                     continue
-                step = self._try_alone(part) if part.count == 1 else self._try(part, halved=part is not portion)
-                if step is NextStep.LEAVE:
-                    self._shared.work.release(self.name)
+                alone = part.count == 1 and not self._context.is_strict
+                step = self._try_alone(part) if alone else self._try(part, halved=part is not portion)
+                if step is NextStep.LEAVE or (step is NextStep.SKIPPED and self._context.is_strict):
+                    self._work.release(self.name)
                     return
                 if step is NextStep.HALVE:
                     parts.extend(reversed(part.halves()))
         self._shared.failing_since.pop(self.name, None)
 
     def _portions(self, leased: Sequence[Record]) -> Iterator[Portion]:
-        """First all that is neither in trouble nor behind such a record by its key; then the others one by one."""
-        troubles = self._shared.troubles
-        keys = {record.key for record in leased if record.sequence in troubles} if self._by_key else set()
+        """Yield records that have not failed alone, nor follow such a record of their key; then the others singly."""
+        failures = self._shared.failures
+        keys = {record.key for record in leased if record.sequence in failures} if self._job.order == "key" else set()
         keys.discard(None)
-        apart = {record.sequence for record in leased if record.sequence in troubles or record.key in keys}
-        together = [record for record in leased if record.sequence not in apart]
-        if together:
+        apart = {record.sequence for record in leased if record.sequence in failures or record.key in keys}
+        if together := [record for record in leased if record.sequence not in apart]:
             yield Portion(together)
         for record in leased:
             if record.sequence in apart:
                 yield Portion([record])
 
-    def _ours(self, part: Portion) -> Portion | None:
-        """What of a part has not come back with an earlier record of its key; None if all has."""
-        if self._not_ours.isdisjoint(record.key for record in part.records):
+    def _owned(self, part: Portion) -> Portion | None:
+        """Return the records of a part that were not returned with an earlier record of their key."""
+        if self._returned_keys.isdisjoint(record.key for record in part.records):
             return part
-        records = [record for record in part.records if record.key not in self._not_ours]
+        records = [record for record in part.records if record.key not in self._returned_keys]
         return Portion(records) if records else None
 
     def _try(self, part: Portion, *, halved: bool) -> NextStep:
-        """Have the command process several records; COMMIT if it has, HALVE, SKIPPED or LEAVE if not."""
-        shared, number = self._shared, 1
-        tries = tries_of(part.count, halved=halved, tries=self._drain.job.tries)
+        """Have the command process a part until it has, or the part is halved, given up or skipped."""
+        shared, number, job = self._shared, 1, self._job
+        tries = tries_of(part.count, halved=halved, tries=job.tries)
         for runs in count(1):
-            if runs > 1 and shared.work.floor >= part.last:
+            if runs > 1 and self._was_skipped(part):
                 return NextStep.SKIPPED
             exit_code = self._run(part, number)
             if exit_code is None:
                 return NextStep.LEAVE
-            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.is_stopping)
+            stopping = self._context.is_stopping
+            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=stopping)
             if step is NextStep.COMMIT:
                 shared.failing_since.pop(self.name, None)
-                self._acknowledge(part)
-                return step
-            shared.failing_since.setdefault(self.name, time.monotonic())
+                return self._acknowledge(part)
+            since = shared.failing_since.setdefault(self.name, time.monotonic())
             seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
             self._report(part, step, exit_code, number, seconds)
-            if step is NextStep.LEAVE or self._drain.stop.wait(seconds):
+            if step is NextStep.GIVE_UP:
+                shared.failing_since.pop(self.name, None)
+                return self._give_up(part.records[0], FailureState(since, number, runs, ending(exit_code)))
+            if step is NextStep.LEAVE or self._context.stop.wait(seconds):
                 return NextStep.LEAVE
             if step is NextStep.HALVE:
                 return step
             number += step is NextStep.RETRY
         raise AssertionError("unreachable")
 
-    def _try_alone(self, part: Portion) -> NextStep:
-        """Have the command process a single record, once; it is settled in any case, but for LEAVE.
+    def _was_skipped(self, part: Portion) -> bool:
+        """Return True if an operator has moved the cursor: of a strict group, to the first record or past it."""
+        if not self._context.is_strict:
+            return self._work.floor >= part.last
+        if self._context.consumer.cursor.sequence < part.first:
+            return False
+        self._context.report_of_route(f"the cursor was moved past record {part.first}; continuing after it")
+        return True
 
-        One that has failed often enough in an earlier drain, which was killed or had more tries, is given up at once.
+    def _try_alone(self, part: Portion) -> NextStep:
+        """Have the command process a single record once, and settle it, except for LEAVE.
+
+        A record that has failed often enough in an earlier drain, which was killed or had more tries, is given up.
         """
-        shared, record = self._shared, part.records[0]
-        trouble = shared.troubles.get(record.sequence) or Trouble(time.monotonic())
-        if self._drain.job.tries is not None and trouble.tries >= self._drain.job.tries:
-            return self._give_up(record, trouble)
-        number = trouble.tries + 1
+        shared, record, job = self._shared, part.records[0], self._job
+        state = shared.failures.get(record.sequence) or FailureState(time.monotonic())
+        if job.tries is not None and state.tries >= job.tries:
+            return self._give_up(record, state)
+        number = state.tries + 1
         exit_code = self._run(part, number)
         if exit_code is None:
             return NextStep.LEAVE
-        step = next_step(
-            exit_code, number=number, tries=self._drain.job.tries, count=1, stopping=self._drain.is_stopping
-        )
+        step = next_step(exit_code, number=number, tries=job.tries, count=1, stopping=self._context.is_stopping)
         if step is NextStep.COMMIT:
-            shared.troubles.pop(record.sequence, None)
-            self._acknowledge(part)
-            return step
-        trouble.runs += 1
-        seconds = pause_seconds(trouble.runs)
+            shared.failures.pop(record.sequence, None)
+            return self._acknowledge(part)
+        state.runs += 1
+        seconds = pause_seconds(state.runs)
         self._report(part, step, exit_code, number, seconds)
         if step is NextStep.LEAVE:
             return step
-        trouble.last = ending(exit_code)
+        state.last = ending(exit_code)
         if step is NextStep.GIVE_UP:
-            trouble.tries = number
-            return self._give_up(record, trouble)
-        trouble.tries = number if step is NextStep.RETRY else trouble.tries
-        self._give_back(record, trouble, seconds)
-        limited = self._drain.job.tries is not None and step is NextStep.RETRY
+            state.tries = number
+            return self._give_up(record, state)
+        state.tries = number if step is NextStep.RETRY else state.tries
+        self._give_back(record, state, seconds)
+        limited = job.tries is not None and step is NextStep.RETRY
         pause = 0.0 if limited else min(_PAUSE_MAX_SECONDS, pause_seconds(self._failures))
-        return NextStep.LEAVE if self._drain.stop.wait(pause) else step
+        return NextStep.LEAVE if self._context.stop.wait(pause) else step
 
     def _run(self, part: Portion, number: int) -> int | None:
-        """Run the command and count the run; its exit code, or None if drain is stopping."""
-        environment = variables(self._drain.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
+        """Run the command and count the run; return its exit code, or None if drain is stopping."""
         began = time.monotonic()
-        exit_code = self._exit_code(part, number, environment)
+        exit_code = self._exit_code(part, number)
         if exit_code is None:
             return None
         now = time.monotonic()
         failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
-        self._drain.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
+        self._context.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
 
-    def _exit_code(self, part: Portion, number: int, environment: Mapping[str, str]) -> int | None:
+    def _exit_code(self, part: Portion, number: int) -> int | None:
         """Run the command to its end; None if drain is stopping before that.
 
         If the keeper is killed, the exit code is UNKNOWN, once the command has ended.
         """
-        run = secrets.randbits(62)
-        if not self.file.wait(self._drain.stop, self._report_waiting) or self._drain.is_stopping:
+        context, consumer, run = self._context, self._context.consumer, secrets.randbits(62)
+        if not self.file.wait(context.stop, self._report_waiting) or context.is_stopping:
             return None
-        stdin = part.encoded(self._drain.job.stdin_format)
-        self.file.begin(run, [record.sequence for record in part.records], number)
+        environment = {
+            "WALD_ROUTE": consumer.route,
+            "WALD_GROUP": consumer.group,
+            "WALD_FIRST": str(part.first),
+            "WALD_LAST": str(part.last),
+            "WALD_COUNT": str(part.count),
+            "WALD_TRY": str(number),
+        }
+        cursor = None
+        if context.is_strict:
+            cursor = cursor_identity(consumer.cursor.path)
+        else:
+            environment["WALD_WORKER"] = str(self._runner.worker)
+        stdin = part.encoded(self._job.stdin_format)
+        self.file.begin(run, part.sequences, number, cursor)
         try:
-            self._runner.run({"run": run}, self.file.descriptor, stdin, environment)
+            self._runner.run(run, self.file.descriptor, stdin, environment)
         except OSError:
-            self.file.settle()  # the command was not started, so this is no try at the next start either
+            self.file.settle()  # the command was not started, so the next start must not count a try
             raise
         outcome = self.file.outcome(run)
         if outcome is None:
-            self.file.settle()  # nothing will ever say how it ends, nor at the next start
-            self.file.renew()  # the command may be running: until it has ended, the records are with that
-            return UNKNOWN if self.file.wait(self._drain.stop, self._report_waiting, UNKEPT) else None
+            self.file.settle()  # its exit code will never be known, nor at the next start
+            self.file.renew()  # the command may be running: until it has ended, it has the records
+            return UNKNOWN if self.file.wait(context.stop, self._report_waiting, UNKEPT) else None
         exit_code, error = outcome
         if error:
-            raise not_started(self._runner.command, error)
+            raise start_error(self._runner.command, error)
         return exit_code
 
-    def _acknowledge(self, part: Portion) -> None:
-        shared = self._shared
+    def _acknowledge(self, part: Portion) -> NextStep:
         self._failures = 0
-        shared.work.ack(self.name, [record.sequence for record in part.records])
+        refused = self._work.ack(self.name, part.sequences)
         self.file.settle()
-        now_ns = self._drain.consumer.now_ns()
-        self._drain.counts.processed(part.count, now_ns=now_ns, failing_since=shared.oldest_failure)
+        now_ns = self._context.consumer.now_ns()
+        self._context.counts.processed(part.count, now_ns=now_ns, failing_since=self._shared.oldest_failure)
+        return NextStep.SKIPPED if refused else NextStep.COMMIT
 
-    def _give_back(self, record: Record, trouble: Trouble, seconds: float) -> None:
-        """Give a record back, for so long."""
-        self._leave_key(record)
+    def _give_back(self, record: Record, state: FailureState, seconds: float) -> None:
+        """Return a record to the group, for ``seconds``."""
+        self._disown_key(record)
         self._failures += 1
-        shared = self._shared
-        shared.troubles[record.sequence] = trouble
-        shared.work.nack(self.name, [record.sequence], delay=seconds, reason=trouble.last, tries=trouble.tries)
+        self._shared.failures[record.sequence] = state
+        self._work.nack(self.name, [record.sequence], delay=seconds, reason=state.last, tries=state.tries)
         self.file.settle()
 
-    def _give_up(self, record: Record, trouble: Trouble) -> NextStep:
-        self._leave_key(record)
-        shared = self._shared
-        shared.troubles.pop(record.sequence, None)
-        letter = dead_letter(record, {}, self._drain.job.dead_letter)
-        if not fits(letter, bytes_max=self._drain.job.letter_max_bytes):
+    def _give_up(self, record: Record, state: FailureState) -> NextStep:
+        """Give a record up; in a strict group, wait until it is a dead letter."""
+        context, job, consumer = self._context, self._job, self._context.consumer
+        self._disown_key(record)
+        self._shared.failures.pop(record.sequence, None)
+        if not fits(dead_letter(record, {}, job.dead_letter), bytes_max=job.letter_max_bytes):
+            place = f"{consumer.route} {record.sequence} --group {consumer.group}"
             raise InvalidInput(
-                f"{self._drain.consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
-                f"{self._drain.job.letter_max_bytes} bytes",
-                hint="fix the command, or start wald-drain without --tries",
+                f"{consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
+                f"{job.letter_max_bytes} bytes",
+                hint="fix the command, or start wald-drain without --tries, or skip this record: "
+                + command_line(consumer.log.root.path, f"cursor set {place}"),
             )
+        if context.is_strict:
+            prepare(job.daemon, consumer.log.root, job.dead_letter)  # without a daemon, drain ends before the record
         self._failures = 0
-        why = reason(trouble.last, trouble.tries)
-        shared.work.give_up(self.name, [record.sequence], why, trouble.tries)
+        self._work.give_up(self.name, [record.sequence], reason(state.last, state.tries), state.tries)
         self.file.settle()
-        self._drain.counts.gave_up(1, failing_since=shared.oldest_failure)
+        context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
+        if context.is_strict:
+            while self._work.floor < record.sequence:
+                if context.stop.wait(_LETTER_POLL_SECONDS):
+                    return NextStep.LEAVE
+            self._work.ack(self.name, [])  # returns once the cursor is on disk
         return NextStep.GIVE_UP
 
-    def _leave_key(self, record: Record) -> None:
-        """Take in that a record is not ours any more, nor those that follow it by its key."""
-        if self._by_key and record.key is not None:
-            self._not_ours.add(record.key)
-
-    @property
-    def _by_key(self) -> bool:
-        return self._drain.job.order == "key"
+    def _disown_key(self, record: Record) -> None:
+        """Note that a record is no longer leased to this worker, nor are later ones of its key."""
+        if self._job.order == "key" and record.key is not None:
+            self._returned_keys.add(record.key)
 
     def _report(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
-        named = self._drain.consumer.named(part.first, part.last)
-        self._drain.report(failure(named, step, exit_code, number, self._drain.job.tries, seconds))
+        named = self._context.consumer.named(part.first, part.last)
+        self._context.report(failure(named, step, exit_code, number, self._job.tries, seconds))
 
     def _report_waiting(self, text: str) -> None:
-        self._drain.report_of_route(f"{self.name}: {text}")
+        self._context.report_of_route(text if self._context.is_strict else f"{self.name}: {text}")

@@ -162,7 +162,7 @@ def test_the_roots_group_may_read_all_that_the_programs_make(umask: str) -> None
             assert daemon.stop() == 0
         made = [path for path in (daemon.root, *daemon.root.rglob("*")) if stat.S_IFMT(path.lstat().st_mode) != S_IFIFO]
         closed = {path.name for path in made if path.stat().st_mode & stat.S_IRGRP == 0}
-        assert closed == {"lock", "reclaim.lock", "archive.lock", "d.drain", "d.command"}
+        assert closed == {"lock", "reclaim.lock", "archive.lock", "d.drain"}
         assert [path for path in made if path.stat().st_mode & stat.S_IWOTH] == []
         assert {path.name for path in made if path.stat().st_mode & stat.S_IWGRP} == {"cursors"}
         open_to_others = {path.suffix or path.name for path in made if path.stat().st_mode & stat.S_IROTH}

@@ -14,14 +14,13 @@ from typing import Any
 from running import TIMEOUT_SECONDS, readable, run
 
 import wald
+from wald.errors import WaldError
 from wald.files.disk import Disk
-from wald_drain.consumer import Consumer
-from wald_drain.counts import Counts
-from wald_drain.feed import Feed
-from wald_drain.job import Drain, Job
-from wald_drain.portions import StdinFormat
-from wald_drain.redrive import redrive
-from wald_drain.runner import runners_for
+from wald_drain.process import runners_for
+from wald_drain.redrive import Consumer, redrive
+from wald_drain.report import Counts
+from wald_drain.run import drain as run_drain
+from wald_drain.worker import Job, RunContext
 
 Start = Callable[..., subprocess.Popen[bytes]]
 """The fixture ``start``."""
@@ -68,7 +67,7 @@ class InProcess:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.stop, self.asked = threading.Event(), threading.Event()
+        self.stop, self.stop_requested = threading.Event(), threading.Event()
         self.reported: list[str] = []
         self.given_up = 0
 
@@ -88,7 +87,7 @@ class InProcess:
         # Any: they are of many types.
         job: dict[str, Any] = {
             "command": tuple(map(str, words)),
-            "stdin_format": StdinFormat.RAW,
+            "stdin_format": "raw",
             "records_max": 1000,
             "tries": 1,
             "dead_letter": "dead_letter",
@@ -96,9 +95,13 @@ class InProcess:
             "exit_at_end": True,
         }
         consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
-        drain = Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report, self.asked)
-        with runners_for(drain.job.command, 1) as (runner,):
-            self.given_up = Feed(drain, runner).run()
+        context = RunContext(consumer, Job(**(job | options)), Counts(), self.stop, self.report, self.stop_requested)
+        with runners_for(context.job.command, 1) as runners:
+            try:
+                self.given_up = run_drain(context, runners)
+            except WaldError:
+                self.stop.clear()  # the worker that failed has set it
+                raise
 
     def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
         """Put the dead letters of a route back."""

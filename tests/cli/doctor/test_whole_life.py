@@ -33,7 +33,6 @@ LEFT = (
     "routes/a/cursors/archive.cursor",
     "routes/a/cursors/processed.cursor",
     "routes/a/cursors/processed.drain",
-    "routes/a/cursors/processed.command",
     "routes/b/retired",
     "routes/b/cursors/processed.cursor",
     "routes/b/cursors/processed.drain",

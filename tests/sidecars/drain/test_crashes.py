@@ -1,32 +1,32 @@
-"""Drain dies at every step it takes: the command gets every record, and a dead letter is there once.
-
-Its steps are what it does to the disk; between two of them are the command and the dead letters.
-"""
+"""Drain dies while records are on their way to another route: each copy is there once."""
 
 from __future__ import annotations
 
-import errno
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from contents import records, values
-from draining import InProcess, drain
-from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk
+from draining import NOW_NS, InProcess, Start, await_line, drain
+from faults import Died, DyingDisk
 from forgetting import forget
-from running import Daemon
+from running import TIMEOUT_SECONDS, Daemon
 
 import wald
 from wald.client.producer import Producer
-from wald.errors import Damaged, DiskFailure
+from wald.errors import Damaged
+from wald.files.disk import Disk
 from wald.retention.handovers import ROUTES_MAX
+from wald.work.dead_letters import prepare
+from wald_drain.redrive import Handover, HandoverFile, Handovers
 
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"
 ENOUGH_STEPS = 40
-PARTS = [0.5, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
-AFTER_SENDING = 15  # the step after the first dead letter was sent
+AFTER_PINNING = 5  # the first step after the copies were sent
+AFTER_SENDING = 15  # the same in a redrive of a new group
 
 
 class Case:
@@ -47,19 +47,30 @@ class Case:
             producer.publish(self.route, b"".join(line + b"\n" for line in lines))
             producer.flush()
 
-    def drain(self, exit_code: int, *, disk: SteppingDisk | None = None, now_ns: int = 7, records_max: int = 1) -> None:
-        """Run drain once, with a command that keeps what it gets and then exits so."""
+    def drain(self, exit_code: int) -> InProcess:
+        """Run drain once, with a command that keeps its stdin and then exits with this code."""
+        inside = InProcess(self.root)
         script = f"cat >> {self.got}; exit {exit_code}"
-        InProcess(self.root).run(
-            "sh",
-            "-c",
-            script,
-            route=self.route,
-            dead_letter=self.dead_route,
-            disk=disk,
-            now_ns=now_ns,
-            records_max=records_max,
-        )
+        inside.run("sh", "-c", script, route=self.route, dead_letter=self.dead_route, records_max=1)
+        return inside
+
+    def die_after_sending(self) -> None:
+        """Give the first record up as an earlier version did, up to the dead letter, before the cursor moves."""
+        (record, *_) = records(self.root, self.route)
+        consumer = InProcess(self.root).consumer(self.route, "processed", disk=DyingDisk(AFTER_PINNING), now_ns=NOW_NS)
+        log = consumer.log
+        head = log.head()
+        assert head is not None
+        after = log.cursor(self.route).effective
+        sequence, reason = record.sequence, "exit 1 after 1 try"
+        handover = Handover(after, sequence, sequence, reason, 1, self.dead_route, NOW_NS, head.sequence)
+        prepare(self.root, log.root, self.dead_route)
+        with HandoverFile(log.root, self.route, "processed", Disk()) as file:
+            file.begin(handover)
+            with pytest.raises(Died):
+                Handovers(consumer, file, daemon=self.root, report=print)._execute(handover, [record])
+        assert self.dead == ORIGINALS[:1]
+        assert self.is_pinned
 
     @property
     def commanded(self) -> list[bytes]:
@@ -68,7 +79,6 @@ class Case:
 
     @property
     def dead(self) -> list[bytes]:
-        """What is in the dead-letter route."""
         log = wald.open(self.root)
         return values(self.root, self.dead_route) if self.dead_route in log.routes() else []
 
@@ -76,6 +86,10 @@ class Case:
     def is_processed(self) -> bool:
         last = records(self.root, self.route)[-1].sequence
         return wald.open(self.root).cursor(self.route).effective == last
+
+    @property
+    def is_pinned(self) -> bool:
+        return any(self.root.glob(f"routes/{self.route}/cursors/*.pin"))
 
 
 NewCase = Callable[[], Case]
@@ -99,112 +113,76 @@ def new_case(shared: Daemon, tmp_path: Path) -> NewCase:
     return made
 
 
-def dying(case: Case, disk: SteppingDisk, exit_code: int) -> bool:
-    """Drain with a disk that ends it; False if it came to its end."""
-    try:
-        case.drain(exit_code, disk=disk)
-    except Died:
-        disk.abandon()
-        return True
-    return False
+def test_a_drain_that_is_killed_at_random_gives_up_each_record_once(new_case: NewCase, start: Start) -> None:
+    case, chance = new_case(), random.Random(7)
+    originals = [*ORIGINALS, *(b"%d" % number for number in range(30))]
+    case.append(*originals[2:])
+    words = (case.route, "--root", case.root, "--tries", 1, "--dead-letter", case.dead_route, "--batch-records", 4)
+    for _ in range(6):
+        process = start(*words, "--", "false")
+        for _ in range(chance.randint(1, 4)):
+            await_line(process, "given up: " if chance.random() < 0.5 else "try 1 of 1")
+        process.kill()
+        process.wait(TIMEOUT_SECONDS)
+    done = drain(*words, "--exit-at-end", "--", "false")
 
-
-def test_the_steps_are_the_ones_that_crashes_are_tried_at(new_case: NewCase) -> None:
-    """First the file tells what is handed over and a pin retains it, then the cursor moves, then both are cleared."""
-    case, disk = new_case(), TracingDisk()
-    case.drain(1, disk=disk)
-
-    cursor = [("create", ""), ("write", ""), ("sync", ""), ("rename", "processed.cursor"), ("sync_directory", "")]
-    pin = [(name, path.replace(".cursor", ".pin")) for name, path in cursor]
-    named = [(name, path if path.endswith((".cursor", ".pin")) else "") for name, path in disk.steps]
-    file = [("truncate", ""), ("write", ""), ("sync", ""), *pin]
-    handover = [*file, *cursor, ("truncate", ""), ("sync", ""), ("unlink", "processed.pin")]
-    entered = [("sync_directory", ""), ("allocate", ""), *cursor]
-    assert named == [*entered, *handover * len(ORIGINALS)]
-    assert len([*entered, *file]) == AFTER_SENDING
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_crash_after_success_hands_the_records_out_again(new_case: NewCase, part: float) -> None:
-    for step in range(ENOUGH_STEPS):
-        case = new_case()
-        died = dying(case, DyingDisk(step, part=part), 0)
-        case.append(LATER)
-        case.drain(0)
-
-        assert case.is_processed
-        assert set(case.commanded) == {*ORIGINALS, LATER}
-        assert case.commanded[-1] == LATER
-        assert case.dead == []
-        if not died:
-            assert case.commanded == [*ORIGINALS, LATER]
-            break
-    assert step > 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("mended", [False, True], ids=["fails-again", "mended"])
-def test_a_crash_while_giving_up_doubles_no_dead_letter(new_case: NewCase, part: float, mended: bool) -> None:
-    """Whatever has arrived since, and in whatever batches it is drained now."""
-    for step in range(ENOUGH_STEPS):
-        case = new_case()
-        died = dying(case, DyingDisk(step, part=part), 1)
-        given_up = len(case.dead)
-        case.append(LATER)
-        case.drain(0 if mended else 1, now_ns=8, records_max=2)
-
-        assert case.is_processed
-        assert set(case.commanded) == {*ORIGINALS, LATER}
-        if not mended:
-            assert case.dead == [*ORIGINALS, LATER]
-        else:  # one more than was seen, if the file says so
-            assert case.dead in (ORIGINALS[:given_up], ORIGINALS[: given_up + 1])
-        if not died:
-            break
-    assert step > 8
-
-
-@pytest.mark.slow
-def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewCase) -> None:
-    """Killed in every step of the second start too."""
-    for step in range(ENOUGH_STEPS):
-        case = new_case()
-        assert dying(case, DyingDisk(AFTER_SENDING), 1)
-        case.append(LATER)
-        died = dying(case, DyingDisk(step), 0)
-        case.drain(0)
-
-        assert case.is_processed
-        assert case.dead == ORIGINALS[:1]
-        assert set(case.commanded[1:]) == {*ORIGINALS[1:], LATER}
-        if not died:
-            break
-    assert step > 8
-
-
-def pinned(case: Case) -> bool:
-    return any(case.root.glob(f"routes/{case.route}/cursors/*.pin"))
+    assert done.returncode == 10, done.stderr
+    assert case.dead == originals
+    assert case.is_processed
+    assert not case.is_pinned
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dead_letter_that_the_daemon_has_forgotten_is_not_sent_again(
-    shared: Daemon, new_case: NewCase, workers: int
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["known to the daemon", "forgotten by it"])
+def test_a_handover_of_an_earlier_version_is_finished_and_counted(
+    shared: Daemon, new_case: NewCase, workers: int, is_forgotten: bool
 ) -> None:
     case = new_case()
-    assert dying(case, DyingDisk(AFTER_SENDING), 1)
-    assert case.dead == ORIGINALS[:1]
-    assert pinned(case)
-    forget(shared)
-    if workers:
-        done = drain(case.route, "--root", case.root, "--workers", workers, "--exit-at-end", "--", "true")
-        assert done.returncode == 10
-    else:
-        case.drain(0)
+    case.die_after_sending()
+    if is_forgotten:
+        forget(shared)
+    options = ("--workers", workers) if workers else ()
+    done = drain(case.route, "--root", case.root, *options, "--exit-at-end", "--", "true")
 
+    assert done.returncode == 10
+    assert f"1 record of {case.route} given up" in done.stderr.decode()
     assert case.dead == ORIGINALS[:1]
     assert case.is_processed
-    assert not pinned(case)
+    assert not case.is_pinned
+
+
+def test_records_given_up_again_after_a_rewind_are_dead_letters_again(new_case: NewCase) -> None:
+    case = new_case()
+    assert case.drain(1).given_up == 2
+    wald.open(case.root).set_cursor(case.route, 0, rewind=True)
+    case.drain(1)
+
+    assert case.dead == ORIGINALS * 2
+
+
+def test_a_handover_is_not_finished_once_the_cursor_was_moved(new_case: NewCase) -> None:
+    case = new_case()
+    case.die_after_sending()
+    wald.open(case.root).set_cursor(case.route, records(case.root, case.route)[0].sequence)
+    assert case.drain(0).given_up == 0
+
+    assert case.commanded == ORIGINALS[1:]
+    assert case.is_processed
+
+
+def test_a_handover_waits_for_a_cursor_that_can_be_trusted(new_case: NewCase) -> None:
+    case = new_case()
+    case.die_after_sending()
+    cursor = wald.open(case.root).root.cursor(case.route, "processed")
+    cursor.write_text("not a number\n")
+    with pytest.raises(Damaged):
+        case.drain(0)
+    cursor.unlink()
+    case.drain(0)
+
+    assert case.commanded == ORIGINALS[1:]
+    assert case.dead == ORIGINALS[:1]
+    assert case.is_processed
 
 
 def test_a_record_put_back_that_the_daemon_has_forgotten_is_not_sent_again(shared: Daemon, new_case: NewCase) -> None:
@@ -236,85 +214,6 @@ def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(new_case:
     assert [values(case.root, route) for route in routes] == [[b"bad", b"bad"]] * len(routes)
 
 
-def test_workers_finish_a_handover_and_count_it(new_case: NewCase) -> None:
-    case = new_case()
-    assert dying(case, DyingDisk(AFTER_SENDING), 1)
-    done = drain(case.route, "--root", case.root, "--workers", 1, "--exit-at-end", "--", "true")
-
-    assert done.returncode == 10
-    assert f"1 record of {case.route} given up" in done.stderr.decode()
-    assert case.dead == ORIGINALS[:1]
-    assert case.is_processed
-
-
-def test_records_given_up_again_after_a_rewind_are_dead_letters_again(new_case: NewCase) -> None:
-    case = new_case()
-    case.drain(1)
-    wald.open(case.root).set_cursor(case.route, 0, rewind=True)
-    case.drain(1, now_ns=8)
-
-    assert case.dead == ORIGINALS * 2
-
-
-def test_a_handover_is_not_finished_once_somebody_has_moved_the_cursor(new_case: NewCase) -> None:
-    """What lies behind the cursor now is what counts; nothing in front of it is passed over."""
-    case = new_case()
-    assert dying(case, DyingDisk(AFTER_SENDING), 1)
-    first = records(case.root, case.route)[0].sequence
-    wald.open(case.root).set_cursor(case.route, first)
-    case.drain(0)
-
-    assert case.commanded[1:] == ORIGINALS[1:]
-    assert case.is_processed
-
-
-def test_a_handover_waits_for_a_cursor_that_can_be_trusted(new_case: NewCase) -> None:
-    case = new_case()
-    assert dying(case, DyingDisk(AFTER_SENDING), 1)
-    cursor = wald.open(case.root).root.cursor(case.route, "processed")
-    cursor.write_text("not a number\n")
-    with pytest.raises(Damaged):
-        case.drain(0)
-    cursor.unlink()
-    case.drain(0)
-
-    assert case.commanded == ORIGINALS
-    assert case.dead == ORIGINALS[:1]
-    assert case.is_processed
-
-
-def test_a_handover_goes_where_it_was_begun(new_case: NewCase) -> None:
-    """Other options given now are for what comes after it."""
-    case = new_case()
-    assert dying(case, DyingDisk(AFTER_SENDING), 1)
-    begun, case.dead_route = case.dead_route, f"other.{case.route}"
-    case.append(LATER)
-    case.drain(1, now_ns=8)
-
-    assert values(case.root, begun) == ORIGINALS[:1]
-    assert case.dead == [*ORIGINALS[1:], LATER]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_a_full_disk_ends_it_and_a_rerun_goes_on(new_case: NewCase, exit_code: int) -> None:
-    for step in range(ENOUGH_STEPS):
-        case = new_case()
-        failed = False
-        try:
-            case.drain(exit_code, disk=FailingDisk(step, number=errno.ENOSPC))
-        except DiskFailure:
-            failed = True
-        case.drain(exit_code)
-
-        assert case.is_processed
-        assert set(case.commanded) == set(ORIGINALS)
-        assert case.dead == (ORIGINALS if exit_code else [])
-        if not failed:
-            break
-    assert step > 5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
 def test_a_crash_while_putting_back_doubles_nothing(new_case: NewCase, part: float) -> None:
@@ -330,7 +229,7 @@ def test_a_crash_while_putting_back_doubles_nothing(new_case: NewCase, part: flo
             disk.abandon()
             died = True
         case.append(LATER)
-        case.drain(1, now_ns=8)
+        case.drain(1)
         InProcess(case.root).redrive(case.dead_route, now_ns=9)
 
         there = [*ORIGINALS, LATER, *case.dead]

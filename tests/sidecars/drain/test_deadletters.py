@@ -32,7 +32,7 @@ from wald.work.dead_letters import (
     producer_id,
     send,
 )
-from wald_drain.handover import Handover, headers_of, seed_of
+from wald_drain.redrive import Handover, headers_of, seed_of
 
 ORIGIN = Origin(bytes(range(16)), "orders", "billing")
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 7)

@@ -11,9 +11,9 @@ from damage import peak_bytes
 from draining import InProcess
 from logs import Built
 
-from wald.errors import Damaged, NotFound, Refused
+from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
-from wald_drain.portions import PORTION_MAX_BYTES, StdinFormat
+from wald_drain.run import _PORTION_MAX_BYTES as PORTION_MAX_BYTES
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_success_moves_the_cursor_to_the_end(built: Built, tmp_path: Path) -> No
 
 def test_no_command_is_started_after_a_signal_though_nothing_else_has_heard_of_it(built: Built, tmp_path: Path) -> None:
     command, inside = Keeping(tmp_path), InProcess(built.root.path)
-    inside.asked.set()
+    inside.stop_requested.set()
     inside.run(*command.words)
 
     assert command.runs == []
@@ -177,7 +177,7 @@ def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: P
     built.columns("a", [b"v", b"\xff"], keys=[b"k", None], times_ns=[5, 6], headers=[b'{"h":"1"}', None])
     built.log.set_cursor("a", 10)
     command = Keeping(tmp_path)
-    InProcess(built.root.path).run(*command.words, stdin_format=StdinFormat.JSON)
+    InProcess(built.root.path).run(*command.words, stdin_format="json")
 
     (run,) = command.runs
     reported = [json.loads(line) for line in run.splitlines()]
@@ -278,21 +278,42 @@ def test_records_reclaimed_unread_stop_it(root: Path, tmp_path: Path) -> None:
     assert command.runs == []
 
 
-def test_a_cursor_that_somebody_moved_ahead_meanwhile_is_not_moved_back(built: Built, tmp_path: Path) -> None:
-    command = ("sh", "-c", 'echo 9 > "$0"', built.root.cursor("a", "processed"))
-    with pytest.raises(Refused, match="backwards from 9"):
-        InProcess(built.root.path).run(*command, records_max=2)
+def test_a_cursor_that_a_shell_moves_ahead_is_not_moved_back(built: Built, tmp_path: Path) -> None:
+    command, inside = (
+        Keeping(tmp_path, f"[ $n -gt 0 ] || echo 9 > {built.root.cursor('a', 'processed')}"),
+        InProcess(built.root.path),
+    )
+    inside.run(*command.words, records_max=2)
 
-    assert cursor(built) == 9
+    assert command.runs == [b"1\n2\n", b"10\n"]
+    assert inside.reported == ["a: the cursor was moved to 9; continuing after it"]
+    assert cursor(built) == 10
+
+
+def test_a_cursor_that_is_set_back_while_the_command_runs_is_followed(built: Built, tmp_path: Path) -> None:
+    built.log.set_cursor("a", 6)
+    command = Keeping(tmp_path, f"[ $n -gt 0 ] || echo 2 > {built.root.cursor('a', 'processed')}")
+    InProcess(built.root.path).run(*command.words)
+
+    assert command.runs == [b"7\n8\n9\n10\n", b"3\n5\n6\n7\n8\n9\n10\n"]
+    assert cursor(built) == 10
+
+
+def test_a_cursor_that_is_set_between_two_tries_counts(built: Built, tmp_path: Path) -> None:
+    command = Keeping(tmp_path, f"[ $n -gt 0 ] || {{ echo 5 > {built.root.cursor('a', 'processed')}; exit 1; }}")
+    InProcess(built.root.path).run(*command.words, tries=None)
+
+    assert command.runs[1:] == [b"6\n7\n8\n9\n10\n"]
+    assert cursor(built) == 10
 
 
 def test_memory_is_that_of_a_batch(root: Path) -> None:
-    """However much there is, and however many records were asked for: 64 MiB go by, 8 MiB at a time."""
+    """However much there is, and however many records were asked for: 64 MiB in batches of 8 MiB."""
     built = Built(root, segment_max_bytes=16 << 20)
     for _ in range(64):
         built.lines("a", [b"x" * 1023] * 1024)
 
-    assert peak_bytes(lambda: InProcess(root).run("true", records_max=1_000_000)) < 4 * PORTION_MAX_BYTES
+    assert peak_bytes(lambda: InProcess(root).run("true", records_max=1_000_000)) < 5 * PORTION_MAX_BYTES
     assert cursor(built) == built.last
 
 

@@ -11,7 +11,7 @@ from logs import Built
 
 from wald.errors import Locked, NotFound
 from wald.files.disk import Disk
-from wald_drain.handover import Handover, HandoverFile, decode_handover, encode_handover
+from wald_drain.redrive import Handover, HandoverFile, decode_handover, encode_handover
 
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 1_795_255_200_000_000_000)
 LINE = (

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from wald_drain.retries import (
+from wald_drain.retry import (
     PAUSE_MAX_SECONDS,
     TRIES_WHOLE,
     NextStep,

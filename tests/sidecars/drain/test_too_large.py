@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from contents import values
-from draining import InProcess, drain, drain_refusal
-from running import Daemon, output_of
+from draining import InProcess, Start, await_line
+from running import TIMEOUT_SECONDS, Daemon, output_of
 
 import wald
 from wald.client.producer import Producer
@@ -35,47 +34,29 @@ def restart(daemon: Daemon, env: dict[str, str]) -> None:
     daemon.start_again()
 
 
-def words(root: Path, *command: object) -> list[object]:
-    return ["a", "--root", root, "--exit-at-end", "--tries", 1, "--group", "g", "--", *command]
+def test_a_record_above_the_limit_of_the_daemon_blocks_until_it_can_be_sent_or_is_skipped(
+    limited: Daemon, start: Start, tmp_path: Path
+) -> None:
+    def words(group: str, *command: object) -> list[object]:
+        return ["a", "--root", limited.root, "--exit-at-end", "--tries", 1, "--group", group, "--", *command]
 
+    def cursor(group: str) -> int:
+        return wald.open(limited.root).cursor("a", group).effective
 
-def cursor(root: Path, group: str = "g") -> int:
-    return wald.open(root).cursor("a", group).effective
-
-
-def test_the_refusal_names_the_record_and_the_ways_on(limited: Daemon) -> None:
-    for _ in range(2):  # a later start is told the same
-        code, message, hint = drain_refusal(*words(limited.root, "false"))
-
-        assert code == 2
-        assert re.fullmatch(r"a 3: cannot be a dead letter: the payload has \d+ bytes; the limit is 131072", message)
-        assert "request_max_bytes" in hint
-        assert f"wald --root {limited.root} cursor set a 3 --group g" in hint
-    assert cursor(limited.root) == 2
-
-
-def test_passed_over_it_is_the_only_one(limited: Daemon, tmp_path: Path) -> None:
-    """What came before it is a dead letter, once; what came after it is drained."""
     got = tmp_path / "got"
-    _, _, hint = drain_refusal(*words(limited.root, "false"))
-    typed = re.search(r"wald (--root .+ --group g)", hint)
-    assert typed
-    output_of(*typed[1].split())
-    done = drain(*words(limited.root, "sh", "-c", f"cat > {got}"))
-
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert got.read_bytes() == b"four\n"
-    assert values(limited.root, "dead_letter") == [b"one", b"two"]
-
-
-def test_a_raised_limit_lets_it_go_on(limited: Daemon) -> None:
-    drain_refusal(*words(limited.root, "false"))
+    skipping = start(*words("g", "sh", "-c", f"[ $WALD_FIRST = 4 ] && touch {got}"))
+    await_line(skipping, "a 3: cannot be given up: the payload has")
+    assert cursor("g") == 2
+    output_of("cursor", "set", "a", "3", "--group", "g", "--root", limited.root)
+    assert skipping.wait(TIMEOUT_SECONDS) == 10
+    assert got.exists()
+    waiting = start(*words("h", "false"))
+    await_line(waiting, "a 3: cannot be given up: the payload has")
     restart(limited, {})
-    done = drain(*words(limited.root, "false"))
 
-    assert done.returncode == 10
-    assert values(limited.root, "dead_letter") == [b"one", b"two", LARGE, b"four"]
-    assert cursor(limited.root) == 4
+    assert waiting.wait(TIMEOUT_SECONDS) == 10
+    assert values(limited.root, "dead_letter") == [b"one", b"two"] * 2 + [LARGE, b"four"]
+    assert cursor("h") == 4
 
 
 def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> None:
@@ -86,10 +67,10 @@ def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> N
             inside.run("false", letter_max_bytes=131_072)
         assert "cursor set a 3 --group processed" in refused.value.hint
         assert values(limited.root, "dead_letter") == [b"one", b"two"]
-        assert cursor(limited.root, "processed") == 2
+        assert wald.open(limited.root).cursor("a").effective == 2
     assert [line for line in inside.reported if line.startswith("a 3: exit 1")]
 
     got = tmp_path / "got"
     inside.run("sh", "-c", f"cat > {got}", letter_max_bytes=131_072)
     assert got.read_bytes() == LARGE + b"\nfour\n"
-    assert cursor(limited.root, "processed") == 4
+    assert wald.open(limited.root).cursor("a").effective == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draining import await_line, drain
+from draining import await_line
 from jobs import Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, eventually, output_of
@@ -88,13 +88,17 @@ def test_what_a_start_waits_for_is_named_with_what_ends_it(built: Built, jobs: J
     assert shown(built)["commands"] == []
 
 
-def test_what_goes_on_in_the_background_is_waited_for_by_name(built: Built, jobs: Jobs, start: Start) -> None:
-    """Of a command whose first process has ended; a drain without workers says it in the same way."""
+def test_a_process_that_a_command_left_in_the_background_is_waited_for_by_name(
+    built: Built, jobs: Jobs, start: Start
+) -> None:
+    """Of a drain that was killed."""
     script = "sleep 1000 > /dev/null 2>&1 & echo $! > $1/sleeping; exit 0"
-    done = drain("a", "--root", built.root.path, "--exit-at-end", "--", "sh", "-c", script, "sh", jobs.folder)
+    first = start("a", "--root", built.root.path, "--", "sh", "-c", script, "sh", jobs.folder)
+    eventually(lambda: built.log.cursor("a", GROUP).sequence == 4)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
     sleeping = int((jobs.folder / "sleeping").read_text())
     try:
-        assert done.returncode == 0
         second = start("a", "--root", built.root.path, "--exit-at-end", "--", "true")
         await_line(second, f"process {sleeping}, since 20")
     finally:

@@ -53,20 +53,6 @@ def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jo
     assert cursor(built.root.path) == 20
 
 
-def test_a_drain_without_workers_refuses_what_is_being_given_up(built: Built, jobs: Jobs, start: Start) -> None:
-    """No daemon runs, so it is no dead letter yet."""
-    jobs.fail(*VALUES)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1, "--tries", 1))
-    eventually(lambda: jobs.tries(2))
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
-    jobs.mend(*VALUES)
-    code, message, _ = drain_refusal(*jobs.arguments(built.root.path, "--exit-at-end"))
-
-    assert code == 9
-    assert "workers of group processed have processed records above the cursor, 0" in message
-
-
 def test_without_a_cursor_nothing_counts_that_workers_have_left(built: Built, jobs: Jobs, start: Start) -> None:
     """Neither for a drain without workers, nor for workers after it."""
     jobs.fail(1)

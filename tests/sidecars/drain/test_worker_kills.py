@@ -21,6 +21,7 @@ from wald import Consumer, WorkGroup
 from wald.errors import Locked
 from wald.files.disk import Disk
 from wald.files.locks import is_locked
+from wald_drain.state_file import StateFile
 
 
 def parent_of(process_id: int) -> int:
@@ -297,6 +298,18 @@ def test_a_record_that_kills_all_of_its_drain_is_given_up(daemon: Daemon, jobs: 
     (letter,) = records(daemon.root, "dead_letter")
     headers = json.loads(letter.headers or b"")
     assert (headers["wald.reason"], headers["wald.tries"]) == ("killed with its wald-drain after 2 tries", "2")
+
+
+def test_a_command_that_never_started_is_no_failed_try(built: Built, jobs: Jobs) -> None:
+    """Its drain was killed after it had written which record the command would get."""
+    with WorkGroup(built.root.path, "a") as work:
+        work.lease("worker-1", 1, wait=5)
+    with StateFile(built.root, "a", "processed", 1, Disk()) as file:
+        file.begin(7, [1], 1)
+    done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--tries", 1, "--exit-at-end"))
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert jobs.processed == ONCE
 
 
 def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Built, jobs: Jobs, start: Start) -> None:

@@ -52,7 +52,7 @@ def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -
 
 def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> None:
     assert drain(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end")).returncode == 0
-    assert files(built.root.path) == {"cursor", "drain", "command", "work"}
+    assert files(built.root.path) == {"cursor", "drain", "work"}
 
 
 def test_a_new_group_is_reported(built: Built, jobs: Jobs) -> None:

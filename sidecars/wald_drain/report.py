@@ -1,4 +1,4 @@
-"""What ``wald-drain feed`` has done since its start, as metrics."""
+"""Metrics of ``wald-drain feed`` since its start."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from wald.exposition import Histogram, Metric, Samples
 
 
 class Result(StrEnum):
-    """How a run of the command ended."""
+    """Outcome of a run of the command."""
 
     SUCCESS = "success"
-    LATER = "later"
-    """With the exit code by which it asks to get the records again later."""
+    LATER = "later"  # exit code 75
     FAILURE = "failure"
 
 
 @dataclass(slots=True)
 class Counts:
-    """Plain numbers, which the threads of the drain write and another one reads.
+    """Counters that the threads of a drain write and the metrics server reads.
 
     Attributes:
-        runs: of the command.
         given_up: records that went to the dead-letter route.
-        failing_since: when the records that the command has not processed yet failed first; 0: they have not.
-        succeeded_ns: when the command last succeeded, in nanoseconds since 1970; 0: not yet.
+        failing_since: time of the first failure of records that are still unprocessed; 0 without one.
+        succeeded_ns: time of the last success in ns since 1970, or 0.
     """
 
     records: int = 0
@@ -42,7 +40,6 @@ class Counts:
     _changes: threading.Lock = field(default_factory=threading.Lock)
 
     def ran(self, result: Result, seconds: float, *, now: float) -> None:
-        """Count a run; ``now`` is on the monotonic clock."""
         with self._changes:
             self.runs[result] += 1
             self.run_seconds.observe(seconds)
@@ -50,13 +47,12 @@ class Counts:
                 self.failing_since = self.failing_since or now
 
     def processed(self, records: int, *, now_ns: int, failing_since: float = 0.0) -> None:
-        """Count records that the command has processed; others may still fail, since then."""
+        """Count processed records; others may have been failing since ``failing_since``."""
         with self._changes:
             self.records += records
             self.failing_since, self.succeeded_ns = failing_since, now_ns
 
     def gave_up(self, records: int, *, failing_since: float = 0.0) -> None:
-        """Count records that are given up; others may still fail, since then."""
         with self._changes:
             self.given_up += records
             self.failing_since = failing_since

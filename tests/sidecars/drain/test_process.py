@@ -10,39 +10,43 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.format.names import COMMAND_SUFFIX
-from wald_drain.attempt import Attempts, Ended, cursor_identity, decode_ended, encode_ended
-from wald_drain.command_file import CommandFile
-from wald_drain.keeper import check_command
-from wald_drain.retries import UNKNOWN
-from wald_drain.runner import runners_for
+from wald_drain.process import check_command, runners_for, start_error
+from wald_drain.state_file import UNKEPT, StateFile, cursor_identity
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
-ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)
-Attempt = Callable[[list[str], bytes, dict[str, str]], int]
+Attempt = Callable[[list[str], bytes, dict[str, str]], int | None]
 
 
 @pytest.fixture
-def attempts(tmp_path: Path) -> Iterator[Attempts]:
+def file(tmp_path: Path) -> Iterator[StateFile]:
     built = Built(tmp_path / "log")
     built.lines("a", [b"one"])
-    with Attempts(built.root, "a", "g", Disk()) as made:
+    with StateFile(built.root, "a", "g", 1, Disk()) as made:
         yield made
 
 
 @pytest.fixture
-def attempt(attempts: Attempts) -> Attempt:
-    """A run for record 1."""
+def attempt(file: StateFile) -> Attempt:
+    """A run for record 1; None: its keeper was killed."""
 
-    def run(command: list[str], stdin: bytes, variables: dict[str, str]) -> int:
+    def run(command: list[str], stdin: bytes, variables: dict[str, str]) -> int | None:
+        assert file.lock()
+        file.begin(7, [1], 1)
         with runners_for(command, 1) as (runner,):
-            return attempts.run(runner, stdin, variables, first=1, last=1)
+            runner.run(7, file.descriptor, stdin, variables)
+        outcome = file.outcome(7)
+        if outcome is None:
+            file.renew()
+            return None
+        exit_code, error = outcome
+        if error:
+            raise start_error(command, error)
+        return exit_code
 
     return run
 
@@ -120,13 +124,12 @@ def test_what_cannot_be_run_says_so(attempt: Attempt, tmp_path: Path) -> None:
         attempt([str(tmp_path / "nosuch")], b"", {})
 
 
-def test_what_could_not_be_started_has_processed_nothing(attempts: Attempts, attempt: Attempt) -> None:
+def test_a_command_that_could_not_be_started_has_processed_nothing(file: StateFile, attempt: Attempt) -> None:
     with pytest.raises(InvalidInput, match="cannot be run"):
         attempt(["nosuch-command"], b"", {})
-    assert attempts.processed() is None
-
-    attempt(["true"], b"", {})
-    assert attempts.processed() is not None
+    run = file.last_run()
+    assert run is not None
+    assert (run.is_started, run.is_processed) == (False, False)
 
 
 def test_a_cursor_file_is_not_the_one_whose_inode_it_got(tmp_path: Path) -> None:
@@ -156,28 +159,22 @@ def test_stdin_cannot_be_changed(attempt: Attempt, tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_text().count("not permitted") >= 1
 
 
-def test_a_command_without_its_keeper_is_waited_for_and_no_failure(
-    attempts: Attempts, attempt: Attempt, tmp_path: Path
-) -> None:
+def test_a_command_without_its_keeper_is_waited_for(file: StateFile, attempt: Attempt, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    script = f"kill -KILL $PPID; read go < {go}"
     reported: list[str] = []
-    stop = threading.Event()
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         reported.append(line)
         threading.Thread(target=go.write_text, args=("go\n",)).start()
 
-    assert attempts.wait(stop, reported.append)
-    assert attempt(["sh", "-c", script], b"", {}) == UNKNOWN
-    assert reported == []
-    assert attempts.wait(stop, tell)
+    assert attempt(["sh", "-c", f"kill -KILL $PPID; read go < {go}"], b"", {}) is None
+    assert file.wait(threading.Event(), report, UNKEPT)
     assert len(reported) == 1
     assert reported[0].startswith("waits for the command whose keeper was killed: process ")
 
 
-def test_waiting_is_reported_once(attempts: Attempts, tmp_path: Path) -> None:
+def test_waiting_is_reported_once(file: StateFile, tmp_path: Path) -> None:
     class ThirdLook(threading.Event):
         """Set when it has been looked at three times."""
 
@@ -188,29 +185,16 @@ def test_waiting_is_reported_once(attempts: Attempts, tmp_path: Path) -> None:
             return self.looks == 3
 
     reported: list[str] = []
-    root = Root(tmp_path / "log")
-    with CommandFile(root, "a", "g", COMMAND_SUFFIX, Disk()) as command:
+    with StateFile(Root(tmp_path / "log"), "a", "g", 1, Disk()) as command:
         assert command.lock()
-        assert not attempts.wait(ThirdLook(), reported.append)
+        assert not file.wait(ThirdLook(), reported.append)
 
     assert len(reported) == 1
 
 
-def test_a_file_that_cannot_be_opened_again_can_be_closed(tmp_path: Path) -> None:
-    root = Root(tmp_path / "log")
-    Built(root.path).lines("a", [b"one"])
-    with CommandFile(root, "a", "g", COMMAND_SUFFIX, Disk()) as file:
-        file.path.unlink()
-        file.path.mkdir()
-        with pytest.raises(OSError, match=r"g\.command"):
-            file.renew()
-        assert file.line() == bytes(512)
-
-
-def test_how_a_run_ended_is_told_by_a_whole_line_only() -> None:
-    line = encode_ended(ENDED)
-
-    assert decode_ended(line) == ENDED
-    assert {decode_ended(torn) for torn in every_truncation(line[:-1])} == {None}
-    assert {decode_ended(changed) for changed in every_flip(line)} <= {None, ENDED}
-    assert {decode_ended(other) for other in (b"", bytes(512), b"null", b"{}", b"[" * 100_000)} == {None}
+def test_a_file_that_cannot_be_opened_again_can_be_closed(file: StateFile) -> None:
+    file.path.unlink()
+    file.path.mkdir()
+    with pytest.raises(OSError, match=r"g\.command-1"):
+        file.renew()
+    assert file.outcome(7) is None

@@ -11,12 +11,20 @@ from logs import Built
 
 from wald.files.disk import Disk
 from wald.work.ownership import workers_of
-from wald_drain.command_file import LINE_BYTES
-from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in
+from wald_drain.state_file import LINE_BYTES, StateFile, encode_given, last_run_in, padded
 
 SEQUENCES = [300, 301, 302, 320]
 GIVEN = encode_given(7, SEQUENCES, 1)
-DONE = encode_outcome(7, 0, 0)
+DONE = padded({"run": 7, "exit_code": 0, "error": 0})
+
+
+def outcome(run: int, exit_code: int, error: int) -> bytes:
+    return padded({"run": run, "exit_code": exit_code, "error": error})
+
+
+def processed_in(content: bytes) -> list[int]:
+    run = last_run_in(content)
+    return run.sequences if run is not None and run.is_processed else []
 
 
 @pytest.fixture
@@ -26,8 +34,8 @@ def built(root: Path) -> Built:
     return log
 
 
-def file(built: Built, worker: int, group: str = "g") -> WorkerFile:
-    return WorkerFile(built.root, "a", group, worker, Disk())
+def file(built: Built, worker: int, group: str = "g") -> StateFile:
+    return StateFile(built.root, "a", group, worker, Disk())
 
 
 def test_what_a_command_has_processed() -> None:
@@ -41,10 +49,10 @@ def test_anything_else_says_nothing() -> None:
         b"",
         DONE,
         bytes(LINE_BYTES) + GIVEN,
-        encode_outcome(7, 1, 0) + GIVEN,
-        encode_outcome(7, -9, 0) + GIVEN,
-        encode_outcome(7, 0, 2) + GIVEN,
-        encode_outcome(6, 0, 0) + GIVEN,
+        outcome(7, 1, 0) + GIVEN,
+        outcome(7, -9, 0) + GIVEN,
+        outcome(7, 0, 2) + GIVEN,
+        outcome(6, 0, 0) + GIVEN,
         b"null\n".rjust(LINE_BYTES) + GIVEN,
         DONE + b"[" * 100_000,
     ]:
@@ -59,8 +67,11 @@ def test_half_a_line_and_a_changed_one_say_nothing() -> None:
 
 def test_a_run_that_has_not_ended_says_which_try_it_was() -> None:
     given = encode_given(8, [5], 3)
-    assert last_run_in(DONE + given) == ([5], 3, None)
-    assert last_run_in(encode_outcome(8, -9, 0) + given) == ([5], 3, (-9, 0))
+    assert last_run_in(DONE + given) == ([5], 3, False, None, None)
+    assert last_run_in(padded({"run": 8, "started": True}) + given) == ([5], 3, True, None, None)
+    assert last_run_in(outcome(8, -9, 0) + given) == ([5], 3, True, (-9, 0), None)
+    assert last_run_in(outcome(8, 0, 2) + given) == ([5], 3, False, (0, 2), None)
+    assert last_run_in(outcome(8, 0, 0) + encode_given(8, [5], 3, (9, 17))) == ([5], 3, True, (0, 0), (9, 17))
     assert last_run_in(DONE) is None
 
 
@@ -69,11 +80,11 @@ def test_a_settled_run_is_not_processed_again(built: Built) -> None:
         opened.begin(7, SEQUENCES, 1)
         os.pwrite(opened.descriptor, DONE, 0)
         assert (opened.outcome(7), opened.outcome(8)) == ((0, 0), None)
-        assert opened.processed() == SEQUENCES
+        assert opened.last_run() == (SEQUENCES, 1, True, (0, 0), None)
         opened.settle()
-        assert opened.processed() == []
+        assert opened.last_run() is None
         opened.begin(8, [1], 1)
-        assert opened.processed() == []
+        assert opened.last_run() == ([1], 1, False, None, None)
 
 
 def test_a_file_stays_while_a_command_has_its_lock(built: Built) -> None:

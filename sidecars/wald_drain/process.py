@@ -1,0 +1,249 @@
+"""Processes that run the command, each with one thread.
+
+    thread of a worker ──batch, lock──▶ runner ──fork──▶ keeper ──▶ command
+                       ◀────status─────
+
+A fork copies the locks that other threads hold, and nothing ever releases the copies. So the runners are forked while
+drain has a single thread, and fork a keeper for each run. The keeper waits for the command and writes its exit code to
+the state file.
+
+The keeper and the command hold the lock of the state file, and the batch is a file in memory. So neither needs drain. A
+lock that is being sent to a runner counts as held: if drain is killed at that moment, the next one waits until the
+command has ended, or certainly does not start.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from wald.errors import InvalidInput, WaldError
+from wald.files.locks import set_process_name
+from wald.loop import outlive_signals
+from wald.work.ownership import KEEPER, RUNNER
+from wald_drain.retry import TIMED_OUT
+from wald_drain.state_file import padded
+
+_NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.05
+_LOCK, _STDIN = 3, 4  # descriptors of the keeper
+_MESSAGE_BYTES = 1 << 16
+_RUNNERS: set[int] = set()
+
+
+def check_command(command: Sequence[str]) -> None:
+    """
+    Raises:
+        InvalidInput: no such program, or the file is not a program.
+    """
+    if shutil.which(command[0]) is None:
+        raise _not_a_program(command, errno.EACCES if os.path.exists(command[0]) else errno.ENOENT)
+
+
+def start_error(command: Sequence[str], error: int) -> Exception:
+    """Return the error about a command that could not be started."""
+    if error in _NOT_A_PROGRAM:
+        return _not_a_program(command, error)
+    return OSError(error, os.strerror(error), command[0])
+
+
+def _not_a_program(command: Sequence[str], error: int) -> InvalidInput:
+    return InvalidInput(
+        f"{command[0]}: cannot be run: {os.strerror(error)}",
+        hint=f"command -v {command[0]}; a script needs a first line like #!/bin/sh",
+    )
+
+
+class Runner:
+    """Process that starts the commands of ``worker``. Create it while this process has one thread."""
+
+    def __init__(self, worker: int, command: Sequence[str], time_limit: float | None) -> None:
+        self.worker = worker
+        self.command = command
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process_id = os.fork()
+        if self.process_id == 0:
+            try:
+                _serve(theirs, command, time_limit)
+            finally:
+                os._exit(1)
+        theirs.close()
+        _RUNNERS.add(self.process_id)
+
+    def run(self, run: int, lock: int, stdin: bytes, variables: Mapping[str, str]) -> None:
+        """Run the command to its end, which the state file then describes, unless the keeper was killed.
+
+        Args:
+            run: number of the run.
+            lock: descriptor of the state file, locked.
+            stdin: the input of the command, which need not read it to the end.
+            variables: added to the environment of the command.
+
+        Raises:
+            WaldError: the process was killed.
+            OSError: it cannot fork.
+        """
+        batch = sealed(stdin)
+        try:
+            socket.send_fds(self._socket, [json.dumps([run, dict(variables)]).encode()], [batch, lock])
+            reply = self._socket.recv(_MESSAGE_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            reply = b""
+        finally:
+            os.close(batch)
+        _reap_orphans()
+        if not reply:
+            raise WaldError(
+                f"process {self.process_id}, which starts its commands, was killed",
+                hint="start wald-drain again, which waits for the command and uses its exit code",
+            )
+        if error := int(reply):
+            raise OSError(error, os.strerror(error), self.command[0])
+
+    def close(self) -> None:
+        """End the process, once its command has ended."""
+        self._socket.close()
+        os.waitpid(self.process_id, 0)
+        _RUNNERS.discard(self.process_id)
+
+
+@contextmanager
+def runners_for(command: Sequence[str], workers: int, time_limit: float | None = None) -> Iterator[list[Runner]]:
+    """Yield runners for workers 1 to ``workers``."""
+    with ExitStack() as held:
+        runners: list[Runner] = []
+        for worker in range(1, workers + 1):
+            runners.append(Runner(worker, command, time_limit))
+            held.callback(runners[-1].close)
+        yield runners
+
+
+def sealed(data: bytes) -> int:
+    """Return a descriptor of a file in memory with this content, at its start, which no process can change."""
+    descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _reap_orphans() -> None:
+    """Reap zombies that commands have left: as PID 1 of a container, this process inherits them."""
+    if os.getpid() != 1:
+        return
+    with suppress(ChildProcessError):  # no child, or another thread has reaped it
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in _RUNNERS:  # its worker notices
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | None) -> None:
+    """Run a runner, which ends with its socket."""
+    set_process_name(RUNNER)
+    outlive_signals()
+    os.closerange(3, requests.fileno())  # including the sockets of other runners, which would never end otherwise
+    os.closerange(requests.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
+        if not request:
+            os._exit(0)
+        run, variables = json.loads(request)
+        batch, lock = descriptors
+        error = 0
+        try:
+            keeper = os.fork()
+            if keeper == 0:
+                try:
+                    _keep(run, lock, command, batch, variables, time_limit)
+                finally:
+                    os._exit(1)
+            os.waitpid(keeper, 0)
+        except OSError as failed:
+            error = failed.errno or errno.EIO
+        os.close(batch)
+        os.close(lock)
+        try:
+            requests.send(str(error).encode())
+        except OSError:  # drain was killed; the state file has the exit code
+            os._exit(0)
+
+
+def _keep(
+    run: int,
+    lock: int,
+    command: Sequence[str],
+    batch: int,
+    variables: Mapping[str, str],
+    time_limit: float | None,
+) -> None:
+    """Run a keeper, which keeps only the lock and the batch open.
+
+    The command has a session of its own, so Ctrl-C in the terminal ends drain after this run and not during it.
+    """
+    os.setsid()
+    set_process_name(KEEPER)
+    outlive_signals()
+    high = max(lock, batch, _STDIN) + 1
+    lock, batch = fcntl.fcntl(lock, fcntl.F_DUPFD, high), fcntl.fcntl(batch, fcntl.F_DUPFD, high)
+    os.dup2(lock, _LOCK)
+    os.dup2(batch, _STDIN)
+    os.closerange(_STDIN + 1, os.sysconf("SC_OPEN_MAX"))
+    # Not through the disk class, and not synced: after a crash of the machine no command is still running.
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=_STDIN,
+            stdout=_output(1),
+            stderr=_output(2),
+            env=os.environ | variables,
+            start_new_session=True,
+            pass_fds=(_LOCK,),
+        )
+        os.pwrite(_LOCK, padded({"run": run, "started": True}), 0)
+        line = padded({"run": run, "exit_code": _exit_code(process, time_limit), "error": 0})
+    except OSError as error:
+        line = padded({"run": run, "exit_code": 0, "error": error.errno or errno.EIO})
+    os.pwrite(_LOCK, line, 0)
+    os._exit(0)
+
+
+def _output(descriptor: int) -> int | None:
+    """Return /dev/null in place of a closed stdout or stderr, without which every try would fail."""
+    is_closed = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    return subprocess.DEVNULL if is_closed else None
+
+
+def _exit_code(process: subprocess.Popen[bytes], time_limit: float | None) -> int:
+    """Wait for a command; after the time limit, end it and its process group."""
+    try:
+        return process.wait(time_limit)
+    except subprocess.TimeoutExpired:
+        pass
+    over = time.monotonic() + GRACE_SECONDS
+    with suppress(ProcessLookupError, PermissionError):  # the group has ended, or runs as another user and is awaited
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < over:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(_POLL_SECONDS)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return TIMED_OUT + round((time_limit or 0) * 1000)

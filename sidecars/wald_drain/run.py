@@ -1,0 +1,256 @@
+"""A drain from its start to its end.
+
+    leftovers of earlier drains ─▶ the group is opened ─▶ a thread for each worker ─▶ the group is closed
+
+An error of a worker ends all of them, once their commands have ended. A record that cannot be read ends them when no
+command runs and no earlier record has failed. After a full disk, drain opens the group again once there is
+space. What commands have done until then is in their state files, whose space is allocated, so nothing is processed
+twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+
+from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, Interrupted, NotFound
+from wald.format.records import Record
+from wald.hints import room_commands
+from wald.retention.cursors import CursorState
+from wald.retention.progress import last_sequences
+from wald.work.group import WorkGroup
+from wald.work.ownership import command_files, running
+from wald_drain.leftovers import Leftovers
+from wald_drain.process import Runner
+from wald_drain.redrive import Consumer, HandoverFile, Handovers
+from wald_drain.retry import pause_seconds
+from wald_drain.state_file import StateFile
+from wald_drain.worker import RunContext, Shared, Worker
+
+_PORTION_MAX_BYTES = 8 << 20  # of values, so that a lease of any number of records fits into memory
+_WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over
+_LONG_SECONDS = 60.0  # after which a full disk is another one
+_NAMED = 5  # processes, of many workers
+_LEFT = b"wald-drain: interrupted; commands that run go on, and the next start waits for them\n"
+
+
+def drain(context: RunContext, runners: Sequence[Runner]) -> int:
+    """Process records until the end, if the job ends there, or until ``stop`` is set.
+
+    Returns:
+        the number of records that became dead letters.
+
+    Raises:
+        NotFound: no such route, or records that the group has not processed were reclaimed.
+        Locked: another process works for this group.
+        Refused: without workers, and workers have processed records above the cursor.
+        Damaged: the cursor or the journal cannot be trusted, or a record cannot be read.
+        InvalidInput: the command cannot be run, or a record is too large for a dead letter.
+        Unavailable: without workers, a record is to be given up, and no daemon runs.
+        WaldError: a process that starts commands was killed.
+        DiskFailure: the disk fails.
+    """
+    given_up, number = 0, 1
+    while True:
+        began = time.monotonic()
+        run = _Run(context, runners)
+        try:
+            run.run()
+            return given_up + run.given_up
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            root = context.consumer.log.root
+            failure = DiskFailure(
+                f"{error.filename or root.routes}: {error.strerror}; nothing is lost",
+                hint=f"{room_commands(root.path, error=error)}; start wald-drain again: it continues after the cursor",
+            )
+            failure.__cause__ = error
+        except DiskFailure as error:  # of the daemon
+            failure = error
+        given_up += run.given_up
+        context.stop.clear()  # a worker that failed has set it
+        if context.stop_requested.is_set():
+            context.stop.set()
+        cause = failure.__cause__
+        if context.stop.is_set() or (isinstance(cause, OSError) and cause.errno not in DISK_FULL):
+            raise failure
+        number = 1 if time.monotonic() - began > _LONG_SECONDS else number
+        context.report(f"{failure.message}; again in {pause_seconds(number):g} s")
+        if context.stop.wait(pause_seconds(number)):
+            return given_up
+        number += 1
+
+
+class _Run:
+    """A drain up to its end, or an error."""
+
+    def __init__(self, context: RunContext, runners: Sequence[Runner]) -> None:
+        self.given_up = 0
+        self._context, self._runners = context, runners
+        self._consumer, self._job = context.consumer, context.job
+
+    def run(self) -> None:
+        consumer, context, job = self._consumer, self._context, self._job
+        root, route, group, disk = consumer.log.root, consumer.route, consumer.group, consumer.disk
+        with ExitStack() as held:
+            file = held.enter_context(HandoverFile(root, route, group, disk))
+            leftovers = held.enter_context(Leftovers(consumer))
+            if not leftovers.wait(context.stop, context.report_of_route):
+                return
+            self.given_up += Handovers(consumer, file, daemon=job.daemon, report=context.report).finish()
+            leftovers.move_cursor(context.report)
+            if context.is_strict:
+                leftovers.require_order(job.command)
+            if consumer.cursor.state is CursorState.ABSENT:
+                consumer.report_new(context.report, with_workers=not context.is_strict)
+            work = WorkGroup(
+                consumer.log,
+                route,
+                group,
+                order=job.order,
+                dead_letter=job.dead_letter,
+                daemon=job.daemon,
+                report=context.report,
+                ownership=file,
+            )
+            held.enter_context(work)
+            try:
+                if not context.is_strict:
+                    leftovers.settle(work, context.report)
+                self._work(Shared(context, work))
+            finally:
+                self.given_up += work.given_up
+
+    def _work(self, shared: Shared) -> None:
+        consumer = self._consumer
+        leases = _Leases(shared)
+        with ExitStack() as held:
+            workers = []
+            for runner in self._runners:
+                root, disk = consumer.log.root, consumer.disk
+                file = StateFile(root, consumer.route, consumer.group, runner.worker, disk)
+                workers.append(Worker(shared, runner, held.enter_context(file)))
+            with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
+                working = [threads.submit(leases.work, worker) for worker in workers]
+            for each in working:
+                each.result()
+            for worker in workers:
+                worker.file.remove()
+
+
+class _Leases:
+    """Distributor of records to workers until the drain is over."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._context = shared, shared.context
+        self._end = self._last() if shared.context.job.exit_at_end else None
+        self._lease = threading.Lock()  # one worker waits for a record, and the others for that one
+        self._busy: set[str] = set()
+
+    def work(self, worker: Worker) -> None:
+        """Have a worker process records until the drain is over; its error ends the drain.
+
+        Raises:
+            Damaged, NotFound: a record cannot be read.
+        """
+        try:
+            while records := self._next(worker.name):
+                worker.process(records)
+        except BaseException:
+            self._context.stop.set()
+            raise
+        finally:
+            self._busy.discard(worker.name)
+
+    def _next(self, name: str) -> list[Record]:
+        """Return records for a worker; none if the drain is over."""
+        shared, job = self._shared, self._context.job
+        self._busy.discard(name)
+        with self._lease:
+            while not self._is_over():
+                shared.forget_passed()
+                try:
+                    got = shared.work.lease(name, job.records_max, _PORTION_MAX_BYTES, math.inf, _WAIT_SECONDS)
+                except (Damaged, NotFound) as error:
+                    if not self._busy and not shared.failures:
+                        raise self._with_way_on(error) from error
+                    self._context.stop.wait(_WAIT_SECONDS)
+                    continue
+                if got:
+                    self._busy.add(name)
+                    shared.recall(got)
+                    return [delivery.record for delivery in got]
+            return []
+
+    def _with_way_on(self, error: Damaged | NotFound) -> Damaged | NotFound:
+        """Return an error about damage with a hint to skip it."""
+        consumer = self._context.consumer
+        if not isinstance(error, Damaged) or not error.last:
+            return error
+        return Damaged(
+            error.message,
+            case="records-lost-behind-cursor",
+            root=consumer.log.root.path,
+            route=consumer.route,
+            last=error.last,
+            group=consumer.group,
+        )
+
+    def _is_over(self) -> bool:
+        at_end = self._end is not None and self._shared.work.floor >= self._end
+        return at_end or self._context.is_stopping
+
+    def _last(self) -> int:
+        """Return the last record of the route now, or the first damaged one if later records are unknown."""
+        log, route = self._context.consumer.log, self._context.consumer.route
+        last = last_sequences(log.view()).get(route)
+        if last is None:
+            last = self._shared.work.floor
+            try:
+                for batch in log.batches(route, last + 1, on_missing="skip"):
+                    last = batch.last_sequence
+            except Damaged:
+                return last + 1  # never processed: once all records before it are done, a lease raises this
+        return last
+
+
+def leave() -> None:
+    """End this process at once, as if it were killed: the next start repeats only what was not on disk."""
+    with suppress(OSError):  # stderr is closed, or its disk is full
+        os.write(2, _LEFT)
+    os._exit(Interrupted.exit_code)
+
+
+@contextmanager
+def stopping(context: RunContext) -> Iterator[None]:
+    """Set ``stop`` once a signal has set ``stop_requested``, and report which commands drain then waits for."""
+    over = threading.Event()
+
+    def forward() -> None:
+        context.stop_requested.wait()
+        context.stop.set()
+        if not over.is_set() and (text := _describe_running(context.consumer)):
+            context.report_of_route(text)
+
+    threading.Thread(target=forward, name="wald-drain-stopping", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _describe_running(consumer: Consumer) -> str:
+    directory = consumer.log.root.cursor_directory(consumer.route)
+    found = running(command_files(directory, consumer.group), [os.getpid()]).values()
+    own = [str(each.process) for commands in found for each in commands if not each.left]
+    if not own:
+        return ""
+    named = ", ".join(own[:_NAMED]) + f" and {len(own) - _NAMED} more" * (len(own) > _NAMED)
+    processes = "process" if len(own) == 1 else "processes"
+    return f"stops once its commands have ended, {processes} {named}; Ctrl-C again leaves them to the next start"
