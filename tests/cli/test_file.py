@@ -207,5 +207,5 @@ def test_a_file_outside_every_log_is_foreign_and_wald_does_not_say_that_it_may_g
     (tmp_path / "x").touch()
     found = about(tmp_path / "x")
     assert (found["kind"], found["may_delete"]) == ("foreign", False)
-    answer = "no: it is in no log, and wald knows nothing of what needs it"
+    answer = "no: it is not in a log, and wald does not know whether it is needed"
     assert re.search(rf"^delete it\? +{answer}$", output_of("inspect", tmp_path / "x").decode(), re.MULTILINE)

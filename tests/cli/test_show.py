@@ -99,7 +99,7 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(built: Built, tmp_pa
 
     code, message, hint = refusal_of("show", 2, "--archive", tmp_path / "typo", "--root", built.root.path)
     assert code == 3
-    assert message.endswith(f"; it is not in {tmp_path}/typo, which is no directory")
+    assert message.endswith(f"; it is not in {tmp_path}/typo, which is not a directory")
     assert f"; wald --root {built.root.path} show 2 --archive DIR looks into an archive" in hint
     (tmp_path / "empty").mkdir()
     message = refusal_of("show", 2, "--archive", tmp_path / "empty", "--root", built.root.path)[1]

@@ -224,7 +224,7 @@ def test_a_damaged_record_is_called_damaged_and_the_hint_goes_on_behind_all_dama
     code, message, hint = refusal_of("cursor", "skip", "a", 2, "--root", root)
     assert (code, message.partition(":")[0]) == (4, "record 2 is damaged, and is not skipped by its number")
     assert str(segment) in message
-    setting, _, _ = hint.partition(" goes on behind the damage")
+    setting, _, _ = hint.partition(" continues after the damage")
     assert setting == f"wald --root {root} cursor set a 3 --group processed"
 
     assert wald(*setting.split()[1:]).returncode == 0

@@ -1,4 +1,4 @@
-"""The command line: arguments in, text out. Of the modules of wald, only these print and exit.
+"""The command line. Only its modules print and exit.
 
 Commands are imported when they are called, because their start has a budget (``wald append``: 150 ms).
 """

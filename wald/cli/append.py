@@ -137,7 +137,7 @@ class _Durable:
     """The range of sequences that became durable, and how many records in it were sent by this command.
 
     Attributes:
-        awaited: what is to be processed of it, if that is waited for.
+        awaited: the records to be processed, with --wait-processed.
     """
 
     awaited: Awaited | None
@@ -146,7 +146,7 @@ class _Durable:
     count: int = 0
 
     def take(self, producer: Producer) -> None:
-        """Add what is acknowledged; all of it, also if Ctrl-C comes in the midst."""
+        """Add all acknowledged records, even if Ctrl-C interrupts."""
         with uninterrupted():
             self.extend(producer.acknowledged())
 
@@ -166,7 +166,7 @@ class _Durable:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C until the block has ended, if it is one that ends this command."""
+    """Delay Ctrl-C until the block has ended."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield
@@ -182,7 +182,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: str) -> WaldError:
-    """The same error, with what became of the input."""
+    """Return the error with the number of durable records added."""
     message = f"{error.message}; {durable}"
     if unanswered:
         message += f", {unanswered} are not acknowledged: they may be in the log or not"
@@ -213,7 +213,7 @@ def _due(delay: float | None, at: int | None) -> Due | None:
 
 
 def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Encode | None:
-    """None: lines are sent as they are."""
+    """Return the encoder of lines; None to send them unchanged."""
     if not jsonl and key_separator is None and due is None:
         return None
 
@@ -314,7 +314,7 @@ def keyed_lines(separator: bytes, due: Due | None) -> Encode:
 
 
 def json_lines(due: Due | None) -> Encode:
-    """Encode one JSON object per line, which may have times of its own."""
+    """Encode one JSON object per line; times in an object win."""
     from wald.client.payloads import json_payloads
 
     return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())

@@ -81,7 +81,7 @@ class LazyCommand(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program of its own that its group runs, too; ``extra`` is the one that brings its packages."""
+    """A separate program; ``extra`` installs its packages."""
 
     module: str
     summary: str

@@ -1,7 +1,7 @@
-"""What a shell may complete besides commands and options: routes, groups, positions and times.
+"""Shell completion of routes, groups, positions and times.
 
-An answer must be there at once, so commands are not imported for it: where each takes a route is listed here, and a
-test compares the list with the commands.
+Completion must be fast and imports no command, so the arguments are listed here; a test compares the list with the
+commands.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald-archive pack": ("route", "..."),
     "wald-archive restore": ("", "route", "..."),
 }
-"""What the arguments of a command are; "...": each further one is what the one before it is, "": something else."""
+"""The kinds of a command's arguments; "..." repeats the kind before it, "" is any other kind."""
 
 OPTIONS = {
     "--group": "group",
@@ -55,7 +55,7 @@ OPTIONS = {
     "--since": "time",
     "--until": "time",
 }
-"""What the value of an option is."""
+"""The kind of an option's value."""
 
 VALUED = {
     *OPTIONS,
@@ -76,14 +76,14 @@ VALUED = {
     *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
     *("--processed-within", "--timeout", "--why", "--during", "-n"),
 }
-"""The options of ``wald`` that take a value, which is no argument of the command."""
+"""The options of ``wald`` that take a value."""
 
 _TIMES = ("now", "today", "yesterday", "5m", "1h", "1d")
 _STARTS = ("earliest", "end", "cursor")
 
 
 def complete(command: click.Command, program: str, variable: str, instruction: str) -> int:
-    """Print what may follow, or the script for the shell, as ``instruction`` says: ``bash_complete``, ``zsh_source``.
+    """Print completions, or the script for the shell, for an instruction such as ``bash_complete``, ``zsh_source``.
 
     Args:
         variable: of the environment, with which the script asks.
@@ -102,7 +102,7 @@ def complete(command: click.Command, program: str, variable: str, instruction: s
 
 
 def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | None:
-    """What may stand for ``incomplete``; None if that is no matter of this module."""
+    """Return the completions of ``incomplete``; None to fall back to click."""
     typed = _typed(program, words)
     option, joined, value = incomplete.partition("=")
     if words and words[-1] in VALUED:
@@ -120,21 +120,21 @@ def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | N
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """The words of a command line so far; ``arguments`` are those behind the command that are no options."""
+    """The words of a command line so far; ``arguments`` are those after the command, without options."""
 
     root: Path | None
     command: str
     arguments: tuple[str, ...]
 
     def following(self) -> str:
-        """What the next argument is; "" if it is nothing that this module knows."""
+        """Return the kind of the next argument; "" if unknown."""
         kinds = ARGUMENTS.get(self.command, ())
         if kinds[-1:] == ("...",):
             return kinds[min(len(self.arguments), len(kinds) - 2)]
         return kinds[len(self.arguments)] if len(self.arguments) < len(kinds) else ""
 
     def routes(self) -> list[str]:
-        """Those that were typed, if the arguments are routes."""
+        """Return the routes among the arguments."""
         kinds = ARGUMENTS.get(self.command, ())
         return [name for name, kind in zip(self.arguments, kinds, strict=False) if kind == "route"]
 
@@ -162,14 +162,14 @@ def _routes(typed: _Typed) -> list[str]:
 
 
 def _groups(typed: _Typed) -> list[str]:
-    """Those with a cursor on the route; without a route on any."""
+    """Return the groups with a cursor on the route, or on any route."""
     from wald.format.names import parse_cursor_name
 
     return sorted({group for name in _files_of_groups(typed) if (group := parse_cursor_name(name)) is not None})
 
 
 def _work_groups(typed: _Typed) -> list[str]:
-    """Those with a journal on the route."""
+    """Return the groups with a journal on the route."""
     from wald.format.names import WORK_SUFFIX
 
     return sorted({name[: -len(WORK_SUFFIX)] for name in _files_of_groups(typed) if name.endswith(WORK_SUFFIX)})

@@ -54,5 +54,5 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
 
 
 def runs(root: Path) -> bool:
-    """Whether a daemon holds the root, listening or not."""
+    """Return True if a daemon holds the root, even if it does not listen yet."""
     return is_locked(Root(root).lock, Disk())

@@ -191,25 +191,26 @@ def _require_no_work(log: Log, route: str, group: str) -> None:
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
-    """Print its sequence; and on stderr, that it is new, or which records it needs and RECLAIM has deleted."""
+    """Print its sequence; report on stderr if it is new, or needs records that RECLAIM has deleted."""
     click.echo(cursor.sequence)
     for message in filter(None, (news, cursor.message)):
         click.echo(f"wald: {message}", err=True)
 
 
 def _standing(cursor: Cursor) -> str:
-    """Its state, and its owner if that is not the log's."""
+    """Return its state, and its owner if that is not the log's."""
     return f"{cursor.state.value}, of {other}" if (other := cursor.other_user) else cursor.state.value
 
 
 @dataclass(frozen=True, slots=True)
 class Unprocessed:
-    """What a group has still to process.
+    """The records that a group has not processed.
 
     Attributes:
-        records: that the log holds; ``missing``: that it does not hold any more, at most.
-        lost: behind the first that it holds, given up by a repair; at most so many.
-        first, last: of those that it holds; None if there is none, or the last is not known.
+        records: number of records in the log.
+        missing: upper limit of the number of records that were removed.
+        lost: upper limit of the number of records after ``first`` that a repair has given up.
+        first, last: ends of the range in the log; None if empty or unknown.
     """
 
     cursor: Cursor
@@ -232,7 +233,7 @@ def find_unprocessed(log: Log, found: Cursor) -> Unprocessed:
     lag = measure_lags(view, [found])[route, group]
     gone: list[Missing] = []
     following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
-    first = next(following, None)  # also if none is left: what was removed in front of the end is met on the way
+    first = next(following, None)  # even without a record left, this finds removed ones
     last = last_sequences(view).get(route) if first is not None else None
     last_ns = log.where(last).append_time_ns if last else None
     lost = _lost_behind(log, route, first.sequence) if first is not None else 0
@@ -240,7 +241,7 @@ def find_unprocessed(log: Log, found: Cursor) -> Unprocessed:
 
 
 def _lost_behind(log: Log, route: str, sequence: int) -> int:
-    """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
+    """Return the upper limit of the records after ``sequence`` that a repair has given up, from the ledger."""
     from wald.retention.history import History
     from wald.retention.missing import count_missing
     from wald.segments.seek import end_sequence
@@ -309,7 +310,7 @@ def _unprocessed_text(log: Log, found: Unprocessed) -> Iterator[str]:
 
 
 def _without_first(found: Unprocessed) -> str:
-    """What is left where no whole record is."""
+    """Describe the rest if it has no whole record."""
     if found.records:  # the next one has begun and not ended
         return _records(found.records)
     return "nothing that the log holds" if found.missing else "nothing: every record was processed"
@@ -404,11 +405,11 @@ def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
 
 
 def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
-    """How many records a skip to ``sequence`` passes over, and at most how many that were removed before.
+    """Return the number of records that a skip passes over, and an upper limit of those that were removed before.
 
     Raises:
         Refused: another record is the next one, or those in front were removed or cannot be read.
-        NotFound: it is no record of the route that the group has not processed.
+        NotFound: not a record of the route, or already processed.
         Damaged: the cursor cannot be trusted, or the record cannot be read.
     """
     from wald.retention.cursors import CursorState
@@ -445,11 +446,11 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
 
 
 def _damaged(log: Log, found: Cursor, sequence: int, damage: Damaged) -> Damaged:
-    """The error for a record that cannot be read, so that nothing says whose it is; with what passes over it."""
+    """Return the error for an unreadable record, with a command that skips the damage."""
     whole = next(log.records(start=sequence, limit=1, on_missing="skip", on_damage=lambda _: None), None)
     head = log.head()
     last = whole.sequence - 1 if whole is not None else head.sequence if head else sequence
     passing = command_line(log.root.path, f"cursor set {found.route} {last} --group {found.group}")
     verifying = command_line(log.root.path, "verify")
     message = f"record {sequence} is damaged, and is not skipped by its number: {damage.message}"
-    return Damaged(message, hint=f"{passing} goes on behind the damage; {verifying} lists all damage")
+    return Damaged(message, hint=f"{passing} continues after the damage; {verifying} lists all damage")

@@ -1,4 +1,4 @@
-"""From a command line to an exit code: every error as one line and a hint, whichever program it is.
+"""Entry point of all programs: every error becomes one line, a hint and an exit code.
 
 Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
 5 another process does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a

@@ -100,7 +100,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive segments that are alike, shown in one line."""
+    """Consecutive segments that share one line."""
 
     first: SegmentStatus
     last: SegmentStatus
@@ -161,7 +161,7 @@ def _segments_line(stretch: _Stretch, active: str) -> str:
     place = f"{records} ({count}{size}{unsealed})"
     if not first.readable:
         return f"{place}: {first.problem}; wald-reclaim leaves it alone: {first.hint}"
-    damaged = f"; its index is damaged, and what it held is known without it: {first.problem}" if first.problem else ""
+    damaged = f"; its index is damaged, but its contents are known: {first.problem}" if first.problem else ""
     match first.state:
         case State.RELEASED:
             return f"{place}: reclaimed, and deleted after the grace period"
@@ -174,7 +174,7 @@ def _segments_line(stretch: _Stretch, active: str) -> str:
 
 
 def _unpinned(waived: tuple[str, ...]) -> str:
-    """Why nothing is pinned."""
+    """Return the reason why nothing is pinned."""
     if not waived:
         return "every group has read it"
     return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"

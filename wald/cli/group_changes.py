@@ -1,4 +1,4 @@
-"""``wald group release``, ``skip`` and ``remove``: by the process that owns the group, or if there is none, here."""
+"""``wald group release``, ``skip`` and ``remove``: by the group's owner, or by this process without one."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _changeable(log: Log, route: str, group: str) -> GroupStatus:
 def _carried_out(
     log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
 ) -> int:
-    """Have something done by the owner; if there is none, here.
+    """Let the owner apply a change; without an owner, apply it here.
 
     Raises:
         as of :func:`ask_owner`, :class:`WorkGroup` and what ``do`` calls.
@@ -209,7 +209,9 @@ def _carried_out(
     while True:
         try:
             with (
-                Ownership(log.root, file.route, file.group, Disk()) as ownership,  # also beside a command left running
+                Ownership(
+                    log.root, file.route, file.group, Disk()
+                ) as ownership,  # even while a command that was left behind runs
                 WorkGroup(log, file.route, file.group, ownership=ownership) as work,
             ):
                 return do(work)
@@ -222,10 +224,10 @@ def _carried_out(
 
 
 def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
-    """How many records a skip is for.
+    """Return the number of records to skip.
 
     Raises:
-        Refused: not behind what is done, or beyond the log.
+        Refused: not after the records that are done, or beyond the log.
         NotFound: all of it is done, or of other routes.
     """
     from wald.retention.missing import skip_lost

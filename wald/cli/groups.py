@@ -57,7 +57,7 @@ def group() -> None:
 
 
 def group_argument(function: click.decorators.FC) -> click.decorators.FC:
-    """A work group with a legal name; the command gets ``group``."""
+    """A work group with a valid name; the command gets ``group``."""
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
 
@@ -131,7 +131,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
 
 
 def _backlog_of(log: Log, seen: GroupStatus) -> GroupBacklog:
-    """What the group keeps from being reclaimed."""
+    """Return the segments that the group pins."""
     from wald.retention.backlog import Backlog, GroupBacklog
     from wald.retention.progress import Lag
 
@@ -227,7 +227,7 @@ def _oldest(found: FoundGroup, now_ns: int) -> str:
 
 
 def _standing(seen: GroupStatus, now_ns: int) -> str:
-    """Where the oldest open record is."""
+    """Describe the state of the oldest open record."""
     picture = seen.snapshot
     oldest = picture.floor + 1
     if not picture.open:
@@ -252,7 +252,7 @@ def _holding(held: GroupBacklog) -> str:
 
 
 def _next(log: Log, found: FoundGroup) -> str:
-    """What to type, or to do."""
+    """Return what to type, or to do."""
     from wald.retention.cursors import CursorState
     from wald.work.journal import beyond_head
 
@@ -286,7 +286,7 @@ def _next(log: Log, found: FoundGroup) -> str:
 
 
 def _only_waits(found: FoundGroup) -> str:
-    """When the next record is due, if nothing can be delivered before; else ""."""
+    """Describe when the next record is due if nothing can be delivered before; otherwise ""."""
     from wald.status.retention import count_of
 
     picture = found.seen.snapshot
@@ -335,7 +335,7 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
 
 
 def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
-    """A command of ``wald group`` for a hint."""
+    """Return a ``wald group`` command for a hint."""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip())
 
 
@@ -348,13 +348,13 @@ def _times(tries: int) -> str:
 
 
 def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
-    """What workers have, as a table; none if that is nothing."""
+    """Yield a table of the leased records, if there are any."""
     rows = [(*_ends(each), each.worker, *_until(each, now_ns), each.tries) for each in out]
     yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
 
 
 def one_line(reason: str) -> str:
-    """What a worker has said, for a line of a table."""
+    """Return a worker's reason without newlines."""
     return " ".join(reason.split())
 
 
@@ -365,7 +365,7 @@ def _until(out: Out, now_ns: int) -> tuple[str, str]:
 
 
 def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
-    """What is not due yet, as a table."""
+    """Yield a table of the delayed records."""
     rows = [
         (
             *_ends(each),
@@ -380,7 +380,7 @@ def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Ite
 
 
 def dead_table(dead: list[DeadRecord], count: int | None) -> Iterator[str]:
-    """What is being given up, as a table."""
+    """Yield a table of the records that are being given up."""
     rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, one_line(each.reason)) for each in dead]
     yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
 

@@ -1,4 +1,4 @@
-"""``wald inspect``: what a file is, what wrote it, whether it is intact, whether it may be deleted; or its content."""
+"""``wald inspect``: the kind, writer, damage and content of a file, and a verdict on its deletion."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _root_of(path: Path) -> Root | None:
 
 
 def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
-    """What is wrong with the file, "" if nothing is; None if it has no content of its own to be checked by."""
+    """Return the damage of the file, "" if it is intact; None if its content cannot be checked."""
     from wald.checking.dump import dump
     from wald.work.journal import read_beside_owner
 
@@ -118,7 +118,7 @@ def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
 
 
 def _raw_damage(root: Root, path: Path) -> str:
-    """Of a raw segment, up to where it is durable: what follows may be half written."""
+    """Return the damage of a raw segment up to its durable end; later bytes may be half written."""
     from wald.checking.dump import dump
     from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
     from wald.segments.view import State, read_view
@@ -138,7 +138,7 @@ def _raw_damage(root: Root, path: Path) -> str:
 
 
 def _bundle_damage(bundle: Path) -> str:
-    """By the digest beside it, as ``sha256sum -c`` checks it."""
+    """Compare a bundle with its digest, as ``sha256sum -c`` does."""
     from hashlib import file_digest
 
     try:
@@ -151,7 +151,7 @@ def _bundle_damage(bundle: Path) -> str:
 
 
 def _written_by(root: Root | None, path: Path, named: RecognizedFile) -> str:
-    """The program and its version, as far as anything says; "" if nothing does."""
+    """Return the program and version that wrote the file; "" if unknown."""
     if root is not None and named.kind in _SEGMENTS:
         return _writer(root, path)
     if root is not None and named.kind is FileKind.RECOVERY:
@@ -242,11 +242,11 @@ def _line(item: Item) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer.
+    """Answer to the question if a file may be deleted.
 
     Attributes:
-        allowed: whether nothing is lost by it, and nothing goes wrong.
-        instead: the command that does what is wanted, or has to come first; "" if there is none.
+        allowed: True if the deletion loses nothing and breaks nothing.
+        instead: the command to use instead, or first; may be "".
     """
 
     allowed: bool
@@ -257,15 +257,18 @@ class Verdict:
 _ALWAYS = {
     FileKind.ROOT: (False, "it is the log, with every record in it"),
     FileKind.IDENTITY: (False, "without it no program opens the log"),
-    FileKind.LOCK: (False, "a second daemon could start beside the one that holds it; it has only a line in it"),
+    FileKind.LOCK: (False, "a second daemon could start; the file has only one line"),
     FileKind.CLOCK: (False, "without it look-ups by time miss records, and append times that go back look damaged"),
-    FileKind.TRANSFERS: (False, "without it a start may store again what a pipe held when the daemon was killed"),
+    FileKind.TRANSFERS: (
+        False,
+        "without it, a start may store lines twice that were in a pipe when the daemon was killed",
+    ),
     FileKind.SPARSE_INDEX: (True, "it is a hint; readers only take longer without it"),
-    FileKind.DIRECTORY: (False, "the programs of the log need it, and what is in it"),
-    FileKind.LEDGER: (False, "it proves what was deleted and why; without it, missing records count as lost"),
-    FileKind.LEDGER_PART: (False, "it proves what was deleted and why; without it, missing records count as lost"),
+    FileKind.DIRECTORY: (False, "the programs of the log need it and its files"),
+    FileKind.LEDGER: (False, "it proves that deletions were allowed; without it, missing records count as lost"),
+    FileKind.LEDGER_PART: (False, "it proves that deletions were allowed; without it, missing records count as lost"),
     FileKind.QUARANTINE: (True, "no program reads it; but it is the only copy of these bytes"),
-    FileKind.RECOVERY: (True, "only what it says is lost; the daemon keeps the last 32 by itself"),
+    FileKind.RECOVERY: (True, "it is only a report; the daemon keeps the last 32"),
     FileKind.KEYS: (False, "a request that is repeated would be stored twice if its records are reclaimed already"),
     FileKind.KEYS_LOCK: (False, "two gates could write the table of keys at a time; it is empty"),
     FileKind.FOREIGN: (True, "no program of wald made it or reads it; whether another needs it is not known"),
@@ -280,7 +283,7 @@ def may_delete(root: Root | None, path: Path, named: RecognizedFile) -> Verdict:
         root: of the log that the file is in; None: it is in none.
     """
     if root is None and named.kind is FileKind.FOREIGN:
-        return Verdict(False, "it is in no log, and wald knows nothing of what needs it")
+        return Verdict(False, "it is not in a log, and wald does not know whether it is needed")
     if named.kind in _ALWAYS:
         allowed, why = _ALWAYS[named.kind]
         return Verdict(allowed, why, f"less {shlex.quote(str(path))}" if named.kind is FileKind.QUARANTINE else "")
@@ -321,31 +324,31 @@ def _of_route(root: Root, path: Path, named: RecognizedFile) -> Verdict:
             why = "its segments would be pinned for a route that nothing shows, and its cursors would be lost"
             return Verdict(False, why, command_line(root.path, f"route retire {route}"))
         case FileKind.FIFO if not stat.S_ISFIFO(os.stat(path).st_mode):
-            return Verdict(False, "it is no FIFO: what was written to it is not in the log", _append(root, path, route))
+            return Verdict(False, "it is not a FIFO: its lines are not in the log", _append(root, path, route))
         case FileKind.FIFO:
-            why = "producers would write into a plain file; the daemon makes the FIFO anew within a second"
+            why = "producers would write into a plain file; the daemon recreates the FIFO within a second"
             return Verdict(False, why, command_line(root.path, f"route retire {route}"))
         case FileKind.FOUND:
-            return Verdict(False, "what is in it is not in the log", _append(root, path, route))
+            return Verdict(False, "its lines are not in the log", _append(root, path, route))
         case FileKind.CURSOR:
             why = f"group {group} would begin at the front, or its records would be freed"
             return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
         case FileKind.HANDOVER | FileKind.COMMAND:
-            why = "a start of wald-drain finishes what is in it; it may go only for good, while none runs"
+            why = "the next start of wald-drain finishes it; remove the group if none will run again"
             return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
         case FileKind.WORK:
-            why = "what is done above the cursor would be delivered again; and not while a worker runs"
+            why = "records done above the cursor would be redelivered; never delete it while a worker runs"
             return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
         case FileKind.ASK:
             return Verdict(False, "a command may be using it", command_line(root.path, f"group remove {route} {group}"))
         case FileKind.PIN:
-            why = "RECLAIM could delete what an unfinished handover has sent, and the next start would send it again"
+            why = "RECLAIM could delete records of an unfinished handover, and the next start would send them again"
             return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
         case FileKind.CURSORS:
             why = "the groups would begin at the front, or their records would be freed"
             return Verdict(False, why, command_line(root.path, f"cursor list {route}"))
         case FileKind.RETIRED:
-            why = "it would take the route back, and hold records back again, without the daemon's knowledge"
+            why = "it would reactivate the route and pin records without the daemon's knowledge"
             return Verdict(False, why, _add(root, route, ""))
     return Verdict(True, "a program that was killed has left it")  # a temporary
 
@@ -365,19 +368,17 @@ def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
 
     reclaiming = command_line(root.path, program="wald-reclaim")
     if kind is FileKind.RELEASED:
-        return Verdict(False, "it comes back if a group needs it; it goes when the grace period is over", reclaiming)
+        return Verdict(False, "it is restored if a group needs it, and deleted after the grace period", reclaiming)
     if kind is FileKind.DELETING:
-        return Verdict(False, "its deletion is decided and recorded; the next look carries it out", reclaiming)
+        return Verdict(False, "its deletion is recorded; the next pass completes it", reclaiming)
     if kind is FileKind.WHOLE:
-        return Verdict(
-            False, "it may be all that is left of records; the next pass of wald-reclaim decides", reclaiming
-        )
+        return Verdict(False, "it may be the only copy of records; the next pass of wald-reclaim decides", reclaiming)
     base = int(path.name[:20])
     try:
         statuses = Backlog(read_view(root, read_identity(root).log_id)).segments()
         status = next((each for each in statuses if each.segment.base_sequence == base), None)
     except Damaged as error:
-        return Verdict(False, f"what it holds is not known: {error.message}", error.hint)
+        return Verdict(False, f"its contents are unknown: {error.message}", error.hint)
     if status is None or status.segment.path != path:
         return Verdict(False, "its sealed form is there; the sealer removes it")
     return _judged(root, status, reclaiming)
@@ -396,5 +397,5 @@ def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
         why = f"{pin.route}/{pin.group} is at {pin.at} and needs it up to {pin.needs}{others}"
         return Verdict(False, why, command_line(root.path, "explain"))
     if status.is_newest:
-        return Verdict(False, "it is the newest segment, behind which the next start goes on")
+        return Verdict(False, "it is the newest segment, after which the next start continues")
     return Verdict(False, "no group needs it, but only wald-reclaim records why it may go", reclaiming)

@@ -1,7 +1,7 @@
-"""``wald metrics``: what the directory shows, as text that Prometheus reads.
+"""``wald metrics``: metrics of the directory for Prometheus.
 
-The daemon runs this command when its ``/metrics`` is asked for, in a process of its own: to read the index of every
-segment takes the interpreter's lock, for which a turn would have to wait.
+The daemon runs this command when its ``/metrics`` is asked for, in a separate process: reading the index of every
+segment holds the interpreter's lock, which would delay a commit round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUTE_GROUP = ("route", "group")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the directory showed.
+    """Measurements of the directory.
 
     Attributes:
         seconds: that it took to read it.
@@ -95,7 +95,7 @@ def measure(log: Log) -> Measured:
 
 
 def _created_seconds(root: Root) -> float | None:
-    """When the log was made, in seconds since 1970; None if its identity does not have a time."""
+    """Return the creation time of the log in seconds since 1970; None if unknown."""
     try:
         return datetime.fromisoformat(read_identity(root).created).timestamp()
     except ValueError:
@@ -104,11 +104,12 @@ def _created_seconds(root: Root) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """When programs last did their work, in nanoseconds since 1970; None: they have left no trace.
+    """Times of the last runs of the programs in nanoseconds since 1970; None if there is no ledger line.
 
     Attributes:
         archived: by route and group.
-        verified_ns: when the log was last found good; ``verify_errors``: what the last verification found.
+        verified_ns: time of the last verification without an error.
+        verify_errors: number of errors of the last verification.
     """
 
     sealed_ns: int | None
@@ -119,7 +120,7 @@ class Ran:
 
 
 def last_runs(root: Root) -> Ran:
-    """What the ends of the ledgers say."""
+    """Read the last runs from the ends of the ledgers."""
     from wald.files.ledger_read import newest_entries
 
     archived: dict[tuple[str, str], int] = {}

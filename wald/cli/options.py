@@ -25,15 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
 _DAY = 86400
 _TO_COME = ("14:00", "2026-12-01T09:00:00+01:00")
-_LATEST_NS = (1 << 63) - 1  # what a record can hold
+_LATEST_NS = (1 << 63) - 1  # the limit of a record
 
 
 class DefaultGroup(click.Group):
     """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``.
 
     Args:
-        alone: whether it may be left out where nothing follows.
-        takes_command: whether only the first command takes a command line after ``--``, so that a word before ``--`` is
+        alone: True if it may be left out even without arguments.
+        takes_command: True if only the first command takes a command line after ``--``; a word before ``--`` is then
             its argument even if another command has that name.
     """
 
@@ -84,7 +84,7 @@ def group_option(function: F) -> F:
 
 
 def route_argument(function: F) -> F:
-    """A route with a legal name; the command gets ``route``."""
+    """A route with a valid name; the command gets ``route``."""
     return click.argument("route", callback=_route)(function)
 
 
@@ -108,7 +108,7 @@ def metrics_option(function: F) -> F:
 
 
 class SequenceNumber(click.IntRange):
-    """A sequence, where no time and no name is taken."""
+    """A sequence; times and names are refused."""
 
     def __init__(self) -> None:
         super().__init__(min=1)

@@ -32,7 +32,7 @@ def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator
 
 
 def json_line(command: str, fields: object) -> str:
-    """One object of what a command prints with ``--json``; docs/json.md says what is in it.
+    """Return one JSON object of a command; docs/json.md lists its keys.
 
     Args:
         fields: a mapping, or an object of ``wald.status.schema``.

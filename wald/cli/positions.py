@@ -146,7 +146,7 @@ def warn_without_daemon(root: Root) -> None:
 
 
 def moment(time_ns: int) -> str:
-    """A time in UTC, as ``--from`` takes it; "-" if there is none."""
+    """Return a time in UTC, as ``--from`` accepts it; "-" without one."""
     return utc(time_ns, 6) if time_ns else "-"
 
 
@@ -303,14 +303,14 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
 
 
 def _in_log(log: Log, found: Whereabouts) -> Batch | None:
-    """The record as a batch of its own; None if no segment has it."""
+    """Return the record as a batch; None if no segment has it."""
     if not found.durable:
         return None
     return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
 
 
 def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:
-    """The record from its bundle, or from the archive that was named; None if it is in none."""
+    """Return the record from its bundle or from the given archive; None if it is in neither."""
     entry = found.bundle_entry
     address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
     from importlib.metadata import entry_points
@@ -333,7 +333,7 @@ def _nowhere(log: Log, found: Whereabouts, archive: str | None) -> NotFound | Da
     if archive is not None:
         message += f"; it is not in {archive}"
         if "://" not in archive and not Path(archive).is_dir():
-            message += ", which is no directory"
+            message += ", which is not a directory"
     elif found.bundle is not None:
         message += "; that bundle is not there"
     if exit_code(found.state) == Damaged.exit_code:
@@ -358,7 +358,7 @@ def _record_text(record: Record, found: Whereabouts, sender: Sender | None) -> I
 
 
 def _shown(value: bytes) -> str:
-    """Text as it is, if a terminal can show it; other bytes in hexadecimal."""
+    """Return printable text unchanged, and other bytes in hexadecimal."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -329,7 +329,7 @@ class _MissingRecords:
 
 
 class _Commits:
-    """Moves a cursor to :attr:`processed` at intervals and at the end; while following, also when no record arrives.
+    """Moves a cursor to :attr:`processed` at intervals and at the end; while following, even if no record arrives.
 
     The cursor never moves backwards: records that are read again stay processed.
     """

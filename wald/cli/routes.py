@@ -111,7 +111,7 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 
 def _print_state(command: str, root: Root, route: str) -> None:
-    """Print what the route is now."""
+    """Print the state of the route."""
     from wald.files.routes import has_fifo
 
     fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}

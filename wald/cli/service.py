@@ -188,7 +188,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     while signal.sigtimedwait(_ENDING, _REFRESH_SECONDS) is None:
         try:
             held.refresh()
-        except OSError as error:  # go on holding the others
+        except OSError as error:  # continue to hold the others
             message = f"wald hold: {error.filename or root}: {error.strerror or error}"
             if message not in troubles:
                 troubles.add(message)

@@ -94,7 +94,7 @@ class _Samplers:
             sampler.update()
 
     def start(self, interval_seconds: float, wake: int) -> None:
-        """Take samples from now on; after each one, write to the descriptor ``wake``."""
+        """Start sampling; after each sample, write to the descriptor ``wake``."""
         for sampler in self._every:
             sampler.start(interval_seconds, lambda: _wake(wake))
 

@@ -30,7 +30,7 @@ from wald.status.rates import Activity, Inventory, Row, Snapshot
 _LABEL_CELLS = 10
 _BAR_CELLS_MAX = 60
 _GAP = "   "  # between the pieces of a line
-_NAME_CELLS_MIN = 12  # what a long name is shortened to before a column goes
+_NAME_CELLS_MIN = 12  # long names are shortened to this before a column is dropped
 _OLD_SECONDS = 5.0  # younger numbers are shown as current
 _DAY = 86400
 _TEXTURES = {
@@ -70,7 +70,7 @@ def plain(snapshot: Snapshot, *, width: int) -> str:
 
 
 def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
-    """What is below the title, in at most ``height`` lines; None: as many as it takes."""
+    """Return the lines below the title, at most ``height``; None for no limit."""
     shown: list[Text] = []
     for problem in snapshot.problems:
         shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(problem), width)]
@@ -87,7 +87,7 @@ def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
 
 
 def cells(amounts: Sequence[int], width: int) -> list[int]:
-    """How many of ``width`` cells each amount gets: its share, and at least one unless it is 0."""
+    """Divide ``width`` cells among amounts in proportion; an amount above 0 gets at least one."""
     total = sum(amounts)
     if not total:
         return [0] * len(amounts)
