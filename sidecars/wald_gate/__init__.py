@@ -1,44 +1,29 @@
-"""Gate: serves a log over HTTP, as a process of its own beside the daemon.
+"""Gate: a process next to the daemon that serves a log over HTTP.
 
-    in     the body of a request goes to the daemon as it comes; 200 means that its records are on disk
-    out    positions as ``wald read`` takes them; lines, JSON, Server-Sent Events, Arrow; with an end or without
-    groups leases and acknowledgements of work groups, which the gate owns
-    info   routes, cursors, the head, the fate of a record, the pins of segments
+The gate writes only cursors into the log. Records, routes and CUT go through the daemon's socket, so that one process
+writes, and it has no part in TLS or in parsing data of strangers. All verbs are in one table, from which the
+application and the OpenAPI document are made. The page has a table of its own, which the document omits.
 
-The gate writes nothing into the log itself but cursors: records, routes and CUT go through the daemon's socket, so one
-process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
-document are made from it. Those of the page have a table of their own, which the document leaves out.
+    command ─▶ serving ─▶ http ─▶ app ─▶ records_in  ─▶ the daemon's socket
+                                         records_out ─▶ the files of the log
+                                         groups, info, page
 
-    command ─▶ serving ─▶ http      ─▶ application ─▶ table ─▶ records_in  ─▶ the daemon's socket
-                                                               records_out ─▶ the files of the log
-                                                               info
-
-The rooms, each with its modules in the docstring of its package::
-
-    http         connections: TCP, unix socket, TLS, and limits on what a connection may use
-    rights       who asks, and what they may
-    records_in   records in: bodies, and the connection to the daemon
-    records_out  records out: positions, forms, following
+    command      options and subcommands; imports nothing that the extra ``gate`` installs
+    settings     options and the configuration file
+    serving      start, reload and stop
+    http         the server: TCP, unix socket, TLS, and limits on connections
+    app          the table of verbs, and the routing of requests to them
+    call         a request, and the type of a verb
+    state        the parts of a gate, which all requests share
+    auth         authentication and authorization
+    limits       limits on clients: rates, bodies, memory
+    records_in   records in: bodies, idempotency keys, and the connection to the daemon
+    records_out  records out: positions, formats, following
     groups       work groups: lease, ack, nack, extend, release, pending
-    info         routes, cursors, where, explain; health, readiness, metrics, request log
-    page         pages for a browser
-
-and what they share::
-
-    command      the options; it imports nothing that the extra ``gate`` brings
-    serving      a gate from its start to its end
-    application  finds the verb, asks for the right, makes errors problems
-    table        which verbs there are
-    verbs        what a verb is
-    openapi      the document that describes them
-    call         one request: its route, query, body
-    compression  answers in gzip
-    presence     clients that leave before they have their answer
-    state        what all requests share
-    settings     what the command line and the file say
-    limits       what a client may take
-    guarded      reads files that other users may not write
-    shapes       requests and answers that only HTTP has
-    problems     errors, as application/problem+json
-    words        says what a parameter or a field may be
+    info         routes, cursors, where, explain; health, readiness, metrics, the request log
+    page         the page for browsers
+    openapi      the OpenAPI document
+    shapes       types of JSON bodies and responses
+    responses    streams, late and compressed responses
+    problems     errors as application/problem+json
 """

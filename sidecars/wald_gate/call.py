@@ -1,10 +1,10 @@
-"""A request on its way through the gate: what is asked, who asks, and what the gate has."""
+"""Requests, and the verbs that handle them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -12,14 +12,15 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
+from starlette.responses import Response
 
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import duration
-from wald_gate.problems import HttpError, for_client, without_machine, without_path
-from wald_gate.rights.clients import ANYONE, PEER, Client, Right
+from wald_gate.auth.clients import ANYONE, PEER, Client, Right
+from wald_gate.problems import HttpError, for_client, problem, without_machine, without_path
+from wald_gate.shapes import encoded
 from wald_gate.state import State
-from wald_gate.words import in_words
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,19 +31,31 @@ _WAIT = duration(0, 300)
 _SOME_ROOT = "ROOT"
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
 _SHAPES = "see /openapi.json"
+_PLACE = re.compile(r" - at `\$\.(\w+)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_MANY = 1 << 53  # an upper bound above this means nothing to a person
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+ANY = ("*/*", "application/*")
+"""Media ranges of an Accept header that include those above."""
 
 
 @dataclass
 class Call:
-    """One request.
+    """One request of a client.
 
     Attributes:
-        request: as Starlette has it.
-        client: who asks.
-        state: of the gate.
-        right: that it needs.
-        has_session: whether a session of a browser says who asks.
-        edition: of the rights by which it was admitted; what goes on without an end ends with it.
+        right: the right that its verb requires.
+        has_session: True if the session of a browser authenticates the client.
+        edition: the edition of the rights that admitted it; a response without an end ends with that.
     """
 
     request: Request
@@ -57,25 +70,17 @@ class Call:
 
     @cached_property
     def route(self) -> str:
-        """The route in the path.
-
-        Raises:
-            InvalidInput: a name that no route can have.
-        """
+        """The route in the path; InvalidInput if no route can have that name."""
         return check_route(self.request.path_params["route"])
 
     @cached_property
     def group(self) -> str:
-        """The group in the path.
-
-        Raises:
-            InvalidInput: a name that no group can have.
-        """
+        """The group in the path; InvalidInput if no group can have that name."""
         return check_group(self.request.path_params["group"])
 
     @property
     def payer(self) -> str:
-        """Client whose limits the request counts against, and whose turn to read it takes."""
+        """Client whose limits the request counts against, and whose turn to read it uses."""
         return payer(self.client, self.request)
 
     async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -88,82 +93,78 @@ class Call:
 
     @property
     def root(self) -> str:
-        """The path of the log, in commands for this client; a word for it, if the client may not know it."""
+        """The path of the log in commands for this client; a placeholder if the client may not know it."""
         return os.fspath(self.state.log.root.path) if self.client.admin else _SOME_ROOT
 
     def shown(self, error: Exception) -> Exception:
-        """An error, as this client gets it."""
+        """Return an error as this client may see it."""
         route = self.request.path_params.get("route")
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
 
     def words(self, text: str) -> str:
-        """Return a text about the log for this client, without the path of the root unless the client may know it."""
+        """Return a text about the log, without the path of the root unless this client may know it."""
         return text if self.client.admin else without_path(text, self.state.log.root)
 
     def seen(self, found: object) -> object:
-        """An answer, as this client gets it: paths and commands are for who runs the log, or is on its machine."""
+        """Return an answer with paths and commands only for admins and clients on this machine."""
         if self.client.admin or PEER in self.request.scope:
             return found
         return without_machine(found, self.state.log.root)
 
-    def judge(self) -> None:
-        """Judge the request again, which has waited, before it gets what has come meanwhile.
-
-        Raises:
-            HttpError: 401, 403, it would not be admitted now.
-        """
-        self.state.admission.judge(self.request, self.right)
+    def reauthorize(self) -> None:
+        """Check the rights of a request again after it has waited; HttpError 401 or 403 if it has lost them."""
+        self.state.admission.reauthorize(self.request, self.right)
 
     @property
     def media_type(self) -> str:
-        """Of the body, without its parameters; "" if it is not said."""
+        """Media type of the body without parameters, or ""."""
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def charset(self) -> str:
-        """Of the body, as its media type says; "" if it does not."""
+        """Charset of the body, or ""."""
         found = _CHARSET.search(self.request.headers.get("content-type", ""))
         return found[1].lower() if found else ""
 
     @property
     def accepts(self) -> list[str]:
-        """Media types that the client accepts, in the order in which it names them."""
+        """Media types that the client accepts, in its order."""
         given = self.request.headers.get("accept", "*/*")
         return [each.partition(";")[0].strip().lower() for each in given.split(",")]
 
     def require_no_query(self) -> None:
-        """
-        Raises:
-            InvalidInput: there are parameters behind the ``?``.
-        """
+        """Raise InvalidInput if there are query parameters."""
         if self.request.scope["query_string"]:
             name = next(iter(self.request.query_params), "")
             raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; there are none", hint=_SHAPES)
 
     def query(self, shape: type[S]) -> S:
-        """The parameters behind the ``?``; UNSET is what is not there, as None could be sent: "null".
+        """Parse the query parameters. A missing one is UNSET, as a client can send null.
 
         Raises:
-            InvalidInput: one is unknown, is there twice, or is no such value.
+            InvalidInput: one is unknown, repeated or invalid.
         """
+        if not self.request.scope["query_string"]:
+            empty: S = _without_parameters(shape)
+            return empty
         given: dict[str, Any] = {}
-        has_query = bool(self.request.scope["query_string"])
-        for name, value in self.request.query_params.multi_items() if has_query else ():
+        for name, value in self.request.query_params.multi_items():
             if name in given:
                 raise InvalidInput(f"{name} occurs twice in the query", hint=f"?{name}={value}")
-            # Not 1e3, nor null.
+            # msgspec accepts 1e3 and null.
             given[name] = "no number" if name in _numbers(shape) and not _WHOLE.fullmatch(value) else value
         try:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
-            raise InvalidInput(f"the query: {in_words(error, shape)}", hint="see /openapi.json") from None
+            reason = describe_validation_error(error, shape)
+            raise InvalidInput(f"the query: {reason}", hint="see /openapi.json") from None
 
     async def body(self, shape: type[T]) -> T:
-        """The body, which is JSON.
+        """Read and parse a JSON body.
 
         Raises:
-            HttpError: 413, it is too large; 415, it says that it is something else.
-            InvalidInput: it is no JSON, or of another shape.
+            HttpError: 413, it is too large; 415, it has another media type.
+            InvalidInput: it is not JSON, or has another shape.
         """
         if self.media_type not in ("", "application/json"):
             raise HttpError(
@@ -173,9 +174,57 @@ class Call:
         try:
             return msgspec.json.decode(data, type=shape)
         except msgspec.ValidationError as error:
-            raise InvalidInput(f"the body: {in_words(error, shape)}", hint="see /openapi.json") from None
+            reason = describe_validation_error(error, shape)
+            raise InvalidInput(f"the body: {reason}", hint="see /openapi.json") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
+
+
+Handle = Callable[[Call], Awaitable[Response]]
+Fail = Callable[[Request, Exception], Response]
+
+
+def listing(call: Call) -> tuple[str, Callable[[Iterable[Any]], bytes]]:
+    """Return the media type of a list for this client, and the function that encodes it: as an array or as lines."""
+    if next((each for each in call.accepts if each in (JSON, NDJSON, *ANY)), NDJSON) == JSON:
+        return JSON, lambda items: b"[%b]\n" % b",\n".join(map(encoded, items))
+    return NDJSON, lambda items: b"".join(encoded(each) + b"\n" for each in items)
+
+
+def as_problem(_: Request, error: Exception) -> Response:
+    """Answer an error to a program."""
+    return problem(error)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """An operation: a method on a path, with the right it requires and the shapes of its request and response.
+
+    The application and the OpenAPI document are both made from the table of verbs.
+
+    Attributes:
+        path: with ``{route}``, ``{group}`` and ``{sequence}``.
+        name: the operation in generated clients.
+        query: shape of the query parameters.
+        headers: schemas of its request headers.
+        body: shape of the body by media type; None for bytes.
+        answers: shape of the response by media type; None for bytes.
+        statuses: status codes of errors, in addition to those of every verb.
+        failed: answers an error.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    right: Right
+    handle: Handle
+    query: type[Struct] | None = None
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    statuses: tuple[int, ...] = ()
+    failed: Fail = as_problem
 
 
 def payer(client: Client, request: Request) -> str:
@@ -184,8 +233,13 @@ def payer(client: Client, request: Request) -> str:
 
 
 @lru_cache(64)
+def _without_parameters(shape: type[Struct]) -> Any:
+    return msgspec.convert({}, shape)
+
+
+@lru_cache(64)
 def _numbers(shape: type[Struct]) -> frozenset[str]:
-    """The fields of a shape that are whole numbers; msgspec would take 1e3 for one."""
+    """Return the names of the fields that are whole numbers."""
     info = msgspec.inspect.type_info(shape)
     assert isinstance(info, msgspec.inspect.StructType)
     kinds = {each.encode_name: getattr(each.type, "types", (each.type,)) for each in info.fields}
@@ -194,13 +248,40 @@ def _numbers(shape: type[Struct]) -> frozenset[str]:
 
 @lru_cache(64)
 def wait_seconds(given: str) -> float:
-    """How long a client wants to wait, as ``wait=30s`` says it.
-
-    Raises:
-        InvalidInput: it is no such time, or too long.
-    """
+    """Parse ``wait=30s``; InvalidInput if it is invalid or too long."""
     try:
         seconds: float = _WAIT.parse(given)
     except ValueError as error:
         raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None
     return seconds
+
+
+def describe_validation_error(error: msgspec.ValidationError, shape: type) -> str:
+    """Describe an invalid parameter or field in words of JSON, where msgspec names types of Python.
+
+    For an error in a nested field, the message is msgspec's.
+    """
+    (reference,), components = msgspec.json.schema_components([shape])
+    fields = components[reference["$ref"].rpartition("/")[2]]["properties"]
+    if unknown := _UNKNOWN.match(str(error)):
+        return f"there is no {unknown[1][:40]!r}; there are {', '.join(fields)}"
+    place = _PLACE.search(str(error))
+    expected = _expected(fields.get(place[1], {})) if place else ""
+    return f"{place[1]} is {expected}" if place and expected else str(error)
+
+
+def _expected(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    if schema.get("type") not in _TYPES:
+        return " or ".join(filter(None, map(_expected, schema.get("anyOf", ()))))
+    return _TYPES[schema["type"]] + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    if "maxLength" in schema:
+        return f" of at most {schema['maxLength']} characters"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is None:
+        return ""
+    return f", {least} or more" if most is None or most > _MANY else f" from {least} to {most}"

@@ -160,7 +160,7 @@ def add_token(
 
     A new file has mode 0600; an existing one keeps owner, group and mode, so that the gate's user can read it.
     """
-    from wald_gate.rights.tokens import add, is_user
+    from wald_gate.auth.tokens import add, is_user
 
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
@@ -180,7 +180,7 @@ def add_token(
 @_tokens_option
 def list_tokens(tokens: Path) -> None:
     """List the clients and their rights."""
-    from wald_gate.rights.tokens import entries
+    from wald_gate.auth.tokens import entries
 
     for each in entries(tokens):
         way = "token" if each.way == "sha256" else f"{each.way} {each.known_by}"
@@ -197,7 +197,7 @@ def list_tokens(tokens: Path) -> None:
 @_tokens_option
 def remove_token(name: str, tokens: Path) -> None:
     """Remove a client."""
-    from wald_gate.rights.tokens import remove
+    from wald_gate.auth.tokens import remove
 
     remove(tokens, name)
     _remind()

@@ -1,9 +1,15 @@
-"""What a client may take: of a body, its size and the time in which it comes; of memory, what is kept for it."""
+"""Limits on clients: rates and concurrent requests, the size and the time of bodies, and memory for records.
+
+A client is identified by its token, certificate or user; anonymous clients are identified by their address.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import math
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,53 +20,51 @@ from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import LimitSettings
 
 COMPLETE = "wald.complete"
-"""In the scope once the whole body has come, so that no timer has to run for it."""
+"""Key in the scope once the whole body has arrived, so that it needs no timer."""
 ALLOWANCE = "wald.allowance"
-"""In the scope of a request: what its client may take over time."""
+"""Key in the scope of a request: the :class:`Allowance` of its client."""
 _STEP_BYTES = 64 << 10
 _ROOM_SECONDS = 0.5
+_CLIENTS_MAX = 10_000  # with an allowance
 
 
-class Kept:
-    """What a request keeps in memory, of what all may keep together, beyond the 128 KiB that each may keep."""
+class MemoryReservation:
+    """Memory of a request within the limit of all requests, not counting 128 KiB for each."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._counted = 0
 
     def keep(self, size: int) -> None:
-        """Keep so many bytes now.
+        """Reserve ``size`` bytes in total.
 
         Raises:
-            HttpError: 503, all requests together would keep too much.
+            HttpError: 503, all requests together would exceed the limit.
         """
         if not self._fits(size):
-            raise self._refused()
+            raise self._memory_error()
         self.count(size)
 
     async def reserve(self, size: int) -> None:
-        """As :meth:`keep`, once there is room, for which it waits for half a second.
-
-        So many bytes may be more than all may keep together; it has that alone then.
-        """
+        """As :meth:`keep`, but wait half a second for memory. More than the limit of all counts as that limit."""
         size = min(size, self._limits.settings.kept_max_bytes)
         if not self._fits(size):
             try:
                 async with asyncio.timeout(_ROOM_SECONDS):
                     await self._room(size)
             except TimeoutError:
-                raise self._refused() from None
+                raise self._memory_error() from None
         self.count(size)
 
     async def _room(self, size: int) -> None:
-        """Return once there is room for so many bytes."""
+        """Wait until ``size`` bytes fit."""
         while not self._fits(size):
             if self._limits.given_back is None:
                 self._limits.given_back = asyncio.Event()
             await self._limits.given_back.wait()
 
     def count(self, size: int) -> None:
-        """Take in that so many bytes are kept, whether there is room or not."""
+        """Count ``size`` bytes even if they exceed the limit."""
         more = max(0, size - FRAME_MAX_BYTES) - self._counted
         self._counted += more
         self._limits.kept_bytes += more
@@ -69,14 +73,14 @@ class Kept:
             self._limits.given_back = None
 
     def give_back(self) -> None:
-        """Keep nothing any more."""
+        """Release everything."""
         self.count(0)
 
     def _fits(self, size: int) -> bool:
         more = max(0, size - FRAME_MAX_BYTES) - self._counted
         return more <= 0 or self._limits.kept_bytes + more <= self._limits.settings.kept_max_bytes
 
-    def _refused(self) -> HttpError:
+    def _memory_error(self) -> HttpError:
         kept, most = self._limits.kept_bytes, self._limits.settings.kept_max_bytes
         return HttpError(
             503,
@@ -89,13 +93,13 @@ class Kept:
 
 @dataclass
 class Limits:
-    """What a client may take.
+    """The current limits, and the memory in use.
 
     Attributes:
-        settings, hosts: as they are now; SIGHUP may change them.
-        kept_bytes: what all requests keep, beyond the 128 KiB that each may keep: unfinished records, and leased ones
-            until their client has taken them.
-        given_back: is set when some of that is given back; None: this is not waited for.
+        settings, hosts: current values; SIGHUP may change them.
+        kept_bytes: memory of all requests, not counting 128 KiB for each: unfinished records, and leased ones until
+            their client has received them.
+        given_back: set when memory is released; None if no request waits for that.
     """
 
     settings: LimitSettings
@@ -104,23 +108,23 @@ class Limits:
     given_back: asyncio.Event | None = None
 
     @contextmanager
-    def keeping(self) -> Iterator[Kept]:
-        """What a request keeps; all is given back at the end."""
-        kept = Kept(self)
+    def keeping(self) -> Iterator[MemoryReservation]:
+        """Yield the reservation of a request, which is released at the end."""
+        kept = MemoryReservation(self)
         try:
             yield kept
         finally:
             kept.give_back()
 
     async def chunks(self, request: Request, *, counted: bool = True) -> AsyncIterator[bytes]:
-        """The body as it comes.
+        """Yield the body as it arrives.
 
         Args:
-            counted: whether its bytes count against the client; a compressed body counts after decompression.
+            counted: count its bytes against the client; those of a compressed body count after decompression.
 
         Raises:
-            HttpError: 408, the next 64 KiB of it do not come in time.
-            ClientDisconnect: the client has gone.
+            HttpError: 408, the next 64 KiB do not arrive in time.
+            ClientDisconnect: the client has left.
         """
         chunks, allowance = request.stream(), request.scope.get(ALLOWANCE)
         loop = asyncio.get_running_loop()
@@ -133,7 +137,7 @@ class Limits:
             if came >= _STEP_BYTES:
                 deadline, came = loop.time() + self.settings.body_timeout, 0
             if allowance is not None and counted:
-                allowance.take_bytes(len(chunk))
+                allowance.count_bytes(len(chunk))
             yield chunk
 
     async def _in_time(self, chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
@@ -145,13 +149,13 @@ class Limits:
             raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
 
     async def read(self, request: Request, what: str = "a body of JSON", most: int | None = None) -> bytes:
-        """A body that is small.
+        """Read a small body.
 
         Args:
-            most: bytes; None: as many as one of JSON may have.
+            most: maximum number of bytes; None for the limit of JSON bodies.
 
         Raises:
-            HttpError: 413, it is too large; and as :meth:`chunks`.
+            HttpError: 413, it is too large; or as :meth:`chunks`.
         """
         most = self.settings.json_max_bytes if most is None else most
         parts: list[bytes] = []
@@ -162,3 +166,92 @@ class Limits:
             if size > most:
                 raise HttpError(413, "too-large", f"{what} has at most {most} bytes")
         return b"".join(parts)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Two token buckets of one client, of requests and of bytes, and its requests in flight.
+
+    Attributes:
+        requests, sent_bytes: remaining tokens; negative after an overdraft.
+        at: monotonic time of the last refill.
+    """
+
+    requests: float
+    sent_bytes: float
+    at: float
+    in_flight: int = 0
+
+    def end(self) -> None:
+        """Count a request as answered."""
+        self.in_flight -= 1
+
+    def count_bytes(self, count: int) -> None:
+        """Charge bytes of a body; an overdraft delays the next requests."""
+        self.sent_bytes -= count
+
+
+class Allowances:
+    """The allowances of all clients.
+
+    Args:
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._of: OrderedDict[str, Allowance] = OrderedDict()
+        self._rates = (0, 0)
+
+    def begin(self, client: str) -> Allowance:
+        """Begin a request; :meth:`Allowance.end` must follow.
+
+        Raises:
+            HttpError: 429, the client has too many requests in flight, or has used up its rate.
+        """
+        limits, now = self._limits.settings, self._clock()
+        self._reset((limits.requests_per_second, limits.bytes_per_second))
+        found = self._of.get(client)
+        if found is None:
+            found = self._of[client] = Allowance(limits.requests_per_second, limits.bytes_per_second, now)
+            self._forget()
+        self._of.move_to_end(client)
+        passed, found.at = now - found.at, now
+        found.requests = min(found.requests + passed * limits.requests_per_second, limits.requests_per_second)
+        found.sent_bytes = min(found.sent_bytes + passed * limits.bytes_per_second, limits.bytes_per_second)
+        if found.in_flight >= limits.requests_at_once:
+            raise _refused(f"{client} has {found.in_flight} requests in flight", 1)
+        if limits.requests_per_second and found.requests < 1:
+            seconds = (1 - found.requests) / limits.requests_per_second
+            raise _refused(f"{client} may ask {limits.requests_per_second} times a second", seconds)
+        if limits.bytes_per_second and found.sent_bytes <= 0:
+            seconds = (1 - found.sent_bytes) / limits.bytes_per_second
+            raise _refused(f"{client} may send {limits.bytes_per_second} bytes a second", seconds)
+        found.requests -= 1
+        found.in_flight += 1
+        return found
+
+    def _reset(self, rates: tuple[int, int]) -> None:
+        """Refill all buckets when the limits change."""
+        if rates != self._rates:
+            self._rates = rates
+            for each in self._of.values():
+                each.requests, each.sent_bytes = rates
+
+    def _forget(self) -> None:
+        """Forget the client that has been idle for longest, and has no request in flight."""
+        if len(self._of) > _CLIENTS_MAX:
+            idle = next((client for client, each in self._of.items() if not each.in_flight), None)
+            if idle is not None:
+                del self._of[idle]
+
+
+def _refused(message: str, seconds: float) -> HttpError:
+    return HttpError(
+        429,
+        "too-many",
+        message,
+        hint="[limits] of the gate's file of settings",
+        headers={"Retry-After": str(max(1, math.ceil(seconds)))},
+    )

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 
 import wald
+from wald_gate.auth.clients import Right
+from wald_gate.call import Verb
 from wald_gate.problems import MEDIA_TYPE
-from wald_gate.rights.clients import Right
 from wald_gate.shapes import NAME, SEQUENCE_MAX, Problem
-from wald_gate.verbs import Verb
 
 _REFERENCE = "#/components/schemas/{name}"
 _NAME = re.compile(r"\{(\w+)\}")

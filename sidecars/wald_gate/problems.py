@@ -1,10 +1,10 @@
-"""What a client is answered when something went wrong: ``application/problem+json`` (RFC 9457), our codes and hints.
+"""Errors as ``application/problem+json`` (RFC 9457), with our codes and hints.
 
-A problem has a ``code``, which programs may compare, the ``detail`` and the ``hint`` that a command would print, and
-of a request that was carried out in part what is durable.
+A problem has a ``code``, which programs may compare, and the ``detail`` and the ``hint`` that a command would print.
+The problem of a partly executed request also has its durable records.
 
-A hint says what to do over HTTP where that helps. One that names the path of the log is a command for the machine of
-the gate: it is shown to clients that may administer the log, and so is that path in ``detail``.
+If possible, a hint tells what to do over HTTP. A hint with the path of the log is a command for the gate's machine.
+Only admins get such hints, and that path in ``detail``.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
 
 
 class HttpError(WaldError):
-    """What only HTTP knows: a method, a media type, a token, a size.
+    """An error that only exists over HTTP, such as one about a method, a media type, a token or a size.
 
     Args:
-        status: as of RFC 9110.
-        code: the word for programs.
-        headers: that belong to the answer, as ``Retry-After``.
-        more: fields of the problem.
+        status: status code of RFC 9110.
+        code: identifies the error for programs.
+        headers: headers of the response, such as ``Retry-After``.
+        more: additional fields of the problem.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class HttpError(WaldError):
 
 
 def for_client(error: Exception, root: Root, route: str | None, *, is_admin: bool) -> Exception:
-    """The same error, as a client gets it.
+    """Return an error as a client may see it.
 
     Args:
-        route: that the request names.
+        route: the route in the path.
     """
     if isinstance(error, OSError):
         error = _of_system(error)
@@ -146,10 +146,10 @@ def _of_system(error: OSError) -> Exception:
 
 
 def problem(error: Exception, **more: Any) -> Response:
-    """The answer for an error.
+    """Answer an error.
 
     Args:
-        more: what else the client may want to know, such as what is durable of its records.
+        more: additional fields, such as the durable records of a request.
     """
     if isinstance(error, HttpError):
         return _response(error.status, error.code, error.message, error.hint, error.headers, error.more | more)

@@ -1,4 +1,4 @@
-"""A gate from its start to its end: what it is made of, and what signals do."""
+"""The life of a gate: it starts, reloads at SIGHUP, and stops."""
 
 from __future__ import annotations
 
@@ -22,32 +22,27 @@ from wald.loop import SIGNALS
 from wald.status.findings import socket_of
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
-from wald_gate.application import Application
+from wald_gate.app import VERBS, Application
+from wald_gate.auth.clients import Admission, Rights, Sessions
+from wald_gate.auth.origins import TrustedProxies
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
 from wald_gate.http.pool import ConnectionPool
-from wald_gate.http.server import Listening, Server
-from wald_gate.http.unix import check_path
+from wald_gate.http.server import Listening, Server, check_path
 from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.info.verbs import read_head
-from wald_gate.limits import Limits
+from wald_gate.limits import Allowances, Limits
 from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.page.views import PAGES
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.records_out.threads import HeadWatcher, ReadThreads
-from wald_gate.rights.admission import Admission
-from wald_gate.rights.allowances import Allowances
-from wald_gate.rights.clients import Rights
-from wald_gate.rights.forwarded import TrustedProxies
-from wald_gate.rights.sessions import Sessions
 from wald_gate.settings import Settings
 from wald_gate.state import SharedRead, State
-from wald_gate.table import VERBS
 
-_THREADS, _READERS = 8, 2  # they wait for the disk; readers serve clients and share the interpreter with the event loop
-_SWITCH_SECONDS = 0.0005  # that a thread keeps the interpreter while another waits for it
-_GC_OBJECTS = 10_000  # between two collections; the 700 of Python are those of 10 requests
+_THREADS, _READERS = 8, 2  # they wait for the disk; readers share the interpreter with the event loop
+_SWITCH_SECONDS = 0.0005  # for which a thread keeps the interpreter while another waits for it
+_GC_OBJECTS = 10_000  # between two collections; Python's 700 are those of 10 requests
 _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
@@ -60,21 +55,18 @@ def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
 
     Raises:
         NotFound: there is no log in ``root``.
-        InvalidInput: it cannot listen there, or a setting, a certificate or the file of tokens is wrong.
-        OSError: the file of tokens cannot be read.
+        InvalidInput: it cannot listen there, or a setting, a certificate or the token file is invalid.
+        OSError: the token file cannot be read.
     """
     _raise_descriptors()
     uvloop.run(_serve(Log(root), load, systemd))
 
 
 def check(root: Path, settings: Settings) -> list[str]:
-    """Read all files that the settings name.
-
-    Returns:
-        what is likely to be a mistake.
+    """Read all files that the settings name; return warnings about likely mistakes.
 
     Raises:
-        InvalidInput, NotFound, OSError: as of :func:`serve`.
+        InvalidInput, NotFound, OSError: as :func:`serve`.
     """
     listening = Listening.of(settings)
     listening.tls()
@@ -87,7 +79,7 @@ def check(root: Path, settings: Settings) -> list[str]:
         missing = [f"{error.message}, which a start needs; hint: {error.hint}"]
     else:
         missing = []
-    return [*missing, *listening.warnings(), *rights.unlikely(), *_unlikely(Root(root), settings)]
+    return [*missing, *listening.warnings(), *rights.warnings(), *_group_warnings(Root(root), settings)]
 
 
 async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
@@ -133,7 +125,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:
-            """Read what may have changed; what is wrong is reported, and what was there stays."""
+            """Read certificates, tokens and settings again; report errors and keep the previous ones."""
             systemd.reloading()
             failed = False
             for read in (read_certificates, rights.read, read_settings):
@@ -141,7 +133,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
                     read()
                 except (WaldError, OSError) as error:
                     failed = True
-                    _log.warning("wald-gate: SIGHUP: %s; what was there stays", error)
+                    _log.warning("wald-gate: SIGHUP: %s; the previous ones remain effective", error)
                     if isinstance(error, WaldError) and error.hint:
                         _log.warning("  hint: %s", error.hint)
             state.groups.waiting.judge()
@@ -159,11 +151,11 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             limits.settings = pool.limits = fresh.limits
             limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
-                _log.warning("wald-gate: what has changed in %s waits for a restart", ", ".join(waiting))
+                _log.warning("wald-gate: changes of %s take effect after a restart", ", ".join(waiting))
             warn(fresh)
 
         def warn(now: Settings) -> None:
-            for each in (*listening.warnings(), *rights.unlikely(), *_unlikely(log.root, now)):
+            for each in (*listening.warnings(), *rights.warnings(), *_group_warnings(log.root, now)):
                 _log.warning("wald-gate: %s", each)
 
         try:
@@ -191,7 +183,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
 
 
 def _raise_descriptors() -> None:
-    """Let this process have as many files as it may: each connection is one, and many systems begin with 1024."""
+    """Raise the limit of open files: each connection needs one, and many systems start with 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -200,21 +192,21 @@ def _rights(settings: Settings) -> Rights:
     return Rights(Path(settings.tokens) if settings.tokens else None)
 
 
-def _unlikely(root: Root, settings: Settings) -> Iterator[str]:
-    """Tables of groups whose routes are not there; nothing where there is no log yet."""
+def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:
+    """Name tables of groups whose routes do not exist; nothing without a log."""
     if not root.routes.is_dir():
         return
     for name, group in settings.groups.items():
         route = name.partition("/")[0]
         if not root.has_route(route):
-            yield f'[groups."{name}"] is of no use: there is no route {route!r}'
+            yield f'[groups."{name}"] has no effect: there is no route {route!r}'
         if group.dead_letter != DEAD_LETTER and not root.has_route(group.dead_letter):
             what = f"there is no route {group.dead_letter!r} yet"
             yield f'[groups."{name}"]: dead_letter: {what}; the first dead letter makes it'
 
 
 def _keep_alive(systemd: Systemd) -> None:
-    """Report to the watchdog for as long as the event loop turns; what the disk does is no matter of it."""
+    """Report to the watchdog while the event loop runs, whatever the disk does."""
     if systemd.watchdog_seconds:
         systemd.alive()
         asyncio.get_running_loop().call_later(systemd.watchdog_seconds, _keep_alive, systemd)

@@ -1,4 +1,4 @@
-"""What the gate has while it runs: the log, the connection to its daemon, limits, counts, and threads that read."""
+"""The parts of a running gate: the log, the connection to its daemon, limits, counts, and threads."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Generic, ParamSpec, TypeVar
 
 from wald.log import Log
 from wald.status.schema import Head
+from wald_gate.auth.clients import Admission, Rights, Sessions
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
 from wald_gate.http.pool import ConnectionPool
 from wald_gate.info.monitoring import Counts, Readiness, RequestLog
-from wald_gate.limits import Limits
+from wald_gate.limits import Allowances, Limits
 from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.records_out.threads import HeadWatcher, ReadThreads
-from wald_gate.rights.admission import Admission
-from wald_gate.rights.allowances import Allowances
-from wald_gate.rights.clients import Rights
-from wald_gate.rights.sessions import Sessions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,10 +64,11 @@ class SharedRead(Generic[T]):
 
 @dataclass(frozen=True)
 class State:
-    """Of a gate; one of each, shared by all requests.
+    """The parts of a gate, shared by all requests.
 
     Attributes:
-        readers: threads that read the log for clients; threads: those for all other disk access.
+        threads: threads for disk access other than reads of records.
+        readers: threads that read the log for clients.
         head: the answer to ``GET /v1/head``, for a client that may know paths.
     """
 
@@ -95,6 +93,6 @@ class State:
     processed: Processed
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a disk access that is short, or part of a write, without blocking the event loop."""
+        """Run a short disk access, or one that is part of a write, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))

@@ -24,13 +24,12 @@ from wald.work.owner import Share
 from wald.work.ownership import remove_group
 from wald.work.snapshot import read_status, work_file
 from wald_gate import shapes
-from wald_gate.call import Call, wait_seconds
+from wald_gate.call import JSON, Call, listing, wait_seconds
 from wald_gate.groups.hosting import locked, require_group
 from wald_gate.groups.waits import Got
-from wald_gate.limits import Kept
-from wald_gate.presence import SILENT_SECONDS, Late, Taken
+from wald_gate.limits import MemoryReservation
+from wald_gate.responses import SILENT_SECONDS, FlushedResponse, Late
 from wald_gate.shapes import Leased, LeasedRecord, Removed, encoded
-from wald_gate.verbs import JSON, listing
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
@@ -70,15 +69,15 @@ async def lease(call: Call) -> Response:
     """Lease records to a worker; without any, wait as long as the client asks, while it stays connected."""
     wanted = await call.body(shapes.Lease)
     wait = wait_seconds(wanted.wait) if isinstance(wanted.wait, str) else wanted.wait
-    kept = Kept(call.state.limits)
+    kept = MemoryReservation(call.state.limits)
     try:
         if wait <= SILENT_SECONDS:
-            return Taken(await _lease(call, wanted, wait, kept), JSON, kept.give_back)
+            return FlushedResponse(await _lease(call, wanted, wait, kept), JSON, kept.give_back)
         leasing = asyncio.create_task(_lease(call, wanted, wait, kept))
         try:
             await asyncio.wait((leasing,), timeout=SILENT_SECONDS)
             if leasing.done():
-                return Taken(leasing.result(), JSON, kept.give_back)
+                return FlushedResponse(leasing.result(), JSON, kept.give_back)
         except BaseException:
             leasing.cancel()
             raise
@@ -88,16 +87,16 @@ async def lease(call: Call) -> Response:
         raise
 
 
-async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: Kept) -> bytes:
+async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: MemoryReservation) -> bytes:
     async with call.state.groups.use(call.route, call.group) as work:
         await kept.reserve(wanted.max_bytes)
         got = await _leased(work, wanted, wait=0.0, done=wanted.done)
         if not got.leased.records and wait:
             kept.give_back()  # records that arrive later are few, and counted then
-            call.judge()  # the file of tokens may have changed while the group was opened
+            call.reauthorize()  # the file of tokens may have changed while the group was opened
             leasing = _leased(work, wanted, wait=wait, refused=got.leased.refused)
             waiting = call.state.groups.waiting
-            got = await waiting.leased(call.request, call.judge, work, wanted.worker, leasing) or got
+            got = await waiting.leased(call.request, call.reauthorize, work, wanted.worker, leasing) or got
         kept.count(len(got.body))
         return got.body
 

@@ -15,8 +15,8 @@ from wald import aio
 from wald.errors import NotFound, NotProcessed, WaldError
 from wald.log import Log
 from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
-from wald_gate.presence import gone
 from wald_gate.problems import HttpError
+from wald_gate.responses import wait_for_disconnect
 from wald_gate.shapes import Leased
 
 
@@ -66,7 +66,7 @@ class WaitingLeases:
             ClientDisconnect, HttpError: the client has gone or is no longer admitted; its records are returned.
         """
         waiter = _WaitingLease(judge, asyncio.create_task(lease))
-        leasing, leaving = waiter.leasing, asyncio.create_task(gone(request))
+        leasing, leaving = waiter.leasing, asyncio.create_task(wait_for_disconnect(request))
         self._waiters.add(waiter)
         try:
             if self._is_over:
@@ -152,7 +152,7 @@ class Processed:
             ClientDisconnect: the client has gone.
         """
         sent, began = unprocessed.count, time.monotonic()
-        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(gone(request))
+        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(wait_for_disconnect(request))
         self._waiters.add(waiter)
         if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-processed")

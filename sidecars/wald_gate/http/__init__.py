@@ -4,7 +4,6 @@ server      listens on TCP, on a unix socket and on systemd's sockets, and stops
 pool        the connections, with limits on their number
 connection  one connection: parses its requests, and enforces the limits
 tls         certificates: read, checked, renewed, and refused with an alert
-unix        a unix socket at its path
 
 Neither uvicorn nor granian can enforce the limits of docs/http.md, which all depend on the state of the parser. With
 the hostile requests of tests/sidecars/gate/test_hostile.py, in November 2026: uvicorn 0.54 accepts no Host, several

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import ASGIApp, Message, Scope
 
+from wald_gate.auth.clients import CERTIFICATE, PEER
 from wald_gate.http.pool import ConnectionPool, Ended
 from wald_gate.limits import COMPLETE
-from wald_gate.rights.clients import CERTIFICATE, PEER
 
 BREAK_OFF = "wald.break-off"
 """Key in the scope of a function that ends the connection in the middle of an answer."""

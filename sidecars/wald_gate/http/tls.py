@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from wald.errors import InvalidInput
-from wald_gate.guarded import read_guarded
+from wald_gate.auth.tokens import read_secure_file
 from wald_gate.http.pool import ConnectionPool, Ended
 
 CLIENT: ContextVar[str] = ContextVar("client", default="a client")
@@ -185,7 +185,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_guarded(path)
+        return read_secure_file(path)
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from None
 

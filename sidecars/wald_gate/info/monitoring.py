@@ -285,12 +285,15 @@ class RequestLog:
     def __init__(self, *, every: bool) -> None:
         self._every = every
 
+    def wants(self, status: int) -> bool:
+        """Return True if a response with this status is logged."""
+        return self._every or (status >= _SERVER_ERROR and status != _NOT_PROCESSED)
+
     def note(self, sent: Sent, response: Response, seconds: float) -> None:
-        failed = response.status_code >= _SERVER_ERROR and response.status_code != _NOT_PROCESSED
-        if not (failed or self._every):
+        if not self.wants(response.status_code):
             return
         line = _line(sent, response.status_code, seconds)
-        if failed and response.media_type == MEDIA_TYPE:
+        if response.status_code >= _SERVER_ERROR and response.media_type == MEDIA_TYPE:
             line["detail"] = msgspec.json.decode(response.body)["detail"]
         _write(line)
 

@@ -20,12 +20,11 @@ from wald.retention.progress import read_progress
 from wald.status.retention import explanation
 from wald.status.schema import Explained, Head, Routes, Where
 from wald_gate import shapes
-from wald_gate.call import Call
+from wald_gate.call import JSON, Call, listing
 from wald_gate.groups.hosting import require_group
 from wald_gate.info.monitoring import Word, of_gate
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.shapes import SEQUENCE_MAX, Health, encoded
-from wald_gate.verbs import JSON, listing
 
 
 async def routes(call: Call) -> Response:

@@ -21,11 +21,11 @@ from wald.errors import WaldError
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
+from wald_gate.auth.clients import Client, Right
 from wald_gate.call import Call
 from wald_gate.page.snapshot import PageSnapshot
-from wald_gate.presence import Stream
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights.clients import Client, Right
+from wald_gate.responses import Stream
 from wald_gate.shapes import Problem
 
 # Printable by their category, and yet nothing is to be seen of them (Unicode: Default_Ignorable_Code_Point, and two).

@@ -28,11 +28,11 @@ from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
 from wald.segments.view import State, View
 from wald.status.schema import Where, local_now
+from wald_gate.auth.clients import Client, Right
 from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, marked, page
 from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.problems import HttpError, problem, without_path
-from wald_gate.rights.clients import Client, Right
 from wald_gate.shapes import Shape
 
 ValueForm = Literal["text", "json", "hex"]

@@ -16,7 +16,8 @@ from starlette.responses import RedirectResponse, Response
 from wald.errors import InvalidInput
 from wald.retention.backlog import GroupBacklog
 from wald.retention.cursors import CursorState
-from wald_gate.call import Call
+from wald_gate.auth.clients import Right
+from wald_gate.call import Call, Verb
 from wald_gate.page.frame import HEADERS, HTML, Facts, asset, bare, base_of, failed, live_page, only_frame
 from wald_gate.page.history import history
 from wald_gate.page.records import find, record, records, value
@@ -24,8 +25,6 @@ from wald_gate.page.routes import route, routes
 from wald_gate.page.snapshot import Archived, PageSnapshot
 from wald_gate.page.strip import Look, Mark, Piece, strip
 from wald_gate.problems import HttpError
-from wald_gate.rights.clients import Right
-from wald_gate.verbs import Verb
 
 _LINES = 20  # of the table of cursors, which has one for each mark at least
 

@@ -12,14 +12,13 @@ from starlette.responses import Response
 from wald.client.session import Durable
 from wald.errors import InvalidInput, WaldError
 from wald.work.snapshot import Unprocessed
-from wald_gate.call import Call, wait_seconds
+from wald_gate.call import JSON, NDJSON, Call, wait_seconds
 from wald_gate.limits import ALLOWANCE
 from wald_gate.problems import HttpError, problem
 from wald_gate.records_in import keys
 from wald_gate.records_in.bodies import BARE_BODIES, BODIES, Payload, Sizes, expanded
 from wald_gate.records_in.publisher import parts_of
 from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
-from wald_gate.verbs import JSON, NDJSON
 
 _WAIT = "30s"
 _CHARSETS = ("", "utf-8", "utf8", "us-ascii", "ascii")
@@ -181,5 +180,5 @@ def _payloads(call: Call, keep: Callable[[int], None], *, bare: bool) -> AsyncIt
 async def _counted(call: Call, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Count the parts against the client's limit of bytes per second."""
     async for part in parts:
-        call.request.scope[ALLOWANCE].take_bytes(len(part))
+        call.request.scope[ALLOWANCE].count_bytes(len(part))
         yield part

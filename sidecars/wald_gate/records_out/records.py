@@ -17,14 +17,12 @@ from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.times import is_absolute, nanoseconds, parse_position_option
 from wald.reading.selection import Start
 from wald.status.schema import local_now
-from wald_gate.call import Call, wait_seconds
-from wald_gate.compression import wants_gzip
+from wald_gate.call import ANY, NDJSON, Call, wait_seconds
 from wald_gate.groups.hosting import require_group
-from wald_gate.presence import SILENT_SECONDS, UNBUFFERED, Stream, while_there
 from wald_gate.problems import HttpError
 from wald_gate.records_out.reading import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Raw, Reading, Wanted
+from wald_gate.responses import SILENT_SECONDS, UNBUFFERED, Stream, wants_gzip, while_there
 from wald_gate.shapes import GroupName, Shape, WaitTime
-from wald_gate.verbs import ANY, NDJSON
 
 _HEADERS = {"Cache-Control": "no-store"}
 _QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
@@ -97,7 +95,7 @@ async def records(call: Call) -> Response:
         until = time.monotonic() + seconds
         if seconds and first == b"" and not follow:
             first = await while_there(call.request, _first(reading, seconds, silent))
-            call.judge()
+            call.reauthorize()
         chunks = _chunks(call, reading, first, None if follow else until, beat)
         return Stream(chunks, form.media_type, headers, ending.pop_all().close)
 
@@ -133,7 +131,7 @@ async def _chunks(
             reading.sent = reading.last  # nothing was found up to there
         yield beat()
         first = await _first(reading, seconds, SILENT_SECONDS, first)
-        call.judge()
+        call.reauthorize()
     if until is not None and first is None:
         first = await reading.chunk(SILENT_SECONDS)  # no heartbeat is due because the wait ends during a read
     follow = until is None

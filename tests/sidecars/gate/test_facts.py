@@ -13,8 +13,8 @@ from logs import Built
 from reading import result_of
 from running import wald
 
+from wald_gate.app import VERBS
 from wald_gate.info.verbs import explained
-from wald_gate.table import VERBS
 
 CURSOR = "/v1/routes/orders/cursors/billing"
 

@@ -17,9 +17,9 @@ import pytest
 from gating import Gate, entry
 from running import TIMEOUT_SECONDS, Daemon
 
+from wald_gate.app import VERBS
 from wald_gate.openapi import document
 from wald_gate.shapes import encoded
-from wald_gate.table import VERBS
 
 CLIENTS = Path(__file__).with_name("clients")
 JAR = Path(openapi_generator_cli.__file__).with_name("openapi-generator.jar")

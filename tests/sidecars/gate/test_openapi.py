@@ -17,7 +17,7 @@ from json_page import sections
 
 from wald.status import schema
 from wald_gate import shapes
-from wald_gate.table import VERBS
+from wald_gate.app import VERBS
 
 SUPPORT = Path(__file__).parents[2] / "support"
 ROUTE = "/v1/routes/orders"

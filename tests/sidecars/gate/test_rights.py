@@ -75,7 +75,7 @@ def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded:
     assert status(guarded, "new-token", "GET", ORDERS) == 200
     [line] = [line for line in guarded.log.splitlines() if "not a token of wald-gate" in line]
     assert line.startswith("wald-gate: SIGHUP: ")
-    assert line.endswith("; what was there stays")
+    assert line.endswith("; the previous ones remain effective")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from running import TIMEOUT_SECONDS, Daemon
 from users import MEMBER, STRANGER, acting_as, needs_root
 
 from wald.hints import user_name
+from wald_gate.app import VERBS
 from wald_gate.page.views import PAGES
-from wald_gate.table import VERBS
 
 pytestmark = needs_root
 RECORDS, CURSOR, GROUP = "/v1/routes/{}/records", "/v1/routes/{}/cursors/secret", "/v1/routes/{}/groups/secret/"

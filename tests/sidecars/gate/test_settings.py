@@ -107,7 +107,7 @@ def test_tables_of_groups_whose_routes_are_not_there_are_said(daemon: Daemon, tm
 
     assert done.returncode == 0
     use, dead_letter = done.stderr.decode().splitlines()
-    assert use == """wald-gate: [groups."oders/packing"] is of no use: there is no route 'oders'"""
+    assert use == """wald-gate: [groups."oders/packing"] has no effect: there is no route 'oders'"""
     assert """[groups."oders/packing"]: dead_letter: there is no route 'unpacked' yet""" in dead_letter
     with Gate(daemon.root, "--config", path) as gate:
         assert use in gate.log
@@ -124,7 +124,7 @@ def test_sighup_changes_limits_and_reports_what_waits_for_a_restart(daemon: Daem
         assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 200
         written(tmp_path, 'uds = "a.sock"\n[limits]\nbody_max_bytes = 1024\n')
         gate.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "what has changed in uds waits for a restart" in gate.log)
+        eventually(lambda: "changes of uds take effect after a restart" in gate.log)
         assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
 
         written(tmp_path, "[limits]\nbody_max_byts = 1\n")

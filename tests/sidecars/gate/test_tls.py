@@ -20,10 +20,10 @@ from gating import Gate
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar
 
 from wald.errors import InvalidInput
+from wald_gate.auth.tokens import entries
 from wald_gate.http.pool import ConnectionPool
 from wald_gate.http.server import Listening
 from wald_gate.http.tls import Handshake, expiry, first_expiry, server_context
-from wald_gate.rights.tokens import entries
 from wald_gate.settings import LimitSettings, Settings
 
 ORDERS = "/v1/routes/orders/records"
@@ -157,7 +157,7 @@ def test_metrics_say_when_certificates_expire_and_of_new_ones_after_sighup(gate:
     after = said()
     served.write_text("no certificate")
     gate.process.send_signal(signal.SIGHUP)
-    eventually(lambda: "what was there stays" in gate.log)
+    eventually(lambda: "the previous ones remain effective" in gate.log)
     assert said() == after
 
 

@@ -13,7 +13,7 @@ from gating import Gate
 from running import Daemon, launched, refused, run, sidecar
 
 from wald.errors import InvalidInput, NotFound
-from wald_gate.rights.tokens import entries
+from wald_gate.auth.tokens import entries
 
 ORDERS = "/v1/routes/orders/records"
 

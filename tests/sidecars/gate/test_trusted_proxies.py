@@ -10,7 +10,7 @@ import pytest
 from gating import Answer, Gate, entry
 from running import Daemon
 
-from wald_gate.rights.forwarded import TrustedProxies
+from wald_gate.auth.origins import TrustedProxies
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

@@ -1,11 +1,11 @@
-"""The file of tokens: who may do what, an object of JSON a line; read as a whole, and replaced as a whole.
+"""The token file: clients and their rights, one JSON object per line; read and replaced as a whole.
 
     {"name": "shop", "sha256": "…", "write": ["orders"]}
     {"name": "reports", "certificate": "reports.example", "read": ["orders", "app.*"]}
     {"name": "packer", "sha256": "…", "work": ["orders/packing"]}
     {"name": "ann", "user": "ann", "admin": true}
 
-This imports nothing that the extra ``gate`` brings.
+This module imports nothing that the extra ``gate`` installs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import pwd
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,9 @@ from typing import Any
 
 from wald.errors import InvalidInput, NotFound
 from wald.files.disk import Disk
-from wald_gate.guarded import read_guarded
 
 _EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'
-_PREFIX = "wald_"  # so that a program that looks for secrets in texts knows it
+_PREFIX = "wald_"  # recognised by secret scanners
 _SECRET_BYTES = 32
 _MODE = 0o600  # of a new file
 _WAYS = ("sha256", "user", "certificate")
@@ -48,7 +48,7 @@ class Entry:
         known_by: the digest in hexadecimal, the user, or the name.
         reads, writes: patterns of routes, as ``orders`` or ``app.*``.
         works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
-        admin: whether it may do everything, such as make routes and cut.
+        admin: True for all rights, including ROUTE ADD and CUT.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Entry:
     admin: bool = False
 
     def line(self) -> str:
-        """As it stands in the file."""
+        """Encode it as a line of the file."""
         fields: dict[str, Any] = {"name": self.name, self.way: self.known_by}
         for key, patterns in (("read", self.reads), ("write", self.writes), ("work", self.works)):
             if patterns:
@@ -71,15 +71,15 @@ class Entry:
 
 
 def entries(path: Path) -> list[Entry]:
-    """All that a file has.
+    """Read a token file.
 
     Raises:
-        InvalidInput: a line is wrong, or says what another one has said; or other users may write the file.
-        NotFound: there is no such file.
+        InvalidInput: a line is invalid or repeats another one, or other users may write the file.
+        NotFound: the file does not exist.
         OSError: the file cannot be read.
     """
     try:
-        data = read_guarded(path)
+        data = read_secure_file(path)
     except FileNotFoundError:
         hint = f"wald-gate token add NAME --tokens {path} --read ROUTE makes it"
         raise NotFound(f"{path}: no such token file", hint=hint) from None
@@ -97,16 +97,16 @@ def add(
     work: tuple[str, ...],
     admin: bool,
 ) -> str:
-    """Add a client to a file, which is made if it is missing; on disk when this returns.
+    """Add a client to a file, which is created if necessary; on disk when this returns.
 
     Args:
-        user, certificate: "": the client gets a token.
+        user, certificate: "" for a client with a token.
 
     Returns:
-        The token, which is kept nowhere; "" if there is none.
+        The token, which is stored nowhere; "" for a client without one.
 
     Raises:
-        InvalidInput: a name is there already, a pattern can be of no route, or the file is wrong.
+        InvalidInput: the name exists already, a pattern is invalid, or the file is.
         OSError: the file cannot be read or written.
     """
     token = "" if user or certificate else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
@@ -125,10 +125,10 @@ def add(
 
 
 def remove(path: Path, name: str) -> None:
-    """Take a client out of a file; on disk when this returns.
+    """Remove a client from a file; on disk when this returns.
 
     Raises:
-        NotFound: there is none of that name.
+        NotFound: there is no client of that name.
         InvalidInput, OSError: as of :func:`add`.
     """
     with _changing(path) as found:
@@ -139,12 +139,12 @@ def remove(path: Path, name: str) -> None:
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token. It has 256 random bits, so no slow hash is needed."""
+    """Return the digest that stands for a token in the file. Tokens have 256 random bits, so a fast hash is safe."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def is_user(name: str) -> bool:
-    """Whether this machine has a user of that name."""
+    """Return True if this machine has a user of that name."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -152,9 +152,24 @@ def is_user(name: str) -> bool:
     return True
 
 
+def read_secure_file(path: Path) -> bytes:
+    """Read a file that identifies clients and grants rights.
+
+    Raises:
+        InvalidInput: its group or all users may write it.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            who = "every user" if mode & stat.S_IWOTH else "its group"
+            raise InvalidInput(f"{path}: {who} may write it (mode {mode:04o})", hint=f"chmod go-w {path}")
+        return file.read()
+
+
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Entry]]:
-    """What the file has, while no other process changes a file in its directory."""
+    """Yield the entries of a file; no other process can change it in the meantime."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -164,7 +179,7 @@ def _changing(path: Path) -> Iterator[list[Entry]]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Owner, group and mode stay, so that the user of a service can still read it."""
+    """Replace a file but keep its owner, group and mode, so that the user of a service can still read it."""
     if path.exists():
         status = path.stat()
         Disk().replace(path, data, mode=status.st_mode & 0o777, owner=status.st_uid, group=status.st_gid)
@@ -191,10 +206,6 @@ def _parsed(path: Path, data: bytes) -> list[Entry]:
 
 
 def _entry(fields: object) -> Entry:
-    """
-    Raises:
-        ValueError: it is no entry.
-    """
     if not isinstance(fields, dict):
         raise ValueError("a line is an object")
     if unknown := fields.keys() - set(_KEYS):
@@ -218,7 +229,6 @@ def _entry(fields: object) -> Entry:
 
 
 def _patterns(fields: dict[str, Any], key: str, parts_max: int) -> tuple[str, ...]:
-    """Patterns of names, of up to so many with ``/`` between them."""
     given = fields.get(key, [])
     if not isinstance(given, list) or not all(isinstance(each, str) and _is_pattern(each, parts_max) for each in given):
         what = f"routes, as {_ROUTES}" if parts_max == 1 else f"routes and groups, as {_GROUPS}"

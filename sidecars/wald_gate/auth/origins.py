@@ -1,14 +1,74 @@
-"""Clients behind reverse proxies, which report the address and the scheme of a request in its headers."""
+"""Origins of requests: other sites, which are refused, and clients behind reverse proxies.
+
+The page of another site can make a browser send requests to the gate, whose Origin then names that site. It can also
+make its own host name resolve to the address of the gate (DNS rebinding), so that Host names the site. Programs send no
+Origin. An IP address in Host is safe, because it cannot resolve to another address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
+from starlette.requests import Request
 from starlette.types import Scope
 
+from wald_gate.auth.clients import PEER
+from wald_gate.problems import HttpError
+
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_LOCAL = "localhost"
+_ADDRESS_MAX = 64  # characters, more than the longest address has
 _FOR, _PROTO = b"x-forwarded-for", b"x-forwarded-proto"
 _SCHEMES = ("http", "https")
+
+
+def require_own_page(request: Request) -> None:
+    """Refuse a change that the page of another site has made a browser send.
+
+    Raises:
+        HttpError: 403.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and request.method not in _SAFE:
+        host = request.headers.get("host", "")
+        if origin.partition("://")[2] != host:
+            raise HttpError(403, "other-origin", f"a page of {origin[:200]} may not do this on {host[:200]}")
+
+
+def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool) -> None:
+    """Refuse a request for another host.
+
+    Args:
+        hosts: the names of the gate.
+        guarded: clients must authenticate; then any name is accepted if ``hosts`` is empty.
+
+    Raises:
+        HttpError: 421.
+    """
+    if (guarded and not hosts) or PEER in request.scope:  # a unix socket, which no page can reach
+        return
+    name = _name_of(request.headers.get("host", "")).lower().removesuffix(".")
+    if name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _is_address(name)):
+        return
+    raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]}, if it is to be")
+
+
+def _name_of(host: str) -> str:
+    """Return Host without its port (RFC 9110, section 7.2)."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+@lru_cache(256)
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class TrustedProxies:
