@@ -351,7 +351,7 @@ def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: 
     pem = authority.sign("gate")
     line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--client-ca", authority.certificate)
 
-    assert b"--client-ca: certificates of clients need TLS" in run(line).stderr
+    assert b"--client-ca: client certificates need TLS" in run(line).stderr
 
 
 def silent(gate: Gate) -> socket.socket:
