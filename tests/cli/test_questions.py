@@ -18,7 +18,7 @@ from wald.format.names import Kind, segment_name
 ROOT = Path(__file__).parents[2]
 # The beginning of each question → exit code, and what the answer says.
 ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "Is the daemon alive": (0, (r"the daemon \(pid \d+; epoch 2, since \S+\) runs", r"good$")),
+    "Is the daemon alive": (0, (r"the daemon \(pid \d+; epoch 2, since \S+\) runs", r"OK$")),
     "Did the daemon crash": (0, (r"epoch 1 was killed .* found at 20\S+Z: nothing acknowledged was lost",)),
     "Which settings": (
         0,
