@@ -138,9 +138,6 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
 
     Args:
         entries: lines of the ledger, newest first.
-
-    Raises:
-        Damaged: its line is invalid.
     """
     archived: dict[str, list[Entry]] = {}
     ended: set[str] = set()

@@ -15,10 +15,6 @@ def find_record(address: str, route: str | None, sequence: int) -> Record | None
 
     Args:
         route: its route; None to search every route.
-
-    Raises:
-        Damaged: the bundle that should have it is damaged.
-        OSError: the archive is unreadable.
     """
     destination = open_destination(address, Disk())
     routes = [route] if route is not None else destination.listing("").folders

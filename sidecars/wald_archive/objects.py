@@ -59,12 +59,7 @@ class Destination(Protocol):
         """Yield a file in pieces; raise FileNotFoundError if it does not exist."""
 
     def writing(self, name: str) -> AbstractContextManager[Sink]:
-        """Write a file, which is complete and synced after the block unless that raised.
-
-        Raises:
-            Refused: the file exists with other content.
-            OSError: writing fails.
-        """
+        """Write a file, which is complete and synced after the block unless that raised."""
 
     def sync_folder(self, folder: str) -> None:
         """Make the names in ``folder``, and of all folders up to the destination, durable."""
@@ -192,11 +187,7 @@ _REASON_MAX = 200  # characters; without Java, pyarrow names every place where i
 
 
 def open_destination(address: str, disk: Disk) -> Destination:
-    """Open a directory, or an address, which contains "://".
-
-    Raises:
-        InvalidInput: no installed package can reach the address, or the path is a file.
-    """
+    """Open a directory, or an address, which contains "://"."""
     if address.startswith(_FILE):
         return Directory(Path(address.removeprefix(_FILE)), disk)
     return ObjectStore(address) if "://" in address else Directory(Path(address), disk)

@@ -81,15 +81,7 @@ class Packer:
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
-        """Finish an interrupted run, then pack the records after it; yield nothing if there are none.
-
-        Raises:
-            NotFound: no such route, or records to pack were reclaimed.
-            Damaged: such records, the cursor, or the ledger's line about the run is unreadable; or the destination
-                does not return the written bytes.
-            Refused: a file exists at the destination with other content.
-            OSError: the destination or the log's disk fails.
-        """
+        """Finish an interrupted run, then pack the records after it; yield nothing if there are none."""
         log_id = self.log.identity.log_id.hex()
         self.ledger.cut()
         before = past(
@@ -133,11 +125,7 @@ class Packer:
         return Run(origin, self.destination.address, after, first, last, request.size, request.codec, previous)
 
     def _begin(self, request: Request) -> tuple[int, int | None]:
-        """Return the last processed or reclaimed record, and the first record after that.
-
-        Raises:
-            Damaged: the cursor is invalid.
-        """
+        """Return the last processed or reclaimed record, and the first record after that."""
         cursor = self.log.cursor(request.route, request.group)
         after = cursor.effective
         start: Start = after + 1
@@ -218,11 +206,7 @@ class Packer:
         return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")
 
     def _last_complete(self, request: Request, first: int) -> int | None:
-        """Return the last complete record to pack; the end of the last record may still be missing.
-
-        Raises:
-            Damaged: the last record is unknown.
-        """
+        """Return the last complete record to pack; the end of the last record may still be missing."""
         begun = last_sequences(self.log.view()).get(request.route)
         if begun is None and request.to is not None:  # --to SEQUENCE says that records exist
             begun = end_of(self.log.view()) - 1

@@ -60,13 +60,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
 
 
 def runs_of(destination: Destination, route: str, first: int, last: int | None) -> Iterator[StoredRun]:
-    """Yield the same records in their archived form.
-
-    Raises:
-        NotFound: the route is not in the archive.
-        Damaged: a manifest or a bundle is damaged, or records between two bundles are missing.
-        OSError: the destination is unreadable.
-    """
+    """Yield the same records in their archived form."""
     at = 0  # end of the previous bundles
     for manifest, entry in require_bundles(destination, route):
         contents = entry.bundle.contents
@@ -93,12 +87,7 @@ def runs_of(destination: Destination, route: str, first: int, last: int | None) 
 
 
 def extent_of(destination: Destination, route: str) -> tuple[int, int, int]:
-    """Return the first and last archived record of a route, and the record after which the archive is complete.
-
-    Raises:
-        NotFound: the route is not in the archive.
-        Damaged: a manifest is damaged.
-    """
+    """Return the first and last archived record of a route, and the record after which the archive is complete."""
     entries = [entry.bundle.contents for _, entry in require_bundles(destination, route)]
     first = entries[0].first
     after = min(contents.after for contents in entries if contents.first == first)
@@ -106,11 +95,7 @@ def extent_of(destination: Destination, route: str) -> tuple[int, int, int]:
 
 
 def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
-    """Return the bundles of a route by first record; two groups may have archived the same records.
-
-    Raises:
-        Damaged: a manifest is damaged.
-    """
+    """Return the bundles of a route by first record; two groups may have archived the same records."""
     bags = [parse_bag_name(route, folder) for folder in destination.listing(route).folders]
     found = []
     for bag in bags:
@@ -139,11 +124,7 @@ def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest
 
 
 def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: Bundle) -> Iterator[Part]:
-    """Yield the parts of a bundle after checking the digest of the whole file.
-
-    Raises:
-        Damaged: it is missing or damaged.
-    """
+    """Yield the parts of a bundle after checking the digest of the whole file."""
     name = f"{bag}/{PAYLOAD}/{bundle.name}"
     digest = hashlib.sha256()
     try:
@@ -236,13 +217,6 @@ def restore_into(
 
     Args:
         on_record: called with each sequence reached.
-
-    Raises:
-        NotFound: there are no such records.
-        InvalidInput: the directory is not empty, or the bundles are from several logs.
-        Damaged: a manifest or a bundle is damaged.
-        Locked: another process creates a log there.
-        OSError: reading the destination or writing the log fails.
     """
     extents = _extents(destination, routes)
     batches = heapq.merge(

@@ -291,10 +291,6 @@ def verify(
     Args:
         recorded: lines of the ledger about each destination; empty without a ledger.
         on_bytes: called with the number of bytes read from bundles.
-
-    Raises:
-        NotFound: a destination is empty.
-        OSError: a destination is unreadable.
     """
     whole, given = Bags(), {each.address for each in destinations}
     for destination, lines in zip(destinations, recorded, strict=True):
@@ -318,12 +314,7 @@ def verify(
 
 
 def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | BagName]:
-    """Yield the bags at a destination, and findings about other files there.
-
-    Raises:
-        NotFound: the destination is empty.
-        OSError: it is unreadable.
-    """
+    """Yield the bags at a destination, and findings about other files there."""
     address = destination.address
     top = destination.listing("")
     if not top.folders and not top.files:

@@ -73,12 +73,7 @@ class Leftovers:
             each.settle()
 
     def require_order(self, command: tuple[str, ...]) -> None:
-        """Check that a strict group does not deliver again what workers have processed.
-
-        Raises:
-            Refused: workers have processed records above the cursor.
-            Damaged: the journal of the group cannot be read.
-        """
+        """Check that a strict group does not deliver again what workers have processed."""
         consumer = self._consumer
         log, route, group = consumer.log, consumer.route, consumer.group
         if consumer.cursor.state is CursorState.ABSENT:

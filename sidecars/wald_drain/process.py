@@ -43,10 +43,6 @@ _RUNNERS: set[int] = set()
 
 
 def check_command(command: Sequence[str]) -> None:
-    """
-    Raises:
-        InvalidInput: no such program, or the file is not a program.
-    """
     if shutil.which(command[0]) is None:
         raise _not_a_program(command, errno.EACCES if os.path.exists(command[0]) else errno.ENOENT)
 
@@ -89,10 +85,6 @@ class Runner:
             lock: descriptor of the state file, locked.
             stdin: the input of the command, which need not read it to the end.
             variables: added to the environment of the command.
-
-        Raises:
-            WaldError: the process was killed.
-            OSError: it cannot fork.
         """
         batch = sealed(stdin)
         try:

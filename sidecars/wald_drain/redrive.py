@@ -73,11 +73,7 @@ class Consumer:
         return after
 
     def commit(self, sequence: int) -> None:
-        """Move the cursor durably.
-
-        Raises:
-            Replaced: another log, or an older copy of it, is at the path.
-        """
+        """Move the cursor durably."""
         self.log.require_continuity()
         log_id, now = self.log.identity.log_id, utc(self.now_ns())
         move_cursor(self.log.root, self.route, self.group, sequence, log_id=log_id, disk=self.disk, now=now)
@@ -151,12 +147,6 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
         daemon: the root of the log, or the daemon's socket.
         stop: after it is set, no other batch is begun.
         report: gets a line for every batch.
-
-    Raises:
-        NotFound: no such route, or the original route of a dead letter is gone; those before it are put back.
-        Locked: another process drains the dead-letter route for this group.
-        InvalidInput: a record is not a dead letter of this log; those before it are put back.
-        Unavailable: no daemon runs.
     """
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handovers = Handovers(consumer, file, daemon=daemon, report=report)
@@ -187,12 +177,7 @@ class Handovers:
         self._pinning = PinWriter(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")
 
     def put_back(self, letters: Sequence[Record]) -> None:
-        """Send the dead letters after the cursor to their original routes, and move the cursor.
-
-        Raises:
-            InvalidInput: one of them is not a dead letter of this log; those before it are put back.
-            NotFound: the route of one of them is gone; those before it are put back.
-        """
+        """Send the dead letters after the cursor to their original routes, and move the cursor."""
         consumer = self._consumer
         head = consumer.log.head()
         handover = Handover(

@@ -40,21 +40,7 @@ _LEFT = b"wald-drain: interrupted; commands that run go on, and the next start w
 
 
 def drain(context: RunContext, runners: Sequence[Runner]) -> int:
-    """Process records until the end, if the job ends there, or until ``stop`` is set.
-
-    Returns:
-        the number of records that became dead letters.
-
-    Raises:
-        NotFound: no such route, or records that the group has not processed were reclaimed.
-        Locked: another process works for this group.
-        Refused: without workers, and workers have processed records above the cursor.
-        Damaged: the cursor or the journal cannot be trusted, or a record cannot be read.
-        InvalidInput: the command cannot be run, or a record is too large for a dead letter.
-        Unavailable: without workers, a record is to be given up, and no daemon runs.
-        WaldError: a process that starts commands was killed.
-        DiskFailure: the disk fails.
-    """
+    """Process records until the end, if the job ends there, or until ``stop`` is set."""
     given_up, number = 0, 1
     while True:
         began = time.monotonic()
@@ -154,11 +140,7 @@ class _Leases:
         self._busy: set[str] = set()
 
     def work(self, worker: Worker) -> None:
-        """Have a worker process records until the drain is over; its error ends the drain.
-
-        Raises:
-            Damaged, NotFound: a record cannot be read.
-        """
+        """Have a worker process records until the drain is over; its error ends the drain."""
         try:
             while records := self._next(worker.name):
                 worker.process(records)

@@ -102,13 +102,7 @@ def cursor_identity(path: Path) -> Identity:
 
 
 class StateFile(GroupFile):
-    """State file of ``worker``; None: of an older drain without workers.
-
-    Raises:
-        NotFound: no such route.
-        NotPermitted: this user may not.
-        OSError: the disk is full, or fails.
-    """
+    """State file of ``worker``; None: of an older drain without workers."""
 
     def __init__(self, root: Root, route: str, group: str, worker: int | None, disk: Disk) -> None:
         self.worker = worker

@@ -36,11 +36,7 @@ class MemoryReservation:
         self._counted = 0
 
     def keep(self, size: int) -> None:
-        """Reserve ``size`` bytes in total.
-
-        Raises:
-            HttpError: 503, all requests together would exceed the limit.
-        """
+        """Reserve ``size`` bytes in total."""
         if not self._fits(size):
             raise self._memory_error()
         self.count(size)
@@ -121,10 +117,6 @@ class Limits:
 
         Args:
             counted: count its bytes against the client; those of a compressed body count after decompression.
-
-        Raises:
-            HttpError: 408, the next 64 KiB do not arrive in time.
-            ClientDisconnect: the client has left.
         """
         chunks, allowance = request.stream(), request.scope.get(ALLOWANCE)
         loop = asyncio.get_running_loop()
@@ -153,9 +145,6 @@ class Limits:
 
         Args:
             most: maximum number of bytes; None for the limit of JSON bodies.
-
-        Raises:
-            HttpError: 413, it is too large; or as :meth:`chunks`.
         """
         most = self.settings.json_max_bytes if most is None else most
         parts: list[bytes] = []
@@ -205,11 +194,7 @@ class Allowances:
         self._rates = (0, 0)
 
     def begin(self, client: str) -> Allowance:
-        """Begin a request; :meth:`Allowance.end` must follow.
-
-        Raises:
-            HttpError: 429, the client has too many requests in flight, or has used up its rate.
-        """
+        """Begin a request; :meth:`Allowance.end` must follow."""
         limits, now = self._limits.settings, self._clock()
         self._reset((limits.requests_per_second, limits.bytes_per_second))
         found = self._of.get(client)

@@ -32,11 +32,7 @@ async def wait_for_disconnect(request: Request) -> None:
 
 
 async def while_there(request: Request, waiting: Coroutine[None, None, T]) -> T:
-    """Return the result of ``waiting``, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: the client has left.
-    """
+    """Return the result of ``waiting``, which is cancelled if the client leaves."""
     waits, leaving = asyncio.create_task(waiting), asyncio.create_task(wait_for_disconnect(request))
     try:
         await asyncio.wait((waits, leaving), return_when=asyncio.FIRST_COMPLETED)

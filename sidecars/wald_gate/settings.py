@@ -161,10 +161,6 @@ def load(path: Path | None, given: Mapping[str, Any]) -> Settings:
 
     Args:
         given: options by name; they override the file.
-
-    Raises:
-        InvalidInput: the file cannot be read, a key does not exist, or a value is out of bounds; it names file and
-            line.
     """
     values = {} if path is None else _from_file(SettingFile(path, help_command=_HELP, homes=_HOMES))
     values |= {

@@ -57,9 +57,6 @@ class Deleter:
 
     Args:
         require_continuity: raises an error if the root now has another log or an older copy; called before each change.
-
-    Raises:
-        OSError: by every method: a step failed. The next pass finishes or undoes it, by the ledger.
     """
 
     root: Root
@@ -233,14 +230,7 @@ class Shrinker:
         self._examined_at: dict[int, float] = {}
 
     def finish(self) -> list[Damaged]:
-        """Finish or undo the shrinks of an interrupted process.
-
-        Returns:
-            the problem with each segment of which both forms stay, because neither may replace the other.
-
-        Raises:
-            OSError: a step failed; the next call tries again.
-        """
+        """Finish or undo the shrinks of an interrupted process."""
         problems: list[Damaged] = []
         names = [
             entry.name
@@ -265,12 +255,7 @@ class Shrinker:
         return problems
 
     def shrink(self, segment: Segment, *, now_ns: int) -> ShrunkSegment | None:
-        """Shrink a segment; return None if that frees too little.
-
-        Raises:
-            Damaged: it is damaged, or the new form is when read back. The segment stays unchanged.
-            OSError: a step failed.
-        """
+        """Shrink a segment; return None if that frees too little."""
         now = self._survey.clock()
         if now - self._examined_at.get(segment.base_sequence, -_SHRINK_AGAIN_SECONDS) < _SHRINK_AGAIN_SECONDS:
             return None
@@ -323,9 +308,6 @@ class Shrinker:
 
         Args:
             is_enough: returns True if the file with the segment's name has all that the groups need.
-
-        Returns:
-            True if the segment is shrunk.
         """
         self._disk.sync_directory(self._root.segments)  # before the cursors are read, and the old form is removed
         if is_enough(segment):
@@ -347,9 +329,6 @@ class Shrinker:
         """Return True if the form of an interrupted process has every batch of the old form that a group needs.
 
         It may have been damaged, rebuilt by a repair or replaced by another file, so its index alone proves nothing.
-
-        Raises:
-            Damaged: it lacks a batch, and the old form must not replace it either.
         """
         with suppress(FileNotFoundError):
             require_matching_name(segment, self._survey.log_id)

@@ -252,11 +252,7 @@ def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], 
 
 
 def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> None:
-    """Make passes until a signal arrives; an error is reported, and the next pass tries again.
-
-    Raises:
-        Replaced: the root has another log or an older copy; the open ledger does not belong to its segments.
-    """
+    """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
     deleter = one_pass.deleter
     root = deleter.root
     hangups: list[int] = []

@@ -198,11 +198,7 @@ class Survey:
         return due
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
-        """Decide about each segment that is sealed, or has waited for the sealer for a while; oldest first.
-
-        Raises:
-            Damaged: the directory, the end of the log or the ledger of the archive is unreadable.
-        """
+        """Decide about each segment that is sealed, or has waited for the sealer for a while; oldest first."""
         view = read_view(self._root, self.log_id)
         listing = self._list(view.listing)
         raw = self._deletable_raw(view.bound, listing)
@@ -351,9 +347,6 @@ class Survey:
         """Decide again about released segments: whether a group needs them, and whether they are archived.
 
         The cursors are read after the names have changed.
-
-        Raises:
-            Damaged: the end of the log or the ledger of the archive is unreadable.
         """
         renamed = list(released)
         raw = {segment.base_sequence for segment in renamed if segment.kind.form is Kind.RAW}
@@ -492,12 +485,7 @@ class Survey:
         return index
 
     def _index(self, segment: Segment) -> tuple[SealedIndex, str]:
-        """Return the contents of a segment, and the damage of its index or "".
-
-        Raises:
-            _Unreadable: the contents are unknown.
-            FileNotFoundError: the segment is deleted.
-        """
+        """Return the contents of a segment, and the damage of its index or ""."""
         try:
             index, damage = segment_index(segment, self.log_id)
             if damage is None:

@@ -62,14 +62,7 @@ def _directory(given: str) -> Path:
 
 
 def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id: bytes) -> int:
-    """Return the sequence to which ``cursor`` may move: the stream has processed every record up to it.
-
-    Raises:
-        NotFound: there is no checkpoint, nothing in it is committed, or no source of the stream reads this log.
-        Refused: the stream does not read the cursor's route, or began after records that the group has not processed.
-        Damaged, UnsupportedFormat: the committed files cannot be read.
-        RolledBack: the log is an older copy of the one that the stream has read.
-    """
+    """Return the sequence to which ``cursor`` may move: the stream has processed every record up to it."""
     path, sources = _last_commit(checkpoint)
     log = log_id.hex()
     reading = [source for source in sources if log in source.logs]
@@ -129,11 +122,7 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
 
 
 def _complete_lines(path: Path) -> list[str]:
-    """Return the lines after the version of a file written by Spark; none if it is missing or truncated.
-
-    Raises:
-        UnsupportedFormat: its version is unknown.
-    """
+    """Return the lines after the version of a file written by Spark; none if it is missing or truncated."""
     try:
         version, *lines = path.read_text(errors="replace").split("\n")
     except FileNotFoundError:

@@ -117,12 +117,7 @@ def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
 
 @contextmanager
 def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
-    """Lock ``directory/lock``, which names the program that owns the directory; create the directory if it is missing.
-
-    Raises:
-        Locked: another process holds the lock.
-        Refused: another program owns the directory.
-    """
+    """Lock ``directory/lock``, which names the owning program; create the directory if it is missing."""
     disk.make_directory(directory)
     path = directory / "lock"
     descriptor = disk.open_lock(path)

@@ -47,11 +47,7 @@ class DamageReport:
     messages: list[str] = field(default_factory=list)
 
     def add(self, error: Damaged) -> None:
-        """Add damage to the report.
-
-        Raises:
-            Damaged: ``error``, unless damage is tolerated.
-        """
+        """Add damage to the report."""
         if not self.tolerance.damage:
             raise Damaged(error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") skips unreadable records')
         self.pass_over(error.message)

@@ -54,9 +54,6 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
     """Return the engine on ``master``, a URL of Spark; None for all cores of this machine.
 
     Spark starts with the first bundle, and stops when ``stack`` closes.
-
-    Raises:
-        NotFound: PySpark or its Java is not installed.
     """
     try:
         import pyspark  # noqa: F401
@@ -163,12 +160,7 @@ class SparkEngine:
         self._spark = spark
 
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """Implement :class:`wald_archive.api.Engine`.
-
-        Raises:
-            Unavailable: Spark does not start or gives up, or the log or the destination is missing on a machine; the
-                next run continues this one.
-        """
+        """Implement :class:`wald_archive.api.Engine`."""
         view = self._location.view()
         bound = view.bound
         wanted = Range(frozenset([run.origin.route]), run.first, run.last)
@@ -247,11 +239,7 @@ class _Make:
 
 
 def _require(location: LogLocation) -> None:
-    """Check that the log is on this machine.
-
-    Raises:
-        Unavailable: it is not, which is not damage.
-    """
+    """Check that the log is on this machine."""
     if not location.root.identity.exists():
         raise Unavailable(
             f"{location.root.path}: not a log on {socket.gethostname()}",

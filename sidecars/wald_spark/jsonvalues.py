@@ -68,11 +68,7 @@ _SCALARS: dict[str, Any] = {
 
 
 def arrow_fields(fields: StructType) -> list[pa.Field]:
-    """Spark's ``fields`` as those of an Arrow schema.
-
-    Raises:
-        InvalidInput: a type that cannot be parsed, NOT NULL, or one name for two fields.
-    """
+    """Spark's ``fields`` as those of an Arrow schema."""
     names = [field.name.lower() for field in fields]  # Spark ignores the case of names
     for field in fields:
         if names.count(field.name.lower()) > 1:
@@ -350,11 +346,7 @@ def _is_text(value: pa.BinaryScalar) -> bool:
 
 
 def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
-    """Parse ``part`` into ``count`` rows.
-
-    Raises:
-        ArrowInvalid: it has others.
-    """
+    """Parse ``part`` into ``count`` rows."""
     table = arrow_json.read_json(
         pa.BufferReader(part),
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=part.size + 1),

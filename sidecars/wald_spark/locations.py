@@ -75,11 +75,7 @@ class LogLocation:
         return self.log_id.hex()
 
     def view(self) -> View:
-        """Return a view of the current log; shipped segments may be read to their ends.
-
-        Raises:
-            Damaged: the directory is gone.
-        """
+        """Return a view of the current log; shipped segments may be read to their ends."""
         return read_view(self.root, self.log_id, bound=UNBOUNDED if isinstance(self.root, Shipped) else None)
 
 
@@ -98,11 +94,6 @@ def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Locat
 
     Args:
         patterns: False if paths are not patterns.
-
-    Raises:
-        NotFound: a path or a pattern names nothing that can be read.
-        InvalidInput: two locations have the same records of a log in different segments, or both are the log itself.
-        Damaged, UnsupportedFormat: the identity of a log cannot be read.
     """
     found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
     if not found:
@@ -178,12 +169,7 @@ def _holds_bags(path: Path) -> bool:
 
 
 def require_bags(address: str) -> None:
-    """Check that ``address``, a path or a URL, is an archive; an empty directory in a store is not.
-
-    Raises:
-        NotFound: it has no bags.
-        InvalidInput, DiskFailure: it cannot be reached.
-    """
+    """Check that ``address``, a path or a URL, is an archive; an empty directory in a store is not."""
     from wald_archive.api import open_destination, parse_bag_name
 
     destination = open_destination(address, Disk())
@@ -278,9 +264,6 @@ def local_path(address: str, *, hint: str) -> str:
 
     >>> local_path("file:///spool", hint=""), local_path("file:/spool", hint=""), local_path("spool", hint="")
     ('/spool', '/spool', 'spool')
-
-    Raises:
-        InvalidInput: it is another URL, which as a path would name a directory ``s3:`` here.
     """
     match = _SCHEME.match(address)
     if match is None:

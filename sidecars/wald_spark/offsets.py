@@ -75,11 +75,7 @@ def is_offsets(decoded: object) -> bool:
 
 
 def decode_offsets(decoded: object) -> Offsets:
-    """Return the offsets in decoded JSON.
-
-    Raises:
-        BadOffsets: :func:`encode_offsets` does not return such JSON.
-    """
+    """Return the offsets in decoded JSON."""
     if not isinstance(decoded, dict) or not is_offsets(decoded):
         raise BadOffsets("not the offsets of a stream that reads logs")
     if decoded["version"] != VERSION:

@@ -120,9 +120,6 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
 
     Args:
         also: names of further options, which are not parsed here.
-
-    Raises:
-        InvalidInput: an option does not exist, or a value is not allowed.
     """
     asked = _Given({name.lower(): value for name, value in given.items()})
     asked.check_names((*_KNOWN, *also))
@@ -286,9 +283,6 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
 
     Args:
         given: all options, names in lower case.
-
-    Raises:
-        InvalidInput: a value is not allowed, or streams do not have the option.
     """
     for name in _QUERIES_ONLY:
         if name.lower() in given:

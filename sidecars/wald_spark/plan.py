@@ -348,13 +348,7 @@ class LogPiece:
         return f"{self.log}-{self.first:020d}-{self.last:020d}{_suffix(self.routes)}"
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the records, in order.
-
-        Raises:
-            NotFound: RECLAIM has deleted some of them since.
-            Damaged: some cannot be read, and damage is not tolerated; the message names segment and offset.
-            Replaced: another log, or an older copy, has replaced the planned one.
-        """
+        """Yield the records, in order."""
         with closing(DamageReport(self.tolerance, self.name)) as damage:
 
             def pass_over(missing: Missing) -> None:
@@ -408,10 +402,6 @@ def pieces_of(
 
     Args:
         gaps: True if deletions by RECLAIM do not count as loss, because no sequences were requested.
-
-    Raises:
-        NotFound: RECLAIM has deleted wanted records, and loss is not tolerated.
-        Damaged: a segment or the head is missing, or a segment cannot be opened, and damage is not tolerated.
     """
     location, bound = LogLocation(view.root, view.log_id), view.bound
     name = f"{location.log}-planning-{wanted.first:020d}{_suffix(wanted.routes)}"
@@ -453,11 +443,7 @@ class _Planning:
                 return
 
     def _report(self, view: View, wanted: Range, missing: Unreadable) -> View:
-        """Report missing records; if RECLAIM has undone their deletion, return a view that has them instead.
-
-        Raises:
-            NotFound: RECLAIM has deleted wanted records, and loss is not tolerated.
-        """
+        """Report missing records; if RECLAIM has undone their deletion, return a view that has them instead."""
         if errors := self._errors(view, missing):
             complete = view.including_restored(missing.first, missing.next - 1)
             if complete is not view:
@@ -485,12 +471,7 @@ class _Planning:
         ]
 
     def _report_loss(self, view: View, routes: frozenset[str] | None, first: int, last: int) -> None:
-        """Report the deletion of records that may belong to ``routes``.
-
-        Raises:
-            NotFound: loss is not tolerated.
-            Damaged: the ledger cannot be read.
-        """
+        """Report the deletion of records that may belong to ``routes``."""
         if not self._may_have_held(routes, first, last):
             return
         why = "; ".join(loss.reason for loss in self.history.losses(first, last))

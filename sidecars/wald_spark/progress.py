@@ -111,12 +111,7 @@ class NewRecords:
 
 
 def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLocation]:
-    """Return the logs at ``paths``, which have all of ``routes``; shipped segments do not list theirs.
-
-    Raises:
-        InvalidInput: an archive is among them.
-        NotFound: a path does not exist, or no log has such a route.
-    """
+    """Return the logs at ``paths``, which have all of ``routes``; shipped segments do not list theirs."""
     locations = []
     for location in find_locations(paths):
         if not isinstance(location, LogLocation):
@@ -134,13 +129,7 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLoc
 def new_records(
     location: LogLocation, before: Progress | None, routes: Sequence[str] | None, tolerance: Tolerance
 ) -> NewRecords:
-    """Plan the records after ``before``; all records if it is None.
-
-    Raises:
-        Damaged: records are missing, and damage is not tolerated.
-        NotFound: RECLAIM has deleted records after ``before``, and loss is not tolerated.
-        RolledBack: the log is an older copy of the one that ``before`` describes.
-    """
+    """Plan the records after ``before``; all records if it is None."""
     view = location.view()
     wanted = None if routes is None else frozenset(routes)
     if before is not None:
@@ -207,10 +196,6 @@ def log_end(view: View, routes: frozenset[str] | None) -> LogEnd:
     """Return the end of ``routes`` (None: all).
 
     A record whose end is lost to damage does not delay its route: a reader of it meets the damage.
-
-    Raises:
-        UnsupportedFormat: the newest segment begins with control data of a newer wald.
-        Damaged: a segment is missing.
     """
     return LogEndTracker(routes).end(view)
 

@@ -67,11 +67,7 @@ class BundlePiece:
         return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the records as :func:`record_batches` does; the segment is 0, because bundles do not record it.
-
-        Raises:
-            Damaged: the bundle differs from its manifest, and damage is not tolerated.
-        """
+        """Yield the records as :func:`record_batches` does; the segment is 0, because bundles do not record it."""
         destination = open_destination(self.location.address, Disk())
         with closing(DamageReport(self.tolerance, self.name)) as damage:
             try:
@@ -131,10 +127,6 @@ def bundle_pieces(
 
     Args:
         others: archives that may have earlier bundles.
-
-    Raises:
-        Damaged: a manifest cannot be read, or records before the first bundle or between two bundles are missing, and
-            damage is not tolerated.
     """
     destination = open_destination(location.address, Disk())
     names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
@@ -196,13 +188,7 @@ Piece = LogPiece | BundlePiece
 
 
 def plan_query(options: Options) -> list[Piece]:
-    """Plan all pieces to read, location by location and in order.
-
-    Raises:
-        NotFound: a path or route does not exist, or RECLAIM has deleted records that were requested by sequence.
-        Damaged: records are missing or cannot be read, and damage is not tolerated.
-        InvalidInput: two paths contain the same records.
-    """
+    """Plan all pieces to read, location by location and in order."""
     locations = find_locations(options.paths)
     require_routes(locations, options.routes or frozenset())
     pieces: list[Piece] = []
@@ -258,11 +244,7 @@ def _name(location: Location) -> str:
 
 
 def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> None:
-    """Check that each of ``routes`` exists, except in shipped segments, whose routes are known only once they are read.
-
-    Raises:
-        NotFound: a route does not exist.
-    """
+    """Check that each of ``routes`` exists; the routes of shipped segments are known only once they are read."""
     known: set[str] = set()
     for location in locations:
         if isinstance(location, ArchiveLocation):

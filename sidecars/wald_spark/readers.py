@@ -61,11 +61,7 @@ class QueryReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a stream: one process plans its triggers as long as the query runs, and copies of it read on executors.
-
-    Raises:
-        InvalidInput: streams do not have an option, or a value is not allowed.
-    """
+    """Reader of a stream: one process plans its triggers, and copies of it read on executors."""
 
     def __init__(self, options: Options, rows: Rows) -> None:
         from wald_spark.stream import Triggers

@@ -112,11 +112,7 @@ class Rows:
 
     @classmethod
     def of(cls, schema: StructType, *, value_bytes: int, tolerance: Tolerance = STRICT) -> Rows:
-        """Return rows of a schema given by Spark.
-
-        Raises:
-            InvalidInput: a column does not exist, or cannot have this type.
-        """
+        """Return rows of a schema given by Spark."""
         fields = [_field(field) for field in schema]
         json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
         if json is None and any(field.name.lower() == CORRUPT for field in fields):
@@ -124,12 +120,7 @@ class Rows:
         return cls(pa.schema(fields), json, value_bytes, tolerance)
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``piece``.
-
-        Raises:
-            Refused: a value is longer than ``value_bytes``.
-            NotFound, Damaged: as for reading the piece.
-        """
+        """Yield the rows of ``piece``."""
         sources = {
             column.source for name in self.schema.names if (column := _COLUMNS.get(name.lower())) and column.source
         }

@@ -64,11 +64,7 @@ def find_java() -> Java | None:
 
 
 def require_java() -> Java:
-    """Return a Java that is new enough.
-
-    Raises:
-        NotFound: there is no such Java.
-    """
+    """Return a Java that is new enough."""
     java = find_java()
     if java is None:
         raise NotFound(
@@ -96,11 +92,7 @@ def _version(program: Path) -> int | None:
 
 
 def require_spark() -> None:
-    """Check that the packages for the jobs are installed.
-
-    Raises:
-        NotFound: a package is missing.
-    """
+    """Check that the packages for the jobs are installed."""
     for package in _PACKAGES:
         try:
             import_module(package)
@@ -120,10 +112,6 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
 
     Args:
         master: a URL of Spark; a local one gets :data:`ATTEMPTS` for each task.
-
-    Raises:
-        NotFound: there is no PySpark, or no Java that is new enough.
-        Unavailable: Spark does not start, or its master does not answer.
     """
     started = start(app, master=master, settings=settings)
     try:
@@ -171,11 +159,7 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
 
 
 def _require_master(master: str) -> None:
-    """Check that a standalone master answers; Spark would try for a minute, and then report a stopped context.
-
-    Raises:
-        Unavailable: none of the addresses answers.
-    """
+    """Check that a standalone master answers; Spark would try for a minute, and then report a stopped context."""
     if not master.startswith(_STANDALONE):
         return
     for address in master.removeprefix(_STANDALONE).split(","):

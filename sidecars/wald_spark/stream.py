@@ -56,15 +56,7 @@ class Triggers:
         self._last = {log: found.end for log, found in self._poll().items()}
 
     def end(self, start: Offsets, limits: Limits) -> Offsets:
-        """Return the end of the trigger after ``start``; ``start`` itself if there are no new records.
-
-        Raises:
-            NotFound: a log is gone, and loss is not tolerated; or a path, a route or a first record does not exist.
-            RolledBack: a log is an older copy of the one read before.
-            Damaged: a log cannot be read.
-            Refused: ``start`` is of a stream that reads other routes.
-            InvalidInput, UnsupportedFormat: as for :meth:`StreamLogs.poll`.
-        """
+        """Return the end of the trigger after ``start``; ``start`` itself if there are no new records."""
         self._require_same_routes(start)
         logs = self._poll()
         for log, position in start.logs.items():
@@ -96,15 +88,7 @@ class Triggers:
                 yield log, Backlog(position.last, end, found.extents.between(found.view, position.last, end))
 
     def pieces(self, start: Offsets, end: Offsets) -> list[LogPiece]:
-        """Plan the pieces to read for the trigger from ``start`` to ``end``.
-
-        Raises:
-            NotFound: records are gone, and loss is not tolerated.
-            Damaged: records cannot be read.
-            RolledBack: a log is an older copy of the one read before.
-            Refused: the offsets are of a stream that reads other routes.
-            InvalidInput, UnsupportedFormat: as for :meth:`StreamLogs.poll`.
-        """
+        """Plan the pieces to read for the trigger from ``start`` to ``end``."""
         self._require_same_routes(end)
         logs = self._poll()
         pieces: list[LogPiece] = []
@@ -134,11 +118,7 @@ class Triggers:
         )
 
     def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
-        """Return the position at which the stream begins in a log: in a new one, the oldest record.
-
-        Raises:
-            Damaged: earlier records are missing, and that is not tolerated.
-        """
+        """Return the position at which the stream begins in a log: in a new one, the oldest record."""
         assert found.view is not None
         if new and self._stream.starting == "latest":
             began = end
@@ -235,13 +215,7 @@ class StreamLog:
         return segments[0].base_sequence if segments else self.end + 1
 
     def poll(self) -> None:
-        """Read how far the log extends now.
-
-        Raises:
-            NotFound: the log is gone, or another log is at its path.
-            RolledBack: an older copy of the log is at its path.
-            Damaged, UnsupportedFormat: the log cannot be read.
-        """
+        """Read how far the log extends now."""
         head = self._read_head()
         if head is not None:
             self._require_continuity(head)
@@ -254,11 +228,7 @@ class StreamLog:
         self.head, self.view = head, view
 
     def require_past(self, position: Position) -> None:
-        """Check that ``position`` was reached in the polled log.
-
-        Raises:
-            RolledBack: the log is an older copy.
-        """
+        """Check that ``position`` was reached in the polled log."""
         if self.head is not None and position != self._verified:
             seen = LastSeen(position.last, position.epoch, position.life)
             Continuity(self.location.root, self.location.log_id, seen, hint=_HINT).check(self.head)
@@ -316,11 +286,6 @@ class StreamLogs:
 
         Args:
             may_vanish: True to leave out a log that is gone instead of raising an error.
-
-        Raises:
-            NotFound: a path has no log, or no longer the same one; or nothing matches.
-            InvalidInput: a path cannot be streamed, or two paths have the same log.
-            Damaged, UnsupportedFormat: a log cannot be read.
         """
         if self._next_search is None or time.monotonic() >= self._next_search:
             self._search()

@@ -50,10 +50,6 @@ def run(
         work: can be pickled, too: a function of a module that executors can import, or a frozen dataclass with
             ``__call__``. The results must be small, in total less than ``spark.driver.maxResultSize``.
         on_done: called in this thread with the number of each finished piece, before its result is yielded.
-
-    Raises:
-        WaldError, OSError: the first error that ``work`` has raised; waiting pieces are not started any more.
-        Unavailable: Spark has given up: a piece failed at every attempt for another reason, or no executor is left.
     """
     job = _Job(spark, pieces, work)
     try:

@@ -257,11 +257,7 @@ def _payloads(name: str, producer: Producer, encode: Encode | None) -> Iterator[
 
 
 def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
-    """The bytes that ``read`` returns, up to an empty result, as payloads of whole lines; the last line gets a newline.
-
-    Raises:
-        InvalidInput: a line too long for any request.
-    """
+    """Yield the bytes that ``read`` returns as payloads of whole lines; the last line gets a newline."""
     pending: list[bytes] = []
     pending_bytes = offset = 0
     while chunk := read():
@@ -329,11 +325,7 @@ def _due_headers(due: Due, count: int) -> list[bytes]:
 
 
 class Awaited:
-    """Records sent to ``route`` that ``group`` has not processed yet.
-
-    Raises:
-        NotFound: there is no such group on the route; nothing was sent.
-    """
+    """Records sent to ``route`` that ``group`` has not processed yet."""
 
     def __init__(self, root: Path, route: str, group: str) -> None:
         from wald.work.snapshot import Progress, Unprocessed
@@ -348,13 +340,7 @@ class Awaited:
             self._unprocessed.add(first, last)
 
     def wait(self, seconds: float) -> None:
-        """Return once all records are processed.
-
-        Raises:
-            NotProcessed: they were not processed in ``seconds``.
-            NotFound: the group is gone.
-            OSError: the files of the group cannot be read or synced.
-        """
+        """Return once all records are processed."""
         from wald.work.snapshot import not_processed, pause
 
         until = time.monotonic() + seconds

@@ -19,12 +19,7 @@ _NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has ju
 
 
 def daemon_at(root: Path, socket: Path | None) -> Producer:
-    """A connection for a request to the daemon.
-
-    Raises:
-        NotFound: there is no such root.
-        Unavailable: no daemon runs, or its process is stopped.
-    """
+    """A connection for a request to the daemon."""
     from wald.client.producer import Producer
     from wald.status.findings import frozen  # which wald append does not need
 
@@ -40,10 +35,6 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
     Args:
         retry_for: how many seconds to wait for a daemon.
         insists: whether to wait so long at the start too, if no daemon runs.
-
-    Raises:
-        NotFound: there is no such root, or no such route.
-        Unavailable: no daemon runs.
     """
     from wald.client.producer import Producer
 

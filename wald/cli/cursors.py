@@ -178,10 +178,6 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
 
 def _require_no_work(log: Log, route: str, group: str) -> None:
-    """
-    Raises:
-        Refused: it is a work group, which has more than a cursor.
-    """
     found = log.cursor(route, group, any_user=True)
     if found.of_work_group:
         raise Refused(
@@ -223,10 +219,6 @@ class Unprocessed:
 
 
 def find_unprocessed(log: Log, found: Cursor) -> Unprocessed:
-    """
-    Raises:
-        Damaged: the next record cannot be read.
-    """
     from wald.retention.progress import last_sequences, measure_lags
 
     view, route, group = log.view(), found.route, found.group
@@ -368,11 +360,7 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
 
 @contextmanager
 def skips(log: Log, again: str) -> Iterator[Ledger]:
-    """The ledger of skips, to be written to.
-
-    Raises:
-        NotPermitted: this user may not write it; ``again`` is the command that root may type.
-    """
+    """The ledger of skips, to be written to."""
     from wald.files.ledger_write import Ledger
 
     path = log.root.ledger / SKIPS_LEDGER
@@ -405,13 +393,7 @@ def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
 
 
 def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
-    """Return the number of records that a skip passes over, and an upper limit of those that were removed before.
-
-    Raises:
-        Refused: another record is the next one, or those in front were removed or cannot be read.
-        NotFound: not a record of the route, or already processed.
-        Damaged: the cursor cannot be trusted, or the record cannot be read.
-    """
+    """Return the number of records that a skip passes over, and an upper limit of those that were removed before."""
     from wald.retention.cursors import CursorState
 
     route = found.route

@@ -145,10 +145,6 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
 
 def _require_no_command(log: Log, seen: GroupStatus, worker: str) -> None:
-    """
-    Raises:
-        Refused: a command of ``wald-drain`` has the records of the worker.
-    """
     from wald.work.ownership import commands_of, worker_name
 
     for each in commands_of([seen]).get(seen.file.path, []):
@@ -171,13 +167,7 @@ def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
 
 
 def _changeable(log: Log, route: str, group: str) -> GroupStatus:
-    """The group, if this user may change it.
-
-    Raises:
-        NotFound: there is no such route or work group, or it was removed in part.
-        NotPermitted: it is another user's.
-        Damaged: its journal is damaged.
-    """
+    """The group, if this user may change it."""
     from wald.retention.cursors import CursorState
     from wald.work.snapshot import read_status, work_file
 
@@ -196,11 +186,7 @@ def _changeable(log: Log, route: str, group: str) -> GroupStatus:
 def _carried_out(
     log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
 ) -> int:
-    """Let the owner apply a change; without an owner, apply it here.
-
-    Raises:
-        as of :func:`ask_owner`, :class:`WorkGroup` and what ``do`` calls.
-    """
+    """Let the owner apply a change; without an owner, apply it here."""
     from wald.work.control import OwnerGone, ask_owner
     from wald.work.group import WorkGroup
     from wald.work.ownership import Ownership
@@ -224,12 +210,7 @@ def _carried_out(
 
 
 def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
-    """Return the number of records to skip.
-
-    Raises:
-        Refused: not after the records that are done, or beyond the log.
-        NotFound: all of it is done, or of other routes.
-    """
+    """Return the number of records to skip."""
     from wald.retention.missing import skip_lost
 
     route, group, picture = seen.file.route, seen.file.group, seen.snapshot

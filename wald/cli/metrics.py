@@ -57,11 +57,7 @@ class Measured:
 
 
 def measure(log: Log) -> Measured:
-    """Read the index of every segment, the cursors, and the ends of the ledgers.
-
-    Raises:
-        Damaged: the directory or the end of the log cannot be read.
-    """
+    """Read the index of every segment, the cursors, and the ends of the ledgers."""
     from wald.retention.backlog import Backlog, condition_of
     from wald.status.retention import work_counts
 

@@ -279,10 +279,6 @@ def _warn_of_times_ahead(root: Path, until: object) -> None:
 
 
 def check_span(since: datetime | None, until: datetime | None) -> None:
-    """
-    Raises:
-        InvalidInput: no time is between them.
-    """
     if since is not None and until is not None and nanoseconds(since) >= nanoseconds(until):
         times = [utc(nanoseconds(each), 6) for each in (since, until)]
         raise InvalidInput(f"--since {times[0]} is not before --until {times[1]}", hint="--since 2h --until 1h")

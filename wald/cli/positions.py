@@ -180,10 +180,6 @@ class Coverage:
 
 
 def _measure(log: Log, route: str | None, since: datetime, until: datetime, *, now_ns: int) -> Coverage:
-    """
-    Raises:
-        NotFound: no such route.
-    """
     from wald.retention.history import History  # reads ledgers, which one sequence does not need
 
     found = Coverage(route, since, until, nanoseconds(until) <= now_ns)

@@ -440,10 +440,6 @@ class Asked:
         yield named, message, f"{read} {last} --follow continues after the last"
 
     def range(self) -> Range:
-        """
-        Raises:
-            InvalidInput: a position is invalid, or the end is before the start.
-        """
         if self.since is not None:
             begin: Start = parse_time_option("--since", self.since, now())
         else:
@@ -483,10 +479,6 @@ class Asked:
         return "".join(given + [f" {name}" for name, is_given in flags.items() if is_given])
 
     def matcher(self) -> Matcher | None:
-        """
-        Raises:
-            InvalidInput: the pattern of --grep is not a regular expression.
-        """
         if self.grep is None:
             return None
         from wald.reading.pattern import BadPattern, Matcher

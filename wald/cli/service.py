@@ -212,11 +212,7 @@ class _Held:
         return len(self._descriptors)
 
     def refresh(self) -> None:
-        """Hold the FIFOs that exist now; release one that was replaced, so that the daemon reads it to its end.
-
-        Raises:
-            OSError: one of them cannot be opened.
-        """
+        """Hold the FIFOs that exist now; release one that was replaced, so that the daemon reads it to its end."""
         for route in self._routes or self._root.route_names():
             if not has_fifo(self._root, route):
                 continue

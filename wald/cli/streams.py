@@ -81,10 +81,6 @@ def write_stdout(data: bytes | memoryview) -> None:
 
 
 def require_stdin(hint: str) -> None:
-    """
-    Raises:
-        InvalidInput: stdin is closed, or cannot be read.
-    """
     if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
         raise InvalidInput("stdin is closed", hint=hint)
 
@@ -109,12 +105,7 @@ class _Stderr(io.FileIO):
 
 
 def _write(data: memoryview) -> int:
-    """Write some of ``data`` to stdout; return how much.
-
-    Raises:
-        BrokenPipeError: its reader has exited.
-        WaldError: another failure, which does not concern the log.
-    """
+    """Write some of ``data`` to stdout; return how much."""
     try:
         return os.write(_STDOUT, data)
     except OSError as error:

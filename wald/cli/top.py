@@ -99,11 +99,7 @@ class _Samplers:
             sampler.start(interval_seconds, lambda: _wake(wake))
 
     def snapshot(self) -> Snapshot:
-        """The numbers of the latest samples.
-
-        Raises:
-            Exception: a bug in a sampler.
-        """
+        """The numbers of the latest samples."""
         from wald.status.rates import Snapshot, activity, inventory
 
         for sampler in self._every:

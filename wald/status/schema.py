@@ -439,11 +439,7 @@ def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]
 
 
 def local_now() -> datetime:
-    """Return the current time in the local zone.
-
-    Raises:
-        InvalidInput: the variable TZ has an offset of a day or more, which is out of range.
-    """
+    """Return the current time in the local zone."""
     try:
         return datetime.now().astimezone()
     except ValueError:

@@ -167,13 +167,7 @@ class CommitLoop:
         self._thread.start()
 
     def call(self, request: Request[T]) -> T:
-        """Submit a request, wait for its answer, and return it.
-
-        Raises:
-            OSError: the journal cannot be written, now or earlier.
-            Replaced: the path has, or had, another log or an older copy.
-            ValueError: the group is closed.
-        """
+        """Submit a request, wait for its answer, and return it."""
         try:
             self.submit([request])
             request.wait()

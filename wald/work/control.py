@@ -49,12 +49,6 @@ def ask_owner(root: Root, route: str, group: str, request: Mapping[str, Any], se
 
     Args:
         seconds: how long to wait for the owner to accept the request, and as long again for its answer.
-
-    Raises:
-        OwnerGone: it has ended; the request may have been applied.
-        Refused: the owner cannot apply it.
-        Unavailable: the owner does not accept requests, and nothing was changed; or it does not answer.
-        NotPermitted: this user may not connect.
     """
     path = root.cursor_directory(route) / f"{group}{ASK_SUFFIX}"
     until = time.monotonic() + seconds

@@ -137,10 +137,6 @@ def send(
     Args:
         retry_for: seconds to wait for a daemon.
         sent_before: for a retry, finds in the log the payloads that the daemon may have forgotten.
-
-    Raises:
-        Undeliverable: a payload is too large; all before it are on disk.
-        WaldError: as raised by :meth:`wald.client.producer.Producer.publish`.
     """
     durable: list[Durable] = []
     while window := list(islice(letters, PRODUCER_WINDOW)):

@@ -50,11 +50,6 @@ class Journal:
     Args:
         start: the group that it must belong to, and the floor of a new journal.
         apply: called with each line; if an error follows, the lines are void.
-
-    Raises:
-        Damaged: a line cannot be read, or it is the journal of another group.
-        NotPermitted: this user may not write it.
-        OSError: it cannot be written.
     """
 
     def __init__(self, root: Root, disk: Disk, start: JournalStart, apply: Callable[[JournalLine], None]) -> None:

@@ -207,10 +207,6 @@ def write_dead_letter(
 
     Args:
         may_be_sent: True if it may be in the log already.
-
-    Raises:
-        Undeliverable: the record is too large for a dead letter.
-        WaldError: no daemon runs, or it refuses the dead letter.
     """
     identity = log.identity.log_id.hex()
     headers = {

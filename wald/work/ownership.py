@@ -39,13 +39,7 @@ _RETRY_SECONDS = 0.1  # another process may hold the lock for an instant, to tes
 
 
 class Ownership(GroupFile):
-    """The right to work on ``route`` for ``group``, held until it is closed. The owner may use the file's contents.
-
-    Raises:
-        NotFound: there is no such route.
-        Locked: another process works for this group, or this one does already.
-        NotPermitted: this user may not.
-    """
+    """The right to work on ``route`` for ``group``, held until it is closed. The owner may use the file's contents."""
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         super().__init__(root, route, group, HANDOVER_SUFFIX, disk)
@@ -162,12 +156,7 @@ def require_no_command(root: Root, route: str, group: str) -> None:
 
 
 def remove_group(file: WorkFile) -> list[Path]:
-    """Remove a work group with all its files, and return these.
-
-    Raises:
-        Locked: a process owns the group, or a command runs that a killed ``wald-drain`` has left.
-        NotPermitted: this user may not.
-    """
+    """Remove a work group with all its files, and return these."""
     root, route, group = file.root, file.route, file.group
     if is_own_file(file.path):
         with Ownership(root, route, group, Disk()):
@@ -182,12 +171,6 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
     """Move the cursor of a work group to its ack floor for a reader without workers.
 
     A group without workers is left alone, and no lock is taken.
-
-    Raises:
-        Refused: records above the ack floor are done, or are being given up: they would be redelivered.
-        Locked: a process works for the group, or a command that a killed ``wald-drain`` has left running.
-        Damaged: the journal of the group, or a record above the ack floor, cannot be read.
-        NotPermitted: this user may not work for the group.
     """
     if not log.cursor(route, group).of_work_group:
         return

@@ -230,12 +230,7 @@ def owner_of(file: WorkFile) -> OwnerProcess | None:
 
 
 def read_status(log: Log, file: WorkFile, now_ns: int) -> GroupStatus:
-    """Read a work group at a time in ns since 1970.
-
-    Raises:
-        FileNotFoundError: it was removed in the meantime.
-        OSError: its journal cannot be read.
-    """
+    """Read a work group at a time in ns since 1970."""
     owner = owner_of(file)
     reading, lines, damage = read_of_group(file, log.identity.log_id)
     cursor = log.cursor(file.route, file.group, any_user=True)
@@ -247,17 +242,7 @@ def read_status(log: Log, file: WorkFile, now_ns: int) -> GroupStatus:
 
 
 def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[JournalLine], str]:
-    """Read a group's journal, which its owner may be writing.
-
-    Returns:
-        how far it was read, the lines up to there, and the damage or "". The journal of another group, or one newer
-        than the log, has no lines.
-
-    Raises:
-        FileNotFoundError: it was removed in the meantime.
-        Damaged: it is not a regular file.
-        OSError: it cannot be read.
-    """
+    """Read a group's journal, which its owner may be writing."""
     reading, lines = read_beside_owner(file.path)
     if reading.damage:
         return reading, lines, f"offset {reading.end}: {reading.damage}"
@@ -311,12 +296,7 @@ def _findings(file: WorkFile, log_id: bytes) -> Iterator[Finding]:
 
 
 class Progress:
-    """Progress of ``group`` on ``route`` by its files, which are read again only after a change.
-
-    Raises:
-        InvalidInput: an illegal name.
-        NotFound: there is no such route.
-    """
+    """Progress of ``group`` on ``route`` by its files, which are read again only after a change."""
 
     def __init__(self, log: Log, route: str, group: str, disk: Disk | None = None) -> None:
         self._disk = disk or Disk()
@@ -332,12 +312,7 @@ class Progress:
         self._synced_inodes: dict[Path, int] = {}
 
     def read(self) -> None:
-        """Read the files that have changed.
-
-        Raises:
-            NotFound: there is no such group.
-            OSError: its files may not be read.
-        """
+        """Read the files that have changed."""
         if (stamp := _stamp(self._cursor_path)) != self._cursor_stamp or stamp is None:
             cursor = self.log.cursor(self.route, self.group, any_user=True)
             if cursor.state is CursorState.ABSENT:

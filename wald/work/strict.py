@@ -31,10 +31,6 @@ def resume(log: Log, disk: Disk, route: str, group: str, floor: int) -> Replay:
     """Return the state in which a strict group starts: the cursor, and unfinished dead letters.
 
     A journal of workers is removed once the cursor says all that it does.
-
-    Raises:
-        Refused: workers have processed records above the cursor.
-        Damaged: the journal cannot be read.
     """
     path = log.root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
     dead: Mapping[int, DeadRecord] = {}
@@ -100,11 +96,7 @@ class CursorJournal:
             self._file, self._dead = None, {}
 
     def require_place(self) -> None:
-        """Follow a cursor that another process has moved.
-
-        Raises:
-            Damaged: it is unknown what has been processed.
-        """
+        """Follow a cursor that another process has moved."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:  # removed; the next sync makes a new one

@@ -97,13 +97,7 @@ class Groups:
 
     @asynccontextmanager
     async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
-        """Yield a group, which stays open until the block ends.
-
-        Raises:
-            HttpError: 503, too many groups are in use; 423, another process owns it.
-            NotFound: it does not exist.
-            WaldError, OSError: as :class:`wald.WorkGroup`; the next request tries again.
-        """
+        """Yield a group, which stays open until the block ends."""
         hosted = await self._found(route, group)
         hosted.users += 1
         try:

@@ -60,11 +60,7 @@ class WaitingLeases:
         worker: str,
         lease: Coroutine[None, None, Got],
     ) -> Got | None:
-        """Return the leased records; None if the gate ends first.
-
-        Raises:
-            ClientDisconnect, HttpError: the client has gone or is no longer admitted; its records are returned.
-        """
+        """Return the leased records; None if the gate ends first."""
         waiter = _WaitingLease(judge, asyncio.create_task(lease))
         leasing, leaving = waiter.leasing, asyncio.create_task(wait_for_disconnect(request))
         self._waiters.add(waiter)
@@ -144,13 +140,7 @@ class Processed:
         return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
 
     async def wait(self, request: Request, unprocessed: Unprocessed, seconds: float) -> None:
-        """Return once the group has processed the records.
-
-        Raises:
-            NotProcessed: it has not within ``seconds``, or before the gate ends.
-            NotFound: the group is gone.
-            ClientDisconnect: the client has gone.
-        """
+        """Return once the group has processed the records."""
         sent, began = unprocessed.count, time.monotonic()
         waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(wait_for_disconnect(request))
         self._waiters.add(waiter)

@@ -133,11 +133,7 @@ class Readiness:
         self._same_at = float("-inf")
 
     async def require_same_log(self) -> None:
-        """Admit a request only if the log is still the one that this gate serves; the check may be half a second old.
-
-        Raises:
-            Replaced: the path has another log or an older copy (final until the gate is restarted), or no log.
-        """
+        """Admit a request only if the gate still serves the same log; the check may be half a second old."""
         if time.monotonic() - self._same_at < _SAME_SECONDS:
             return
         if self._same is None or self._same.done():

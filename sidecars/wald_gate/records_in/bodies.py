@@ -65,12 +65,7 @@ Expand = Callable[[bytes], Iterator[bytes]]
 
 
 async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) -> AsyncIterator[bytes]:
-    """Decompress a body in parts.
-
-    Raises:
-        HttpError: 415, an unknown encoding; 413, a body that is too large.
-        InvalidInput: the body is damaged or truncated.
-    """
+    """Decompress a body in parts."""
     if encoding not in _ENCODINGS:
         known = ", ".join(filter(None, _ENCODINGS))
         raise HttpError(415, "encoding", f"Content-Encoding {encoding[:40]!r} is not known", hint=f"there are {known}")
@@ -89,11 +84,7 @@ async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) ->
 
 
 async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Yield lines, each of which is a record; the last one may lack its newline.
-
-    Raises:
-        HttpError: 413, a line is too long.
-    """
+    """Yield lines, each of which is a record; the last one may lack its newline."""
     async for lines in _lines(parts, sizes):
         yield Payload(lines, columns=False)
 
@@ -101,12 +92,7 @@ async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncItera
 async def json_object_payloads(
     parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
 ) -> AsyncIterator[Payload]:
-    """Yield records from lines that are JSON objects, or with ``bare`` values.
-
-    Raises:
-        HttpError: 413, a line is too long.
-        InvalidInput: a line is invalid; the records before it were yielded.
-    """
+    """Yield records from lines that are JSON objects, or with ``bare`` values."""
     number = 1
     async for lines in _lines(parts, sizes):
         payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None, bare=bare)
@@ -120,12 +106,7 @@ async def json_object_payloads(
 async def json_document_payloads(
     parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
 ) -> AsyncIterator[Payload]:
-    """Yield records from a body that is a JSON object or an array of them, or with ``bare`` of values.
-
-    Raises:
-        HttpError: 413, the body is too large.
-        InvalidInput: the body is not JSON, and nothing was yielded; see also :func:`json_object_payloads`.
-    """
+    """Yield records from a body that is a JSON object or an array of them, or with ``bare`` of values."""
     body = bytearray()
     async for part in parts:
         body += part
@@ -155,11 +136,7 @@ def _on_lines(document: bytes) -> bytes:
 
 
 async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Yield the whole body as one record.
-
-    Raises:
-        HttpError: 413, the record is too large.
-    """
+    """Yield the whole body as one record."""
     value = bytearray()
     async for part in parts:
         value += part

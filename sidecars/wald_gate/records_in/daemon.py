@@ -79,11 +79,7 @@ class DaemonClient:
         self._task = asyncio.create_task(self._watch_status(), name="wald-gate-held-routes")
 
     async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
-        """Store records durably.
-
-        Raises:
-            WaldError: nothing is stored; after Unavailable and DiskFailure it may be, later.
-        """
+        """Store records durably."""
         end = self.deadline()
         producer = self._idle.pop() if self._idle else Producer()
         for _ in range(2):
@@ -105,11 +101,6 @@ class DaemonClient:
 
         Args:
             seen: the sequence up to which the caller knows all batches of the id.
-
-        Raises:
-            Overtaken: the number is taken or not the next one, or the daemon has forgotten the id and may have stored
-                something under it after ``seen``.
-            WaldError: see :meth:`publish`.
         """
         return await self._publish(_encode(route, payload, producer, columns=True, seen=seen), until)
 

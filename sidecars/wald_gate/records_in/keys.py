@@ -68,9 +68,6 @@ def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
 
     Args:
         fields: the values of that header: quoted strings, as in the draft, or plain, as most clients send them.
-
-    Raises:
-        InvalidInput: an invalid or duplicate header.
     """
     if not fields:
         return None
@@ -426,12 +423,7 @@ class KeyStore:
         return self._slot_ends.get(number, (0, 0))[1], self._seen
 
     def read_portion(self) -> bool:
-        """Read some of the records since the last reading; return True if there are more.
-
-        Raises:
-            Damaged: the head of the log is lost.
-            Unavailable: the gate is stopping.
-        """
+        """Read some of the records since the last reading; return True if there are more."""
         if self._stopping.is_set():
             raise Unavailable("the gate is stopping", hint="send it again")
         view = self._log.view()

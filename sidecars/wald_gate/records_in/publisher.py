@@ -68,12 +68,7 @@ class IdempotentPublisher:
 
     @asynccontextmanager
     async def request(self, key: bytes) -> AsyncIterator[KeyedRequest]:
-        """Begin a request.
-
-        Raises:
-            HttpError: 409, another request with the key is in flight.
-            Unavailable: reading the keys takes longer.
-        """
+        """Begin a request."""
         if key in self._in_flight:
             raise HttpError(
                 409,
@@ -107,11 +102,7 @@ class IdempotentPublisher:
     async def store(
         self, request: KeyedRequest, number: int, route: str, payload: bytes, until: float
     ) -> Durable | Part:
-        """Store a part by the loop's time ``until``, or return it as the log has it by now.
-
-        Raises:
-            Unavailable: the daemon, other requests of the slot, and the log took too long.
-        """
+        """Store a part by the loop's time ``until``, or return it as the log has it by now."""
         index = self._ids.of_key(request.key)
         slot = self._slots[index]
         async with _until(until, "earlier requests are not answered yet"):
@@ -233,12 +224,7 @@ class KeyedRequest:
         self.parts = self._store.parts(self.key)
 
     async def publish(self, route: str, payload: bytes, *, is_last: bool) -> tuple[Durable, bool]:
-        """Store the next part, unless it is stored; return its sequences, and True if it is new.
-
-        Raises:
-            HttpError: 422, something else is stored under this key; 409, its beginning is forgotten.
-            WaldError: see :meth:`wald_gate.records_in.daemon.DaemonClient.publish`.
-        """
+        """Store the next part, unless it is stored; return its sequences, and True if it is new."""
         self._number += 1
         until, self._patience = self._publisher.deadline(self._patience), None
         payload = marked(payload, self.key, self._number, is_last=is_last)

@@ -116,11 +116,7 @@ class Watch:
         self._woken: asyncio.Future[None] | None = None
 
     def clear(self) -> int:
-        """Start to read the records that have arrived.
-
-        Returns:
-            the first record after the previous read that may belong to the route; 0 if any may.
-        """
+        """Start to read the records that have arrived."""
         first = self._first if self._has_come else self._following.last + 1
         self._has_come, self._first = False, 0
         return first

@@ -62,11 +62,7 @@ class SegmentWork:
         return self.target
 
     def outcome(self) -> CheckResult | None:
-        """Return the result; None if the segment was sealed or deleted since it was listed.
-
-        Raises:
-            Unavailable: the log is not on this machine.
-        """
+        """Return the result; None if the segment was sealed or deleted since it was listed."""
         try:
             return check(self.target)
         except FileNotFoundError:
@@ -102,11 +98,7 @@ class BagWork:
         return self.place, self.bag
 
     def outcome(self) -> Proven:
-        """Return the findings.
-
-        Raises:
-            Unavailable: the archive is not on this machine.
-        """
+        """Return the findings."""
         if "://" not in self.place:
             _require(Path(self.place))
         findings: list[Finding] = []
@@ -149,11 +141,7 @@ class Outcomes:
 
 
 def _require(directory: Path) -> None:
-    """Check that a directory is on this machine.
-
-    Raises:
-        Unavailable: it is not, which is not damage.
-    """
+    """Check that a directory is on this machine."""
     if not directory.is_dir():
         raise Unavailable(
             f"{directory}: not there on {socket.gethostname()}",
@@ -170,9 +158,6 @@ class LogAudit:
     Attributes:
         work: for executors, oldest first.
         destinations: of the bundles in its ledger.
-
-    Raises:
-        NotFound: there is no log.
     """
 
     def __init__(self, root: Root, *, first: int = 1) -> None:

@@ -104,9 +104,6 @@ def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) 
 
     Args:
         first: earlier records may be missing, from the logs and from the archives.
-
-    Raises:
-        NotFound: one of the roots is not a log, or one of ``destinations`` is not an archive.
     """
     for destination in destinations:
         with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
@@ -121,9 +118,6 @@ def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]
 
     Args:
         on_bytes: called with the number of stored bytes that have been read since the last call.
-
-    Raises:
-        Unavailable: Spark gives up, or an executor lacks a log or an archive.
     """
     from wald_spark.tasks import run
 

@@ -187,13 +187,7 @@ class Compactor:
     on_done: Callable[[int], None] = field(default=_ignore)
 
     def compact(self, locations: Sequence[LogLocation]) -> Compacted:
-        """Make the next generation, if there are new records.
-
-        Raises:
-            Refused: the last generation has other routes.
-            Damaged, NotFound: records cannot be read, or were deleted; the current generation stays.
-            Unavailable: Spark does not start, or gives up.
-        """
+        """Make the next generation, if there are new records."""
         before = self.generations.read()
         self._require_same_routes(before)
         started = before or Generation(self.routes, {})
@@ -317,11 +311,7 @@ class Generations:
             return None
 
     def read(self) -> Generation | None:
-        """Return the contents of the current generation.
-
-        Raises:
-            Damaged: its description is missing or damaged.
-        """
+        """Return the contents of the current generation."""
         latest = self.latest()
         if latest is None:
             return None

@@ -102,14 +102,7 @@ class Exporter:
     on_done: Callable[[int], None] = field(default=_ignore)
 
     def export(self, locations: Sequence[LogLocation]) -> list[LogResult]:
-        """Export the records since the last run; the result leaves out logs without new records.
-
-        Raises:
-            Refused: the earlier export has another shape, or an unknown one.
-            InvalidInput: the fields of JSON are not DDL, or their types cannot be inferred.
-            Damaged, NotFound: records cannot be read, or were deleted; nothing of this run is exported.
-            Unavailable: Spark does not start, or gives up.
-        """
+        """Export the records since the last run; the result leaves out logs without new records."""
         before = self.output.catalog.entries()
         shape = agreed_shape(self.shape, before, locations)
         for location in locations:
@@ -168,11 +161,7 @@ class Exporter:
 def due(
     locations: Sequence[LogLocation], entries: Mapping[str, ExportedLog], shape: Shape, tolerance: Tolerance
 ) -> list[Due]:
-    """Return the new records of each log, which may be none.
-
-    Raises:
-        Damaged, NotFound: as for :func:`wald_spark.progress.new_records`.
-    """
+    """Return the new records of each log, which may be none."""
     found = []
     for location in locations:
         before = entries.get(location.log)
@@ -183,11 +172,7 @@ def due(
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
-    """Return ``shape`` with the types that an earlier run has inferred for its names.
-
-    Raises:
-        Refused: the files of earlier runs have another shape.
-    """
+    """Return ``shape`` with the types that an earlier run has inferred for its names."""
     logs = {location.log for location in locations}
     for log, entry in entries.items():
         other = entry.shape
@@ -202,11 +187,7 @@ def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Se
 
 
 def rows_of(json_ddl: str) -> Rows:
-    """Return the rows of the data source as the files have them, with these columns of JSON; needs a running session.
-
-    Raises:
-        InvalidInput: it is not DDL of Spark, or JSON cannot be parsed as such a type.
-    """
+    """Return the rows as the files have them, with these columns of JSON; needs a running session."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
@@ -223,11 +204,7 @@ def rows_of(json_ddl: str) -> Rows:
 
 
 def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
-    """Infer DDL for ``names`` from the first :data:`SAMPLE` values that are JSON objects.
-
-    Raises:
-        InvalidInput: a field is missing from all of them, has several types, or is not a scalar.
-    """
+    """Infer DDL for ``names`` from the first :data:`SAMPLE` values that are JSON objects."""
     objects = list(islice(_objects(values), SAMPLE))
     return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)
 

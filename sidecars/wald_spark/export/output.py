@@ -123,11 +123,7 @@ class Catalog:
         self._disk = disk
 
     def entries(self) -> dict[str, ExportedLog]:
-        """Return the progress of each log, by id.
-
-        Raises:
-            Damaged: a file was not written by an export.
-        """
+        """Return the progress of each log, by id."""
         return {path.stem: self._read(path) for path in sorted(self._directory.glob("*.json"))}
 
     def write(self, exported: ExportedLog) -> None:
@@ -171,14 +167,7 @@ class Output:
         self.catalog = Catalog(private(out), disk)
 
     def recover(self) -> list[ExportedLog]:
-        """Move the files of a run that was interrupted while it moved them, and remove those of any other.
-
-        Returns:
-            The progress of the logs of the moved files.
-
-        Raises:
-            Damaged: a file that was to be moved is neither at its old name nor at its new one.
-        """
+        """Move the files of a run that was interrupted while it moved them, and remove those of any other."""
         finished = [entry for entry in self.catalog.entries().values() if entry.pending]
         for entry in finished:
             self._move(entry)
@@ -207,11 +196,7 @@ class Output:
         shutil.rmtree(self._stagings, ignore_errors=True)
 
     def refuse_strays(self, log: str) -> None:
-        """Refuse files of a log that has no file in the catalog.
-
-        Raises:
-            Refused: there are such files, so their records are unknown.
-        """
+        """Refuse files of a log that has no file in the catalog."""
         stray = next(self._out.glob(f"route=*/date=*/{log}-*.parquet"), None)
         if stray is not None:
             raise Refused(

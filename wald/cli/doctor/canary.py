@@ -49,13 +49,6 @@ def send(root: Path, socket: Path | None, *, within: float) -> Iterator[Step]:
 
     Args:
         within: seconds for all steps.
-
-    Raises:
-        NotFound: there is no log.
-        Unavailable: no daemon runs, or it did not answer in time.
-        DiskFailure: the daemon did not answer because the disk is full.
-        NotPermitted: this user may not write to the route or move its cursor.
-        Damaged: the record was read back with another value.
     """
     log = wald.open(root)
     if not runs(root):
@@ -108,11 +101,7 @@ def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[Step]:
 
 
 def _require_cursor(log: Log) -> None:
-    """Check that this user may set the cursor, without which the record would be pinned.
-
-    Raises:
-        NotPermitted: this user may not set it.
-    """
+    """Check that this user may set the cursor, without which the record would be pinned."""
     directory = log.root.cursor_directory(ROUTE)
     if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         owner = user_name(directory.stat().st_uid)

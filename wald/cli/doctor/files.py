@@ -41,9 +41,6 @@ def scratch_in(directory: Path) -> Iterator[Path]:
 
     The path leads through a descriptor, so a user who renames the directory cannot redirect anything. Its lock shows
     that its program runs; an unlocked one was left by a program that was killed.
-
-    Raises:
-        OSError: the directory cannot be created.
     """
     parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     name = f"{_PREFIX}{secrets.token_hex(8)}{TEMPORARY}"

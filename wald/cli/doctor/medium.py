@@ -118,12 +118,7 @@ class Mount:
 
 
 def mount_of(path: Path) -> Mount:
-    """Return the mount that ``path`` is on.
-
-    Raises:
-        OSError: /proc is not mounted.
-        LookupError: the kernel does not list the mount.
-    """
+    """Return the mount that ``path`` is on."""
     place = Path(os.path.realpath(path))
     found: Mount | None = None
     for mount in parse_mounts(_MOUNTS.read_text(errors="surrogateescape")):
@@ -421,11 +416,7 @@ def quota(mount: Mount) -> Quota:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the operating system's reason for a failure.
-
-    Raises:
-        OSError: the same error if the disk is full, which does not show what the file system can do.
-    """
+    """Return the operating system's reason for a failure."""
     if error.errno in DISK_FULL:
         raise error
     return error.strerror or str(error)
