@@ -1,4 +1,4 @@
-"""One Spark session for all of these tests, and one cluster; each is started when a test needs it."""
+"""Session fixtures: one local Spark session and one cluster, each started by the first test that needs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald_spark.session import find_java, session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A session that lives for minutes: what the JVM compiles well later it need not compile well now.
+# The session lives for minutes, so optimizing compilation in the JVM does not pay off.
 _QUICK = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -32,7 +32,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session with two threads and two attempts, in a directory of its own."""
+    """Local session with two threads and two attempts per task, in its own directory."""
     here = tmp_path_factory.mktemp("spark")
     places = {"spark.sql.warehouse.dir": str(here / "warehouse"), "spark.local.dir": str(here / "local")}
     with session("wald tests", master="local[2,2]", settings=_QUICK | places) as started:
@@ -41,9 +41,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a cluster with two workers of one core each, which ends with this process, whatever ends it.
+    """URL of a cluster with two single-core workers, which ends with this process, however it dies.
 
-    One application after the other: each takes all cores. A session on it has to be in another process than ``spark``.
+    Each application takes all cores, so only one can run at a time. A session on the cluster must be in another process
+    than ``spark``.
     """
     place = tmp_path_factory.mktemp("cluster")
     until_stdin_ends = ["sh", "-c", "echo $0; cat", "{}"]

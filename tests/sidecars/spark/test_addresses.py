@@ -1,4 +1,4 @@
-"""Jobs write to directories and read from them: an address of anything else is refused, and makes nothing here."""
+"""Jobs read and write directories only: they refuse any other URL and create nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def command(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A command that has to be refused before it starts Spark."""
+    """Run a command that never reaches Spark."""
     line = [sys.executable, "-m", f"wald_spark.{name}", *words]
     env = {name: value for name, value in os.environ.items() if name != "WALD_ROOT"}
     return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -44,7 +44,7 @@ def test_a_url_of_something_else_is_refused_and_makes_nothing(tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["export", "compact"])
 def test_a_file_url_is_a_path(tmp_path: Path, name: str) -> None:
-    """A log without records has nothing to do, and needs no Spark for that."""
+    """An empty log gives the job nothing to do, so no Spark is needed."""
     root = Built(tmp_path / "root").root.path
     done = command(name, "--root", f"file://{root}", "--out", f"file://{tmp_path}/out", cwd=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Admission: no more than the limits, equal shares, something at every trigger, and everything in the end."""
+"""Admission keeps the limits, shares them equally, makes progress at every trigger and finally admits everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.intege
 
 
 def runs_of(shape: list[tuple[int, int, int]]) -> list[Extent]:
-    """Runs of so many records and bytes, each behind so many records of others."""
+    """Return one extent for each (gap, records, bytes); a gap skips records of other routes."""
     begins = accumulate((gap + count for gap, count, _ in shape), initial=1)
     return [Extent(begin + gap, count, size) for begin, (gap, count, size) in zip(begins, shape, strict=False)]
 
@@ -27,7 +27,7 @@ def backlog(extents: list[Extent], start: int, end: int) -> Backlog:
 
 
 def even(count: int, size: int = 1, *, start: int = 0) -> Backlog:
-    """Records of equal size, each a batch."""
+    """Return a backlog of equal-sized records, each in its own batch."""
     return Backlog(start, start + count, [Extent(start + 1 + number, 1, size) for number in range(count)])
 
 
@@ -36,7 +36,7 @@ def even(count: int, size: int = 1, *, start: int = 0) -> Backlog:
 def test_triggers_cover_everything_once_and_keep_the_limits(
     shapes: list[list[tuple[int, int, int]]], limits: Limits
 ) -> None:
-    """However the records lie, and whichever of them are longer than the limit."""
+    """Any layout of records, including records above the limit."""
     logs = [runs_of(shape) for shape in shapes]
     ends = [max([extent.last for extent in extents], default=0) for extents in logs]
     at = [0] * len(logs)
@@ -60,7 +60,7 @@ def test_triggers_cover_everything_once_and_keep_the_limits(
         assert limits.records is None or records <= limits.records
         if (
             limits.raw_bytes is not None and records > 1
-        ):  # a record is as long as the average of its batch, in whole bytes
+        ):  # records count as the average of their batch, rounded to bytes
             assert sum(extent.raw_bytes for extent in taken) <= limits.raw_bytes + records
     assert at == ends
 
@@ -72,7 +72,7 @@ def test_without_limits_nothing_is_counted() -> None:
 
 
 def test_only_as_much_is_read_as_is_needed() -> None:
-    """A limit of ten does not go through a whole segment."""
+    """A limit of ten records does not read a whole segment."""
     read: list[int] = []
 
     def extents() -> Iterator[Extent]:
@@ -117,7 +117,7 @@ def test_a_record_longer_than_the_limit_goes_alone() -> None:
 
 
 def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> None:
-    """Ten bytes where each record begins, ninety more behind it."""
+    """Each record has ten bytes in its first batch and ninety in the next."""
     extents = [Extent(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
     assert admit([Backlog(0, 10, extents)], Limits(raw_bytes=300), turn=0) == [3]
 

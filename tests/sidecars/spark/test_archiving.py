@@ -1,4 +1,4 @@
-"""Bundles made on executors are those that one process makes, whatever happens to the processes that make them."""
+"""Executors make the same bundles as a single process, even if a process is killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Pack = Callable[..., list[Packed]]
 
 @pytest.fixture
 def pack(spark: SparkSession) -> Pack:
-    """As :func:`archives.archive`, on Spark."""
+    """Return a Spark version of :func:`archives.archive`."""
 
     def packed(root: Path, dest: Path | str, **options: object) -> list[Packed]:
         engine = SparkEngine(wald.open(root), open_destination(str(dest), Disk()), lambda: spark)
@@ -81,7 +81,7 @@ def varied(path: Path) -> Built:
     [(Records(250), Codec.ZST), (Bytes(20_000), Codec.GZ), (Bytes(1), Codec.NONE), (Records(100_000), Codec.NONE)],
 )
 def test_the_tree_is_that_of_one_process(tmp_path: Path, pack: Pack, size: Size, codec: Codec) -> None:
-    """By records and by bytes, with every codec, a bundle a record and everything in one; ledger and cursor, too."""
+    """Limits in records and in bytes, every codec, a bundle per record, one bundle for all; same ledger and cursor."""
     built = varied(tmp_path / "root")
     if size == Bytes(1):
         built.log.set_cursor("a", built.last - 12)
@@ -104,7 +104,7 @@ def test_the_tree_is_that_of_one_process(tmp_path: Path, pack: Pack, size: Size,
 def test_parts_of_a_bundle_end_where_they_do_in_one_process(
     tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bundles of several parts, out of several pieces."""
+    """Each bundle has several parts and is read from several pieces."""
     monkeypatch.setattr(engine, "PIECE_BYTES", 1 << 20)
     built = Built(tmp_path / "root", segment_max_bytes=8 << 20)
     for number in range(24):
@@ -150,7 +150,7 @@ def test_nothing_to_archive_starts_no_spark(built: Built, dest: Path) -> None:
 
 
 def test_progress_is_reported_up_to_the_last_record(built: Built, dest: Path, spark: SparkSession) -> None:
-    """Also while bundles wait for those in front of them."""
+    """Progress also advances while finished bundles wait for earlier ones."""
     for _ in range(4):
         built.lines("b", [b"y"])
         built.lines("a", [b"x"] * 10)
@@ -162,7 +162,7 @@ def test_progress_is_reported_up_to_the_last_record(built: Built, dest: Path, sp
 
 
 class TestErrors:
-    """What goes wrong on an executor comes out as it does from one process."""
+    """Errors on an executor are reported like those of a single process."""
 
     def test_damage_abandons_the_run(self, built: Built, dest: Path, pack: Pack) -> None:
         for line in (b"one", b"two", b"three"):
@@ -215,7 +215,7 @@ class TestErrors:
         assert len(pack(built.root.path, dest)) == 1
 
     def test_a_destination_that_is_another_one_on_each_machine(self, built: Built, pack: Pack) -> None:
-        """As the memory of a process is: what executors have written, the driver does not see."""
+        """Each process has its own ``memory://``: the driver cannot see the files that executors write."""
         built.lines("a", [b"x"])
 
         with pytest.raises(Unavailable, match="an executor has written it, but it is not here"):
@@ -227,7 +227,7 @@ class TestErrors:
     def test_a_log_that_is_not_on_the_executors(
         self, built: Built, dest: Path, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """It is not damaged for that, and the run is not given up."""
+        """The log does not count as damaged, and the run is not abandoned."""
         built.lines("a", [b"x"])
 
         def gone_once_planned() -> SparkSession:
@@ -242,7 +242,7 @@ class TestErrors:
 
 
 def recorded_at(pid: int, name: str) -> bytes:
-    """The status of a process; empty if it has ended."""
+    """Return a file of /proc for a process; empty if the process has ended."""
     try:
         return Path("/proc", str(pid), name).read_bytes()
     except OSError:
@@ -250,7 +250,7 @@ def recorded_at(pid: int, name: str) -> bytes:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Every process that ``pid`` has started, by way of others too."""
+    """Yield every process that ``pid`` has started, directly or indirectly."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
         for child in map(int, recorded_at(pid, f"task/{task.name}/children").split()):
             yield child
@@ -258,12 +258,12 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def executors() -> list[int]:
-    """Of the cluster that this process has started."""
+    """Return the executors of the cluster that this process has started."""
     return [pid for pid in descendants(os.getpid()) if b"CoarseGrainedExecutorBackend" in recorded_at(pid, "cmdline")]
 
 
 def workers() -> list[int]:
-    """The processes in which executors run Python: each is forked off one that does nothing but fork."""
+    """Return the Python worker processes of the executors; each is forked by a daemon that only forks."""
     return [
         pid
         for executor in executors()
@@ -275,7 +275,7 @@ def workers() -> list[int]:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Enough to be killed in the middle of: two million records."""
+    """Two million records: enough time to kill a run halfway."""
     built = Built(tmp_path / "large", segment_max_bytes=1 << 30)
     for number in range(100):
         built.append("a", b"line %03d of a log that is not too small\n" % number * 20_000, 20_000)
@@ -290,7 +290,7 @@ def made(dest: Path) -> list[Path]:
 def test_another_engine_goes_on_where_one_was_killed(
     large: Path, dest: Path, pack: Pack, cluster: str, tmp_path: Path
 ) -> None:
-    """On a cluster, kill -9 of a worker, whose bundle is begun again; then of ``wald-archive``, between bundles."""
+    """SIGKILL hits a worker, whose bundle is retried, and then ``wald-archive`` itself between two bundles."""
     pristine = copied(large, tmp_path / "pristine")
     arguments = ["a", "--root", large, "--dest", dest, "--records-per-bundle", 40_000, "--master", cluster]
     quick = "extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
@@ -299,7 +299,7 @@ def test_another_engine_goes_on_where_one_was_killed(
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     eventually(lambda: len(made(dest)) >= 2 or process.poll() is not None, timeout=90)
     os.kill(workers()[0], signal.SIGKILL)
-    begun = list(dest.rglob("*.zst"))  # what it was at, too
+    begun = list(dest.rglob("*.zst"))  # includes the unfinished one
     eventually(lambda: all(Path(f"{path}.sha256").exists() for path in begun) or process.poll() is not None)
     process.kill()
     assert process.wait() == -signal.SIGKILL

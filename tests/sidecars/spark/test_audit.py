@@ -1,4 +1,4 @@
-"""An audit finds in many logs what ``wald verify`` finds in each, and what only the ledgers and archives show."""
+"""An audit of many logs reports the findings of ``wald verify`` and those that need ledgers and archives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def filled(path: Path) -> Built:
-    """Six sealed segments and an active one, of two routes; the first two are reclaimed, bundles hold all of a."""
+    """Six sealed segments and an active one, with two routes; the first two are reclaimed, and bundles hold route a."""
     built = Built(path)
     for number in range(6):
         built.lines("a", [b"one", b"two"])
@@ -60,7 +60,7 @@ def audited(spark: SparkSession, *paths: Path, destinations: Iterable[str] = ())
 
 
 def errors(done: Audit) -> list[tuple[str, str]]:
-    """The last part of where something is wrong, and what."""
+    """Return the file name and the message of each error."""
     return [(Path(found.where).name, found.message) for found in done.found if found.kind == "error"]
 
 
@@ -70,7 +70,7 @@ def verified(path: Path) -> list[tuple[str, int, str]]:
 
 
 def rewrite(path: Path, built: Built, change: dict[str, Any]) -> None:
-    """The last line of a ledger, changed by a program that can chain lines."""
+    """Change the last line of a ledger, with a valid chain."""
     entries = read_ledger(path).entries
     path.unlink()
     ledger = Ledger(path, built.disk)
@@ -93,7 +93,7 @@ def test_good_logs_have_no_errors(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path: Path) -> None:
-    """And what is found in segments is what ``wald verify`` finds; the other two have nothing wrong."""
+    """The findings in segments equal those of ``wald verify``; the other two logs have no errors."""
     one, two, three = (filled(tmp_path / name) for name in ("one", "two", "three"))
     sealed = sorted(two.root.segments.glob("*.zst"))
     sealed[1].write_bytes(flipped(sealed[1].read_bytes(), 8 * 100))
@@ -150,7 +150,7 @@ def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Pat
 
 
 def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = False, first: int = 1) -> Audit:
-    """An audit without Spark; everything goes through pickles, as on executors, which may reach no archive."""
+    """Run an audit without Spark; work and outcomes are pickled, as for executors, and archives may be unreachable."""
     planned, outcomes = plan(paths, list(destinations), first=first), Outcomes()
     for work in planned.work:
         there = replace(work, place="nosuch://bucket") if unreachable and isinstance(work, BagWork) else work
@@ -161,7 +161,7 @@ def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = Fal
 
 @pytest.mark.parametrize("address", ["nosuch://bucket/archive", "http://127.0.0.1:1/archive"])
 def test_an_archive_out_of_reach_is_neither_good_nor_damaged(tmp_path: Path, address: str) -> None:
-    """No package for it, and nothing that answers; others are proven all the same."""
+    """A package for the store is missing, or nothing answers there; the other archives are still verified."""
     built = filled(tmp_path / "root")
     done = here(built.root.path, destinations=[address])
     assert [(each.address, each.errors, each.bundles > 0) for each in done.archives] == [
@@ -182,7 +182,7 @@ def test_an_archive_out_of_reach_is_neither_good_nor_damaged(tmp_path: Path, add
 
 
 def test_a_bag_that_cannot_be_read_makes_no_other_suspicious(tmp_path: Path) -> None:
-    """The driver may reach a store that an executor does not: without its package, for example."""
+    """The driver may reach a store that an executor cannot, for example because a package is missing there."""
     built = filled(tmp_path / "root")
     done = here(built.root.path, unreachable=True)
     assert (errors(done), done.unread, done.exit_code) == ([], 1, 6)
@@ -239,7 +239,7 @@ def test_a_segment_sealed_between_plan_and_check_is_read_in_its_new_form(spark: 
 
 
 def test_a_log_that_is_not_where_an_executor_is_ends_the_audit(spark: SparkSession, tmp_path: Path) -> None:
-    """It is not damaged for that. Here it goes away in between."""
+    """The log moves away after planning; it does not count as damaged."""
     built = Built(tmp_path / "root")
     planned = plan([built.root.path], [])
     (tmp_path / "root").rename(tmp_path / "elsewhere")
@@ -254,7 +254,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_command_reports_and_exits_with_4(cluster: str, tmp_path: Path) -> None:
-    """On a cluster, over a pattern of roots; its exit code says that one of them is damaged."""
+    """One of the roots that match a pattern is damaged; the audit runs on a cluster."""
     good, bad = filled(tmp_path / "good"), filled(tmp_path / "bad")
     next(bad.root.segments.glob("*.zst")).unlink()
     line = [sys.executable, "-m", "wald_spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]

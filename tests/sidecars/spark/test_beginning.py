@@ -1,4 +1,4 @@
-"""Records missing in front of the oldest segment are damage, unless a ledger explains them or a copy is partial."""
+"""Records missing before the oldest segment are damage, unless a ledger explains them or the copy is partial."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def query(path: Path, **given: str) -> list[LogPiece]:
 
 
 def since_the_first(path: Path, **given: str) -> list[LogPiece]:
-    """The time is that of a record that is missing."""
+    """Query from the timestamp of a missing record."""
     return query(path, startingTimestamp=str((START_NS + SECOND_NS) // 1_000_000), **given)
 
 
@@ -141,7 +141,7 @@ def test_a_start_that_is_named_needs_nothing_in_front_of_it(built: Built) -> Non
 
 
 def test_a_stream_that_is_refused_leaves_no_offsets_behind(built: Built) -> None:
-    """Spark keeps the end of a trigger before it plans the trigger; one kept would outlive ``partial``."""
+    """Spark stores the end offset before it plans the trigger; a stored one would outlive ``partial``."""
     built.path(1, Kind.SEALED).unlink()
     options = parse_options({"path": str(built.root.path)}, also=STREAM_OPTIONS)
     triggers = Triggers(options, parse_stream_options(options.given))
@@ -181,7 +181,7 @@ def test_the_commands_name_their_own_options(built: Built) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("program", ["spark.export", "spark.compact"])
 def test_the_commands_end_with_the_code_of_damage(built: Built, tmp_path: Path, program: str) -> None:
-    """Before Spark is started."""
+    """The commands fail before they start Spark."""
     built.path(1, Kind.SEALED).unlink()
     line = sidecar(program, "--root", built.root.path, "--out", tmp_path / "out")
     code, message, hint = refused(run_job(line, tmp_path))

@@ -1,4 +1,4 @@
-"""Packing loses nothing, repeats nothing, and keeps to its limits."""
+"""Packing loses no block, repeats none and keeps its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(
 
 
 def blocks(sizes: list[tuple[int, int, int]]) -> list[Block]:
-    """Blocks of so many records and bytes, so many sequences apart; a gap of 3 begins another segment."""
+    """Return one block for each (records, bytes, gap); a gap of 3 begins another segment."""
     made: list[Block] = []
     segment = at = 1
     for records, raw_bytes, gap in sizes:

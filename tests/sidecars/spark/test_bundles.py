@@ -1,4 +1,4 @@
-"""An archive read as pieces gives what the log gave."""
+"""Pieces of an archive hold the same records as the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wald_spark.locations import ArchiveLocation
 from wald_spark.options import parse_options
 from wald_spark.query import BundlePiece, bundle_pieces, plan_query
 
-NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
+NAMES = [name for name in schema.names if name != "headers"]  # a bundle stores headers as JSON, formatted differently
 
 
 def pieces(
@@ -51,7 +51,7 @@ def empty(names: list[str]) -> pa.RecordBatch:
 
 
 def plain(table: pa.Table) -> list[dict[str, object]]:
-    """Rows by sequence; times as integers, which hold nanoseconds."""
+    """Return rows ordered by sequence, with times as integers to keep nanoseconds."""
     times = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in (table[name] for name in table.column_names)
@@ -70,7 +70,7 @@ def plain(table: pa.Table) -> list[dict[str, object]]:
 def test_pieces_of_an_archive_are_the_records_of_the_log(
     steps: list[Step], records: int, codec: Codec, bounds: tuple[int, int]
 ) -> None:
-    """Of any log, and any range of it."""
+    """Any log and any range of it."""
     with tempfile.TemporaryDirectory() as folder:
         built = build(Path(folder) / "root", steps)
         for route in "ab":
@@ -85,7 +85,7 @@ def test_pieces_of_an_archive_are_the_records_of_the_log(
 
 @pytest.fixture
 def dest(tmp_path: Path) -> Path:
-    """Nine records a second apart, three in a bundle."""
+    """Archive of nine records, one second apart, three per bundle."""
     built = Built(tmp_path / "root")
     for number in range(9):
         built.lines("a", [b"%d" % number])

@@ -1,4 +1,4 @@
-"""The checkpoint of a stream moves a cursor to what is committed in it, and to nothing else."""
+"""A stream's checkpoint moves a cursor to the last committed record and no further."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = "00" * 16
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Thirty records of a in three segments, the first two sealed."""
+    """Thirty records of route a in three segments, the first two sealed."""
     built = Built(tmp_path / "log")
     for number in range(3):
         built.lines("a", [b"x"] * 10)
@@ -31,14 +31,14 @@ def built(tmp_path: Path) -> Built:
 
 
 class Checkpoint:
-    """A checkpoint as Spark writes it, for streams of one log."""
+    """A checkpoint in Spark's layout, for streams of one log."""
 
     def __init__(self, path: Path, log: str) -> None:
         self.path = path
         self._log = log
 
     def source(self, last: int, *, began: int = 0, routes: str = "", log: str = "") -> str:
-        """What the source keeps of itself."""
+        """Return the offsets that the source stores in the checkpoint."""
         position = {log or self._log: Position(began, last), OTHER: Position(0, 900)}
         return json.dumps(encode_offsets(Offsets(position, frozenset(routes) if routes else None)))
 
@@ -69,7 +69,7 @@ def refusal(checkpoint: Checkpoint, built: Built, kind: type[WaldError]) -> str:
 
 
 def test_the_last_batch_that_is_committed_counts(checkpoint: Checkpoint, built: Built) -> None:
-    """By its number, which is no text: 10 comes after 9. One that was only begun does not count."""
+    """Batches are ordered by number, not as text: 10 follows 9. A batch that was only started does not count."""
     checkpoint.batch(9, checkpoint.source(9))
     checkpoint.batch(10, checkpoint.source(12))
     checkpoint.batch(11, checkpoint.source(25), committed=False)
@@ -88,7 +88,7 @@ def test_what_spark_leaves_beside_the_batches_does_not_count(checkpoint: Checkpo
 def test_a_batch_that_was_cut_short_does_not_count(
     checkpoint: Checkpoint, built: Built, folder: str, harm: str
 ) -> None:
-    """As a loss of power leaves it; the one before does."""
+    """A power loss can truncate a batch; the previous batch counts instead."""
     checkpoint.batch(0, checkpoint.source(7))
     checkpoint.batch(1, checkpoint.source(9))
     checkpoint.write(folder, 1, harm)
@@ -108,7 +108,7 @@ def test_offsets_that_are_gone_do_not_count(checkpoint: Checkpoint, built: Built
 
 
 def test_of_several_sources_the_one_that_is_behind_decides(checkpoint: Checkpoint, built: Built) -> None:
-    """Sources of others, and those that read other logs or routes, have no say."""
+    """Foreign sources, and those of other logs or routes, are ignored."""
     checkpoint.batch(
         0,
         "-",
@@ -124,7 +124,7 @@ def test_of_several_sources_the_one_that_is_behind_decides(checkpoint: Checkpoin
 
 
 def test_sources_with_names_are_understood(checkpoint: Checkpoint, built: Built) -> None:
-    """The second version of Spark's format, which a setting asks for."""
+    """Version 2 of Spark's format, which a Spark setting enables."""
     checkpoint.batch(0, f"0:{checkpoint.source(9)}", '1:{"logOffset":3}', "2:-", version="v2")
     assert processed(checkpoint, built) == 9
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_damage(checkpoint: Checkpoint, built: Built) -> 
 
 
 def test_what_the_stream_has_never_met_stays_to_be_read(checkpoint: Checkpoint, built: Built) -> None:
-    """It began behind record 15; once the group has come as far, or these records are gone, nothing is missed."""
+    """The stream began after record 15, so the group must have read records 1 to 15, unless they were reclaimed."""
     checkpoint.batch(0, checkpoint.source(25, began=15))
     assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
     built.log.set_cursor("a", 15)

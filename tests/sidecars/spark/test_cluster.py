@@ -1,4 +1,4 @@
-"""The cluster of scripts/spark-cluster: real daemons on loopback, and nothing of them afterwards."""
+"""scripts/spark-cluster runs real daemons on loopback and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from running import eventually
 
-pytestmark = pytest.mark.spark  # its daemons need Java, too
+pytestmark = pytest.mark.spark  # the daemons need Java, too
 SCRIPT = Path(__file__).parents[3] / "scripts" / "spark-cluster"
-# Two tasks, each of which leaves a file named for its executor, and waits to be let go.
+# Two tasks: each creates a file named after its executor and waits for the file "go".
 JOB = """
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def answers(url: str) -> bool:
 
 
 def alive(pid: str) -> bool:
-    """Not so for one that has ended and waits to be asked how: it has no command line."""
+    """Return False if the process has ended, even as a zombie: a zombie has no command line."""
     try:
         return Path("/proc", pid, "cmdline").read_bytes() != b""
     except OSError:
@@ -65,7 +65,7 @@ def alive(pid: str) -> bool:
 
 
 def test_a_job_survives_the_death_of_an_executor(cluster: str, tmp_path: Path) -> None:
-    """An executor killed while it works is replaced, and its task done again: the answer is right."""
+    """Spark replaces an executor that is killed during its task and retries the task; the result is correct."""
     with subprocess.Popen(
         [sys.executable, "-c", JOB, cluster, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
@@ -87,7 +87,7 @@ def test_a_job_survives_the_death_of_an_executor(cluster: str, tmp_path: Path) -
 
 
 def test_what_is_started_is_stopped_without_a_trace(tmp_path: Path) -> None:
-    """After `stop` there is no process and no port, even where a worker was killed before."""
+    """After `stop`, no process is running and no port is open, even if a worker was killed earlier."""
     place = ("--dir", tmp_path)
     started = cluster_command("start", "--workers", 1, *place)
     url = started.stdout.strip()
@@ -105,13 +105,13 @@ def test_what_is_started_is_stopped_without_a_trace(tmp_path: Path) -> None:
     assert processes is not None
     os.kill(int(processes[2]), signal.SIGKILL)
     assert cluster_command("stop", *place).returncode == 0
-    eventually(lambda: not answers(url), timeout=1)  # the kernel closes it a moment after the process has gone
+    eventually(lambda: not answers(url), timeout=1)  # the kernel closes the port shortly after the process ends
     assert not any(alive(pid) for pid in processes.groups())
     assert cluster_command("status", *place).returncode == 1
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM while it waits for its daemons: it ends them, too."""
+    """SIGTERM while the script waits for its daemons stops those as well."""
     line = [sys.executable, str(SCRIPT), "start", "--dir", str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as start:
         eventually((tmp_path / "worker-1.log").exists)

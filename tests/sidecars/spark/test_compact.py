@@ -1,4 +1,4 @@
-"""wald-compact: the latest value of each key, from run to run, as a dictionary would have it."""
+"""wald-compact keeps the latest value of each key from run to run, like a dictionary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Key = tuple[str, bytes]
 def compact(
     spark: SparkSession, out: Path, *logs: Built, routes: tuple[str, ...] | None = None, permissive: bool = False
 ) -> Compacted:
-    """What the command does."""
+    """Run the compaction as the command does."""
     out.mkdir(exist_ok=True)
     generations = Generations(out, Unsynced())
     compactor = Compactor(
@@ -57,7 +57,7 @@ def compact(
 
 
 def table_of(directory: Path) -> dict[Key, tuple[bytes | None, str, int]]:
-    """Value, log and number by route and key; no key twice."""
+    """Return value, log and sequence by route and key; assert that no key occurs twice."""
     paths = [path for path in directory.iterdir() if path.suffix == ".parquet"]
     rows = [row for path in paths for row in parquet.read_table(path).to_pylist()]
     found = {(row["route"], row["key"]): (row["value"], row["log"], row["seq"]) for row in rows}
@@ -66,7 +66,7 @@ def table_of(directory: Path) -> dict[Key, tuple[bytes | None, str, int]]:
 
 
 def oracle(*logs: Built) -> dict[Key, tuple[bytes | None, str, int]]:
-    """The same, by a loop over all records."""
+    """Return the expected table, from a loop over all records."""
     records = [
         (r.append_time_ns // 1000, each.log_id.hex(), r.sequence, r) for each in logs for r in each.log.records()
     ]
@@ -78,7 +78,7 @@ def oracle(*logs: Built) -> dict[Key, tuple[bytes | None, str, int]]:
 
 
 def test_the_latest_of_each_key_from_run_to_run(spark: SparkSession, tmp_path: Path) -> None:
-    """Two logs whose clocks go on side by side, deletions, records without a key, and runs that find nothing."""
+    """Two logs with interleaved timestamps, deletions, records without a key, and a run without new records."""
     chance, out = random.Random(4), tmp_path / "out"
     logs = [Built(tmp_path / name) for name in ("one", "two")]
 
@@ -152,7 +152,7 @@ def test_routes_of_before_hold_and_damage_changes_nothing(spark: SparkSession, t
 
 
 def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -> None:
-    """And what the dead run has left is removed."""
+    """The next run removes the leftovers of the crashed one."""
 
     def run(out: Path, disk: Unsynced | DyingDisk, number: int) -> None:
         generations = Generations(out, disk)
@@ -207,7 +207,7 @@ def test_the_last_row_of_each_key_stays_in_order(rows: list[tuple[str, bytes]]) 
 
 
 def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again and again, if more comes than is to be kept."""
+    """The reduction repeats whenever the buffer exceeds its limit."""
     monkeypatch.setattr(job, "REDUCE_BYTES", 100)
     built, place = Built(tmp_path / "root"), tmp_path / "partial"
     for number in range(20):
@@ -222,7 +222,7 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_reports_what_there_is(cluster: str, tmp_path: Path) -> None:
-    """As a process, on a cluster, from options to JSON."""
+    """The command runs as a process on a cluster, from options to JSON."""
     built, out = Built(tmp_path / "root"), tmp_path / "out"
     built.columns("a", [b"1", b"2", b""], keys=[b"x", b"x", b"y"])
     built.columns("b", [b"3"], keys=[b"x"])

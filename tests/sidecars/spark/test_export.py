@@ -1,4 +1,4 @@
-"""wald-export under a real Spark: every record once, in files that Spark and pyarrow read alike."""
+"""wald-export with a real Spark: each record is exported once, and both Spark and pyarrow can read the files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def export(
     json_ddl: str = "",
     permissive: bool = False,
 ) -> list[LogResult]:
-    """What the command does."""
+    """Run the export as the command does."""
     private(out).mkdir(parents=True, exist_ok=True)
     output = Output(out, Unsynced())
     output.recover()
@@ -49,7 +49,7 @@ def export(
 
 
 def read_back(out: Path) -> pa.Table:
-    """The directory as pyarrow reads it."""
+    """Read the directory with pyarrow."""
     from pyarrow import dataset  # imports pandas
 
     partitions = dataset.partitioning(pa.schema([("route", pa.string()), ("date", pa.string())]), flavor="hive")
@@ -62,7 +62,7 @@ def rows(out: Path, *names: str) -> list[tuple[Any, ...]]:
 
 
 def truth(*logs: Built) -> list[tuple[Any, ...]]:
-    """Log, number, route, key, value and headers of every record."""
+    """Return log, sequence, route, key, value and headers of every record."""
     return sorted(
         (each.log.identity.log_id.hex(), r.sequence, r.route, r.key, r.value, r.headers and r.headers.decode())
         for each in logs
@@ -72,7 +72,7 @@ def truth(*logs: Built) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def night(tmp_path: Path) -> Built:
-    """Lines, keyed records, a long one and one that is still open, over midnight, in sealed and raw segments."""
+    """Lines, keyed records, a long record and an open one, across midnight, in sealed and raw segments."""
     built = Built(tmp_path / "night", now_ns=NIGHT_NS)
     built.lines("a", [b"1", b"2"])
     built.columns(
@@ -91,7 +91,7 @@ def night(tmp_path: Path) -> Built:
 
 
 def test_every_complete_record_is_exported_once(spark: SparkSession, night: Built, tmp_path: Path) -> None:
-    """Two logs, several routes, midnight; then more is appended, and the next run goes on with that."""
+    """Two logs with several routes cross midnight; the next run exports only the records appended since."""
     out, day = tmp_path / "out", Built(tmp_path / "day")
     day.lines("a", [b"another log"])
     done = export(spark, out, night, day)
@@ -130,7 +130,7 @@ def test_every_complete_record_is_exported_once(spark: SparkSession, night: Buil
 
 
 def test_json_becomes_columns_and_what_is_none_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """With given types, and with inferred ones."""
+    """Types are first given, then inferred."""
     built = Built(tmp_path / "root")
     built.lines("a", [b'{"status":200,"host":"x"}', b"no json", b'{"status":"?"}', b'{"host":"y","more":[]}'])
     done = export(spark, tmp_path / "said", built, json_ddl="status INT, host STRING")
@@ -168,7 +168,7 @@ def test_options_of_before_hold(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_damage_ends_the_run_or_is_passed_over_and_reported(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing of a run that ends so is exported, of a log that is whole neither."""
+    """A failed run exports nothing, not even from intact logs."""
     good, bad, out = Built(tmp_path / "good"), Built(tmp_path / "bad"), tmp_path / "out"
     for built in (good, bad):
         for _ in range(3):
@@ -208,7 +208,7 @@ sys.exit(run(command, "wald-export", sys.argv[1:]))
 def test_the_command_killed_before_it_commits_leaves_nothing_to_readers(
     spark: SparkSession, night: Built, tmp_path: Path
 ) -> None:
-    """Killed by SIGKILL when all files are made; another run, here, makes each record's row once."""
+    """SIGKILL hits after all files are staged; the next run exports each record once."""
     out = tmp_path / "out"
     words = ["--root", night.root.path, "--out", out, "--master", "local[1]", "--json"]
     killed = run_job([sys.executable, "-c", KILLED, *words], tmp_path)
@@ -228,7 +228,7 @@ def spark_finds_nothing(spark: SparkSession, out: Path) -> bool:
 
 
 def test_the_command_reports_what_it_has_done(cluster: str, night: Built, tmp_path: Path) -> None:
-    """As a process, on a cluster, from options to JSON."""
+    """The command runs as a process on a cluster, from options to JSON."""
     out = tmp_path / "out"
     words = ["--root", night.root.path, "--out", out, "--route", "a", "--master", cluster, "--json"]
     done = run_job(sidecar("spark.export", *words), tmp_path)

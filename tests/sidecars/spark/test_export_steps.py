@@ -1,4 +1,4 @@
-"""The parts of an export by themselves: what is due, how rows are parted, and a crash between any two steps."""
+"""Individual steps of an export: pending records, partitioning of rows, and a crash between any two steps."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def names_of(log: str, *firsts: int) -> list[str]:
 
 
 def seen(out: Path) -> list[str]:
-    """What a reader finds, each file whole."""
+    """Return the files that a reader finds; assert that each is complete."""
     found = sorted(str(path.relative_to(out)) for path in out.glob("route=*/date=*/*"))
     assert all((out / name).read_text() == name for name in found)
     return found
 
 
 def two_logs(out: Path, disk: Disk) -> None:
-    """A run that exports two files of each of two logs."""
+    """Export two files from each of two logs."""
     output = Output(out, disk)
     staging, made = staged(output, *names_of(LOG, 1, 2), *names_of(OTHER, 3, 4))
     entries = [
@@ -100,7 +100,7 @@ def both(log: str) -> list[str]:
 
 
 def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
-    """Recovery may be interrupted, too, wherever it is."""
+    """Recovery may crash at any step, too."""
     for number, disk in enumerate(until_it_survives(DyingDisk)):
         assert isinstance(disk, DyingDisk)
         out = tmp_path / f"{number}"
@@ -119,7 +119,7 @@ def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
 
 
 class _DyingAtRename(Unsynced):
-    """Dies when the first file is to be moved, after the catalog was written."""
+    """Disk that dies when the first file is moved, after the catalog was written."""
 
     def rename(self, source: Path, output: Path) -> None:
         if output.suffix == ".parquet":
@@ -163,7 +163,7 @@ def test_a_file_that_is_in_neither_place_is_reported(tmp_path: Path) -> None:
 
 
 def test_files_of_a_log_that_the_catalog_does_not_list_are_refused(tmp_path: Path) -> None:
-    """Else its records would be there twice."""
+    """Otherwise its records would be exported twice."""
     private(tmp_path).mkdir()
     two_logs(tmp_path, Unsynced())
     output = Output(tmp_path, Unsynced())
@@ -186,7 +186,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_no_other_program_ever(tmp_path: Path, runs: bool) -> None:
-    """Tables of two kinds in one directory could not be read, so waiting for the end of a run would not help."""
+    """A directory cannot hold tables of two kinds, so waiting for the other program to finish would not help."""
     with locked_by("wald-export", tmp_path / "_wald", Disk()) if not runs else nullcontext():
         pass
     with (
@@ -211,7 +211,7 @@ def test_no_other_program_ever(tmp_path: Path, runs: bool) -> None:
     ],
 )
 def test_another_shape_is_refused(tmp_path: Path, asked: Shape, before: Shape, ours: bool) -> None:
-    """The columns of all logs are the same; routes are each log's own."""
+    """All logs share the columns; routes may differ per log."""
     place = find_logs([str(Built(tmp_path / "root").root.path)], None)[0]
     log = place.log if ours else OTHER
 
@@ -243,7 +243,7 @@ def test_types_are_found_out_from_records() -> None:
     ],
 )
 def test_a_type_that_cannot_be_inferred_is_asked_for(name: str, words: str, hint: str) -> None:
-    """A number does not fit a STRING, so that type would make most records corrupt."""
+    """STRING is not a safe default: numbers do not fit it, so most records would be corrupt."""
     values = [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}', b'{"mixed":2}']
     with pytest.raises(InvalidInput, match=f"field {name} {words}") as refused:
         inferred_ddl([name], values)
@@ -251,7 +251,7 @@ def test_a_type_that_cannot_be_inferred_is_asked_for(name: str, words: str, hint
 
 
 def batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:
-    """Rows of route, number and day."""
+    """Return a record batch from rows of route, sequence and day."""
     routes, numbers, days = zip(*rows, strict=True)
     times = pa.array([day * DAY_US + 1 for day in days]).view(TIME)
     values = [b"%d" % number for number in numbers]
@@ -267,7 +267,7 @@ def parted(batches: list[pa.RecordBatch]) -> dict[tuple[str, int], list[int]]:
 
 @pytest.mark.parametrize("small_bytes", [1, 1 << 30])
 def test_rows_are_parted_by_route_and_day_in_their_order(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
-    """A record in several pieces comes late, and with an earlier time than what has come before it."""
+    """A record in several pieces comes late, with an earlier time than the records before it."""
     monkeypatch.setattr(job, "_SMALL_BYTES", small_bytes)
     monkeypatch.setattr(job, "_MIXED_BYTES", 100)
     mixed = [("a", 4, 8), ("b", 6, 9), ("a", 5, 9), ("b", 7, 9)]
@@ -299,7 +299,7 @@ def exported(root: Path, staging: Path) -> list[ExportedFile]:
 
 
 def test_open_files_and_what_waits_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More routes than files may be open: some routes get several files, and no record is in two."""
+    """With more routes than open files allowed, some routes get several files, and no record is in two."""
     monkeypatch.setattr(job, "OPEN_FILES", 3)
     monkeypatch.setattr(job, "BUFFERED_BYTES", 100)
     monkeypatch.setattr(job, "_MIXED_BYTES", 1)

@@ -1,4 +1,4 @@
-"""Without the packages of the extra ``spark`` its programs say which one to install; their help needs none."""
+"""Without the packages of the extra ``spark``, programs name the missing one; ``--help`` needs none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ["pyspark", "pyarrow", "numpy", "pandas"]
 
 
 def without(package: str, program: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """Run a program in a Python that does not find a package."""
+    """Run a program in a Python that cannot import ``package``."""
     script = f"import sys; sys.modules[{package!r}] = None; from wald_spark.{program}.command import main; main()"
     line = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(line, capture_output=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""``wald cursor from-checkpoint``: a cursor follows a stream, forwards only and never beyond the log."""
+"""``wald cursor from-checkpoint`` moves a cursor forward to a stream's progress, never backward or beyond the head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def checkpoint(built: Built, last: int) -> Path:
-    """That of a stream of route a, which has committed up to ``last``."""
+    """Write the checkpoint of a stream on route a that has committed up to ``last``."""
     path = built.root.path.with_name("checkpoint")
     source = json.dumps(encode_offsets(Offsets({built.log_id.hex(): Position(0, last)}, frozenset("a"))))
     for folder, text in (("offsets", f"v1\n{{}}\n{source}"), ("commits", "v1\n{}")):

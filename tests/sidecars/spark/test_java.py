@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where there is none: scripts/java as make runs it."""
+"""scripts/java chooses a Java, or names the package to install if it finds none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "java"
 
 
 def found_with(java_home: Path) -> subprocess.CompletedProcess[str]:
-    """What the script says; on its PATH are no programs, and so nothing that could install anything."""
+    """Run the script with a PATH without other programs, so that it cannot install anything."""
     env = {"JAVA_HOME": os.fspath(java_home), "PATH": os.fspath(java_home)}
     return subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False)
 
@@ -36,7 +36,7 @@ def java_that_says(version: str, home: Path) -> Path:
     ],
 )
 def test_the_java_of_java_home_comes_first(tmp_path: Path, says: str, version: int) -> None:
-    """Whatever else is installed, the one that was asked for is taken."""
+    """JAVA_HOME wins over any other installation."""
     home = java_that_says(says, tmp_path / "jdk")
 
     done = found_with(home)
@@ -45,7 +45,7 @@ def test_the_java_of_java_home_comes_first(tmp_path: Path, says: str, version: i
 
 @pytest.mark.parametrize("says", ['java version "1.8.0_392"', 'openjdk version "11.0.2" 2019-01-15', "no Java at all"])
 def test_one_that_is_too_old_is_passed_over(tmp_path: Path, says: str) -> None:
-    """It takes another, or says what to install, and succeeds either way."""
+    """The script chooses another Java or names the package to install; it succeeds either way."""
     home = java_that_says(says, tmp_path / "jdk")
 
     done = found_with(home)

@@ -1,4 +1,4 @@
-"""Values that are JSON, parsed in batches: what fits, what is bad, and that a bad one never shifts another."""
+"""JSON values are parsed in batches; a bad value is marked and never shifts another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD = object()
 
 
 def parse(schema: dict[str, Any], values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bool]]:
-    """The rows and which are bad; what every answer keeps is asserted here."""
+    """Return the rows and a bad flag for each; assert the invariants of every result."""
     wanted = JsonValues(pa.schema(list(schema.items())))
     columns, bad = wanted.parse(pa.array(values, pa.binary()))
     for column, field in zip(columns, wanted.schema, strict=True):
@@ -41,7 +41,7 @@ def parse(schema: dict[str, Any], values: list[bytes | None]) -> tuple[list[dict
 
 
 def test_a_field_is_of_its_type_or_its_record_is_bad() -> None:
-    """And those before and after it are read all the same."""
+    """The records before and after a bad one are still read."""
     for kind, text, meant in [
         (pa.bool_(), "true", True),
         (pa.bool_(), "1", BAD),
@@ -68,7 +68,7 @@ def test_a_field_is_of_its_type_or_its_record_is_bad() -> None:
         (pa.decimal128(5, 2), '"1.25"', Decimal("1.25")),
         (pa.decimal128(5, 2), "1", Decimal(1)),
         (pa.decimal128(5, 2), "1.255", BAD),
-        (pa.decimal128(5, 2), "1234.5", BAD),  # Arrow takes it, for a number of six digits in a type of five
+        (pa.decimal128(5, 2), "1234.5", BAD),  # Arrow accepts six digits in a type of five
         (pa.string(), '"\\u0000\\ud83d\\ude00"', "\0😀"),
         (pa.string(), '"\\ud83d"', BAD),
         (pa.string(), '"a\tb"', BAD),
@@ -117,7 +117,7 @@ def test_a_field_is_of_its_type_or_its_record_is_bad() -> None:
 
 
 def weed(schema: dict[str, Any], values: list[bytes]) -> list[bool]:
-    """Which values Arrow is asked about if many are bad."""
+    """Return the values that are still passed to Arrow when many are bad."""
     kept: list[bool] = Weed(pa.schema(list(schema.items()))).keeps(pa.array(values, pa.binary())).tolist()
     return kept
 
@@ -141,7 +141,7 @@ def weed(schema: dict[str, Any], values: list[bytes]) -> list[bool]:
     ],
 )
 def test_many_bad_values_do_not_cost_a_parse_each(monkeypatch: pytest.MonkeyPatch, kind: Any, bad: str) -> None:
-    """A text is parsed a few times, however many of its values are of another type."""
+    """Arrow parses the text a few times, regardless of the number of mistyped values."""
     calls, read = count(), arrow_json.read_json
     monkeypatch.setattr(arrow_json, "read_json", lambda *given, **named: (next(calls), read(*given, **named))[1])
     values: list[bytes | None] = [b'{"a":%b}' % (bad if n % 10 == 0 else "null").encode() for n in range(2_000)]
@@ -194,7 +194,7 @@ def test_a_long_value_is_read_as_any_other() -> None:
 
 
 def test_far_times_and_fine_times_may_meet_in_a_batch() -> None:
-    """Arrow's nanoseconds end in 2262, and its microseconds take no ninth digit."""
+    """Arrow's nanoseconds end in 2262, and its microseconds reject a ninth digit."""
     far, fine = b'{"a":"9999-01-01T00:00:00Z"}', b'{"a":"2026-01-01T00:00:00.123456789Z"}'
     rows, bad = parse({"a": TIME}, [far, fine] * 3)
 
@@ -220,15 +220,15 @@ def test_what_is_wanted_can_be_sent_to_a_worker() -> None:
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object as ``json.loads`` meets it, with every name it was given."""
+    """A JSON object from ``json.loads`` that keeps duplicate names."""
 
 
 def fits(value: bytes) -> dict[str, Any] | None:
-    """What ``json.loads`` says that ``value`` holds of SCHEMA, with the differences that the module lists."""
+    """Return the fields of SCHEMA according to ``json.loads``, with the exceptions that the module documents."""
     try:
         pairs = json.loads(value.decode(), object_pairs_hook=Pairs, parse_float=finite, parse_int=whole)
         value.decode().encode("utf-16")
-        json.dumps(pairs, ensure_ascii=False).encode()  # no half of a surrogate pair
+        json.dumps(pairs, ensure_ascii=False).encode()  # rejects a lone surrogate
     except (ValueError, RecursionError):
         return None
     names = [name for name, _ in pairs] if isinstance(pairs, Pairs) else ["i", "i"]
@@ -278,7 +278,7 @@ VALUES = (GOOD | WHOLE | PARTS).map(lambda text: text.encode(errors="surrogatepa
 
 @given(st.lists(VALUES, max_size=8))
 def test_agrees_with_json_loads(values: list[bytes]) -> None:
-    """Whatever stands side by side, each value is judged as by itself."""
+    """Neighbouring values do not affect each other."""
     expected = [fits(value) for value in values]
     rows, bad = parse(SCHEMA, list(values))
 
@@ -288,7 +288,7 @@ def test_agrees_with_json_loads(values: list[bytes]) -> None:
 
 
 def struct(ddl: str) -> StructType:
-    """As Spark parses it."""
+    """Parse DDL with Spark."""
     from pyspark.sql.types import StructType
 
     parsed = StructType.fromDDL(ddl)

@@ -1,4 +1,4 @@
-"""What a path names depends on what is there."""
+"""The contents of a path decide if it names a log, shipped segments or an archive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def part(built: Built, to: Path, *bases: int) -> Path:
-    """Some segments of a log, raw or sealed, in a directory of their own."""
+    """Copy some segments of a log, raw or sealed, to a separate directory."""
     to.mkdir()
     for path in built.root.segments.iterdir():
         if (name := parse_segment_name(path.name)) and name.base_sequence in bases and name.kind is not Kind.INDEX:
@@ -45,7 +45,7 @@ def part(built: Built, to: Path, *bases: int) -> Path:
 
 
 def values(place: Location) -> list[bytes]:
-    """All records, as a task reads them."""
+    """Return the values of all records, read as a task does."""
     assert isinstance(place, LogLocation)
     view = place.view()
     everything = Range(None, view.segments[0].base_sequence, 10**9)
@@ -55,7 +55,7 @@ def values(place: Location) -> list[bytes]:
 
 @pytest.fixture
 def store() -> str:
-    """The address of a place in a store that has nothing in it yet."""
+    """Address of an empty place in an object store."""
     return f"memory://{uuid4().hex}/logs"
 
 
@@ -105,7 +105,7 @@ def test_bags_are_an_archive_and_so_is_a_url_of_some(built: Built, tmp_path: Pat
 
 @pytest.mark.parametrize(("segments", "words"), [(False, "no bags"), (True, "read from a directory")])
 def test_a_url_without_bags_is_not_found(built: Built, store: str, segments: bool, words: str) -> None:
-    """A store does not distinguish an empty directory from none, nor segments from an archive."""
+    """A store cannot tell an empty directory from a missing one, or segments from an archive."""
     if segments:
         fsspec.filesystem("memory").put(str(built.path(1, Kind.SEALED)), f"{store}/{built.path(1, Kind.SEALED).name}")
     with pytest.raises(NotFound, match=words):
@@ -119,7 +119,7 @@ def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> Non
 
 
 def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
-    """Its past was shipped, and is no longer in the log; and what is in both is read once."""
+    """The log lacks segments that were shipped; records in both parts are read once."""
     directory = shipped(built, tmp_path / "shipped")
     before = [record.value for record in built.log.records()]
     for base in (1, None):
@@ -148,7 +148,7 @@ def test_a_record_may_begin_in_one_part_and_end_in_another(tmp_path: Path) -> No
 
 
 def test_a_log_and_a_copy_that_went_on_by_itself_are_refused(built: Built, tmp_path: Path) -> None:
-    """Both have a record 3, and not the same one."""
+    """Both have a record 3, with different contents."""
     shutil.copytree(built.root.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))
     with pytest.raises(InvalidInput, match="read twice"):
         find_locations([str(built.root.path), str(tmp_path / "copy")])
@@ -175,7 +175,7 @@ def test_what_is_nothing_of_ours_is_not_found(tmp_path: Path, path: str) -> None
 
 @pytest.mark.parametrize("name", ["app[1]", "app?", "app*"])
 def test_an_existing_directory_is_never_a_pattern(tmp_path: Path, name: str) -> None:
-    """Each would match ``app1``, which is another log."""
+    """As a pattern, each name would match ``app1``, which is another log."""
     other, built = Built(tmp_path / "app1"), Built(tmp_path / name)
     for each in (other, built):
         each.lines("a", [b"x"])
@@ -183,7 +183,7 @@ def test_an_existing_directory_is_never_a_pattern(tmp_path: Path, name: str) -> 
     assert find_locations([path]) == [LogLocation(built.root, built.log_id)]
     assert list(expanded([path])) == [built.root.path]
     logs = StreamLogs([path], None, search_seconds=0)
-    for _ in range(2):  # the second search is one for logs that have appeared
+    for _ in range(2):  # the second poll searches for new logs
         assert list(logs.poll(may_vanish=False)) == [built.log_id.hex()]
     built.crash()
     shutil.rmtree(built.root.path)

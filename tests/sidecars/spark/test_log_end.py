@@ -1,4 +1,4 @@
-"""A log ends, for a reader of complete records, in front of the first that has begun and not ended."""
+"""For a reader of complete records, a log ends before the first open record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wald_spark.progress import LogEndTracker, log_end
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Records 1 to 2 of route a, complete."""
+    """Records 1 and 2 of route a, complete."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"1", b"2"])
     return built
@@ -38,7 +38,7 @@ def complete(place: LogLocation, *routes: str) -> int:
 
 
 def begin(built: Built) -> None:
-    """Record 3 of a, whose end does not come, and record 4 of b behind it."""
+    """Append an open record 3 to route a and a complete record 4 to route b."""
     built.piece("a", b"3 ", begins=True, ends=False)
     built.lines("b", [b"4"])
 
@@ -113,7 +113,7 @@ def test_a_record_that_was_open_at_a_crash_ends_in_the_next_life(built: Built) -
 
 
 def test_a_record_whose_end_will_not_come_holds_back_nothing(built: Built) -> None:
-    """Its route goes on with another record; in the next segment, too."""
+    """Its route continues with another record, even in the next segment."""
     begin(built)
     built.lines("a", [b"5"])
     assert complete(place_of(built)) == 5
@@ -131,7 +131,7 @@ def test_a_lost_head_ends_it_in_front_of_the_newest_segment(built: Built) -> Non
 
 
 def shipped(built: Built, to: Path) -> LogLocation:
-    """The segments as they are now, in a directory of their own; the newest one ends with zeros."""
+    """Copy the current segments to a separate directory; the newest one ends with zeros."""
     shutil.copytree(built.root.segments, to)
     return LogLocation(Shipped(to), built.log_id)
 
@@ -171,7 +171,7 @@ def damaged(path: Path, what: bytes) -> None:
 
 @pytest.mark.parametrize("what", [b"3 ", b"4\n", b'"open"'])
 def test_damage_leaves_nothing_open(built: Built, what: bytes) -> None:
-    """In front of it, behind it, in the control state: a reader meets it and gives up what it waited for."""
+    """Damage in the record, after it, or in the control state: a reader stops waiting for the open record."""
     if what == b'"open"':
         begin(built)
         built.cut()
@@ -230,7 +230,7 @@ def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path:
 
 
 def test_only_what_has_come_since_is_read(built: Built) -> None:
-    """Damage in what was read before does not matter."""
+    """Damage in records that were read before goes unnoticed."""
     begin(built)
     place = place_of(built)
     ends = LogEndTracker(None)
@@ -302,7 +302,7 @@ STEPS = st.lists(
 
 
 def expected(built: Built, routes: frozenset[str] | None) -> int:
-    """By reading everything: what is not among the complete records is open, or of another route."""
+    """Return the end computed by reading all records: any other sequence is open, or belongs to another route."""
     complete = {record.sequence for record in built.log.records()}
     state = built.writer.state
     missing = set(range(1, built.last + 1)) - complete
@@ -313,7 +313,7 @@ def expected(built: Built, routes: frozenset[str] | None) -> int:
 
 @pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_it_is_the_largest_end_up_to_which_every_record_comes_out(examples: int) -> None:
-    """Asked once at the end, and again and again on the way."""
+    """One tracker is asked after each step, and a fresh one gives the same answer."""
     settings(deadline=None, max_examples=examples)(given(STEPS)(assert_largest))()
 
 

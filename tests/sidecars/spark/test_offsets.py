@@ -1,4 +1,4 @@
-"""Offsets of streams: what was written comes back, equal ones are equal as text, and anything else is BadOffsets."""
+"""Offsets of streams survive encoding, equal ones have equal text, and anything else raises BadOffsets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_offsets_come_back_from_text(offsets: Offsets) -> None:
 
 
 def test_equal_offsets_are_equal_as_text() -> None:
-    """Spark compares the text: a stream that has stayed where it was must not look as if it had moved."""
+    """Spark compares the text: a stream that has not moved must not look as if it had."""
     one = Offsets({"00" * 16: Position(0, 1), LOG: Position(3, 7)}, frozenset("abc"))
     other = Offsets({LOG: Position(3, 7), "00" * 16: Position(0, 1)}, frozenset("cba"))
     assert json.dumps(encode_offsets(one)) == json.dumps(encode_offsets(other))

@@ -1,4 +1,4 @@
-"""Options are checked before anything is read."""
+"""Options are validated before any data is read."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_a_time_without_a_zone_is_in_the_one_that_was_named() -> None:
 
 @pytest.mark.parametrize("given", ["1970-01-01T00:00:01", "1970-01-02"])
 def test_a_time_that_names_no_zone_is_not_taken_for_any(given: str) -> None:
-    """The session's zone is not known to the source; under New York UTC gave twice the rows."""
+    """The source does not know the session's time zone; assuming UTC returned twice the rows in New York."""
     with pytest.raises(InvalidInput, match="names no time zone"):
         parsed(startingTimestamp=given)
 
 
 def test_a_table_is_refused_with_the_view_that_works() -> None:
-    """Spark hands the options of a table over when it is made, and no longer when it is read."""
+    """Spark passes a table's options when the table is created, but not when it is read."""
     with pytest.raises(InvalidInput, match="a table cannot be of format wald") as refused:
         parsed(owner="me", provider="wald", location="file:/log")
     assert "CREATE TEMPORARY VIEW" in refused.value.hint

@@ -1,4 +1,4 @@
-"""The pages on Spark can be typed: their Python in a session, their commands in a shell, against a log of their own."""
+"""The examples of the Spark pages work: Python in a session and commands in a shell, on a generated log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def built(place: Path) -> Built:
-    """A log with values that are JSON, and with keys, cut and sealed but for the last of it."""
+    """Log with JSON values and keys; all but the newest records are in sealed segments."""
     log = Built(place / "spool" / "wald")
     log.lines("access", [b'{"status": 200, "host": "a"}'] * 50)
     log.columns("users", [b"ann", b"bob"], keys=[b"1", b"2"])
@@ -30,7 +30,7 @@ def built(place: Path) -> Built:
 
 
 def moved(text: str, place: Path) -> str:
-    """A text of a page, in which everything is below ``place``, and the cluster is this machine."""
+    """Replace the paths of a page by paths below ``place``, and the cluster by a local master."""
     for there, here in (("/var/spool", "/spool"), ("/srv/*", "/*"), ("/data", "/data")):
         text = text.replace(there, f"{place}{here}")
     return text.replace("spark://host:7077", "local[2]")
@@ -50,7 +50,7 @@ def test_python_can_be_typed(page: str, spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_commands_can_be_typed(spark: SparkSession, tmp_path: Path) -> None:
-    """Those of the front page, on which the others have them too; behind a stream that has left its checkpoint."""
+    """The front page includes the commands of the other pages; they run after a stream has left its checkpoint."""
     log = built(tmp_path)
     stream = next(block.text for block in blocks("docs/spark/streams.md") if block.language == "python")
     exec(moved(stream, tmp_path), {"spark": spark})
@@ -69,7 +69,7 @@ def test_commands_can_be_typed(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_other_pages_is_on_the_front_page() -> None:
-    """So that each is run once."""
+    """Each command therefore runs once."""
     front = {line.split(" #")[0].strip() for block in blocks("docs/spark/index.md") for line in block.text.splitlines()}
     others = {
         line.split(" #")[0].strip()

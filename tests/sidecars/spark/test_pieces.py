@@ -1,4 +1,4 @@
-"""Pieces give every record once, whatever the log, the range, the routes and the size of a piece."""
+"""Pieces yield every record once, for any log, range, set of routes and piece size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned(
 
 
 def read(pieces: list[LogPiece]) -> list[Record]:
-    """Each piece as an executor would have it: pickled and taken elsewhere."""
+    """Return the records of pieces that were pickled, as for an executor."""
     there: list[LogPiece] = pickle.loads(pickle.dumps(pieces))
     return [record for piece in there for batch in piece.batches() for record in batch.records()]
 
@@ -74,7 +74,7 @@ def test_pieces_together_are_what_a_reader_reads(
 @settings(max_examples=30, deadline=None)
 @given(STEPS, st.sampled_from([1, 200, 9999]))
 def test_a_piece_read_later_gives_the_same(steps: list[Step], limit: int) -> None:
-    """Appended to, cut and sealed meanwhile: what was planned stays what it is."""
+    """Appends, cuts and seals after planning do not change a piece."""
     with tempfile.TemporaryDirectory() as directory:
         built = build(Path(directory) / "root", steps)
         pieces = planned(place_of(built), limit=limit)
@@ -113,7 +113,7 @@ def test_a_route_without_records_has_no_pieces(built: Built) -> None:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("routes", [None, frozenset("a")])
 def test_a_long_record_counts_with_all_its_pieces(tmp_path: Path, routes: frozenset[str] | None, sealed: bool) -> None:
-    """Even in segments and frames that hold nothing else, both for tasks and for the limits of triggers."""
+    """Segments and frames that hold nothing else count towards tasks and trigger limits."""
     built = Built(tmp_path / "root", segment_max_bytes=1 << 24)
     built.lines("a", [b"1"])
     built.piece("a", bytes(FRAME_BYTES), begins=True, ends=False)
@@ -244,7 +244,7 @@ def test_damage_that_is_tolerated_is_passed_over_and_reported(built: Built, tmp_
     data[40] ^= 1
     path.write_bytes(data)
     pieces = planned(place_of(built), limit=1, tolerance=Tolerance(damage=True, report=str(tmp_path / "report")))
-    for _ in range(2):  # a task that is tried again reports the same once
+    for _ in range(2):  # a retried task does not repeat its report
         assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
         (report,) = os.listdir(tmp_path / "report")
         assert (tmp_path / "report" / report).read_text().count("records 3 to 4 cannot be read") == 1
@@ -269,7 +269,7 @@ def test_a_segment_of_which_nothing_is_whole_is_named(built: Built) -> None:
 def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     tmp_path: Path, route: str | None, sealed: bool
 ) -> None:
-    """It is not known whose records were there, so the readers of both sides report it."""
+    """The damaged records could belong to any route, so readers of every route report them."""
     built = Built(tmp_path / "root")
     for number in range(9):
         built.lines("ab"[number % 2], [b"x" * 100])
@@ -294,7 +294,7 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
 
 
 def with_shrinking(path: Path) -> Built:
-    """Of records 1 to 10 shrinking has left 3, 6 and 9, of another route; 11 is in the next segment."""
+    """Log of which shrinking has kept only 3, 6 and 9 of records 1 to 10; record 11 is in the next segment."""
     built = Built(path / "log")
     for number in range(1, 10):
         built.lines("stuck" if number % 3 == 0 else "web", [b"%d" % number + bytes(700)])

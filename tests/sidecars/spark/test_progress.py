@@ -1,4 +1,4 @@
-"""New records of a job: complete ones only, each once, and what is missing is reported."""
+"""A job reads new complete records once each and reports missing ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(portion: NewRecords) -> list[int]:
 
 
 def test_an_open_record_holds_back_its_route_and_no_other(tmp_path: Path) -> None:
-    """What its own route has written behind it comes with it in the next run, not twice and not never."""
+    """The next run reads the later records of that route, exactly once."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"1", b"2"])
     built.piece("b", b"long ", begins=True, ends=False)
@@ -54,7 +54,7 @@ def test_an_open_record_holds_back_its_route_and_no_other(tmp_path: Path) -> Non
     )
 )
 def test_every_record_is_in_one_run(steps: list[str]) -> None:
-    """And at the end nothing waits but what has not ended, whatever had begun when."""
+    """In the end only open records are pending, regardless of the order of steps."""
     with tempfile.TemporaryDirectory() as path:
         built = Built(Path(path, "root"), segment_max_bytes=4096)
         reached, found = None, []
@@ -92,7 +92,7 @@ def test_a_log_without_records_has_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
-    """There is nothing to read, and the next run does not look at them again."""
+    """The run reads nothing, and the next run skips those records."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"1"])
     built.lines("b", [b"2", b"3"])

@@ -1,4 +1,4 @@
-"""Spark finds the source by its name, where the package that is called for it lies on the path."""
+"""Spark finds the source by its name if the package ``pyspark_wald`` is on the path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_name_is_enough(spark: SparkSession, tmp_path: Path) -> None:
-    """A session in which nothing was registered reads a log, from Python and from SQL."""
+    """A session without registration reads a log from Python and from SQL."""
     Built(tmp_path / "root").lines("a", [b"one", b"two"])
     fresh = spark.newSession()
 
@@ -28,7 +28,7 @@ def test_the_name_is_enough(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_being_found_costs_others_nothing() -> None:
-    """Spark imports the package for every format it does not know: neither Arrow nor any of the store comes along."""
+    """Spark imports the package for every unknown format, so it must not load Arrow or the store."""
     script = """
 import sys, pyspark.sql.datasource
 before = set(sys.modules)

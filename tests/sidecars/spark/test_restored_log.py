@@ -1,4 +1,4 @@
-"""Streams and jobs notice an older copy of their log at its path, even if it has more records by now."""
+"""Streams and jobs detect that their log was replaced by an older copy, even if the copy has grown past it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built(root: Path, copy: Path) -> Built:
-    """Five records, of which the copy has three."""
+    """Log of five records; the copy has the first three."""
     built = Built(root)
     built.lines("a", [b"1", b"2", b"3"])
     shutil.copytree(root, copy)
@@ -58,7 +58,7 @@ def older_copy(root: Path, copy: Path) -> None:
 
 
 def longer_copy(root: Path, copy: Path) -> None:
-    """A start of the copy, which has more records by now than were read."""
+    """Restore the copy and start it again; it now has more records than were read."""
     older_copy(root, copy)
     restart(root, 2).lines("a", [b"other"] * 9)
 
@@ -74,7 +74,7 @@ Restore = Callable[[Path, Path], None]
 
 
 def triggers(root: Path) -> Triggers:
-    """Those of a stream that passes over all damage and loss."""
+    """Return the triggers of a stream that skips all damage and loss."""
     options = parse_options({"path": str(root), "mode": "PERMISSIVE", "failondataloss": "false"}, also=STREAM_OPTIONS)
     return Triggers(options, parse_stream_options(options.given))
 
@@ -95,7 +95,7 @@ def values(pieces: list[LogPiece]) -> list[bytes]:
 
 
 def job(root: Path, before: Progress | None) -> NewRecords:
-    """Return the new records behind ``before`` for a job that passes over all damage and loss."""
+    """Return the new records after ``before`` for a job that skips all damage and loss."""
     return new_records(find_logs([str(root)], None)[0], before, None, Tolerance(damage=True, loss=True))
 
 
@@ -118,7 +118,7 @@ def test_a_stream_that_is_started_again_compares_its_checkpoint(
     restore(root, copy)
     with pytest.raises(RolledBack, match=OLDER):
         triggers(root).end(at, Limits())
-    with pytest.raises(RolledBack, match=OLDER):  # a trigger that Spark plans once more after a crash
+    with pytest.raises(RolledBack, match=OLDER):  # Spark plans a trigger again after a crash
         triggers(root).pieces(triggers(root).start(), at)
 
 
@@ -190,7 +190,7 @@ def keep(out: Path, new: NewRecords) -> None:
 def test_the_commands_end_with_the_code_of_a_replaced_log(
     built: Built, root: Path, copy: Path, tmp_path: Path, program: str
 ) -> None:
-    """Before Spark is started, whatever damage they would pass over."""
+    """The commands fail before they start Spark, even with ``--permissive``."""
     keep(tmp_path / "out", job(built.root.path, None))
     longer_copy(root, copy)
     out = tmp_path / "out" / program
@@ -201,7 +201,7 @@ def test_the_commands_end_with_the_code_of_a_replaced_log(
 
 
 def test_a_cursor_does_not_follow_a_stream_of_the_log_before(built: Built, root: Path, copy: Path) -> None:
-    """Unread records of the copy would count as processed."""
+    """Otherwise unread records of the copy would count as processed."""
     checkpoint = root.with_name("checkpoint")
     for folder, text in (("offsets", json.dumps(encode_offsets(read_all(built.root.path)))), ("commits", "{}")):
         (checkpoint / folder).mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_restarts_and_copies_that_have_all_that_was_read_are_no_other_past(root:
 
 
 def test_a_restart_without_a_new_record_moves_no_stream_and_no_job(built: Built, root: Path) -> None:
-    """A batch or a run without records would be made for each restart."""
+    """Otherwise each restart would create an empty batch or run."""
     at, done = read_all(built.root.path), job(root, None).after
     restart(root, 2)
     assert encode_offsets(triggers(root).end(at, Limits())) == encode_offsets(at)
@@ -240,7 +240,7 @@ def test_a_restart_without_a_new_record_moves_no_stream_and_no_job(built: Built,
 
 
 def test_what_an_older_wald_has_kept_goes_on(built: Built, root: Path, copy: Path) -> None:
-    """It says no start, so only the end of the log is compared."""
+    """Older versions store no start, so only the end of the log is compared."""
     log = built.log_id.hex()
     at = decode_offsets({"version": 1, "logs": {log: 5}, "began": {log: 0}, "routes": None})
     done = replace(job(root, None).after, epoch=0, life="")

@@ -1,4 +1,4 @@
-"""Rows are what Spark expects to the letter, and no more is made of them than was asked for."""
+"""Rows match the schema that Spark expects and include only the requested columns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def built(tmp_path: Path) -> Built:
 
 @pytest.fixture
 def few(built: Built) -> Built:
-    """Two lines, and two keyed records in a segment of their own."""
+    """Two lines, and two keyed records in a separate segment."""
     built.lines("a", [b"one", b""])
     built.cut()
     built.columns("b", [b"\xff", b"four"], keys=[b"k", None], times_ns=[-1500, 2_500], headers=[None, b'{"h":"1"}'])
@@ -190,7 +190,7 @@ def test_a_value_that_is_too_long_ends_the_query_or_is_reported(built: Built, tm
 
 
 def sent(read: pa.Table) -> int:
-    """How many bytes go to the JVM."""
+    """Return the number of bytes sent to the JVM."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, read.schema) as stream:
         stream.write_table(read)
@@ -221,7 +221,7 @@ def test_a_key_or_headers_that_are_too_long_are_refused_too(built: Built) -> Non
 
 @dataclass(frozen=True)
 class Watched:
-    """A piece that notes which columns are wanted of it."""
+    """A piece that records the requested columns."""
 
     piece: LogPiece
     wanted: list[Sequence[str]]

@@ -1,4 +1,4 @@
-"""A master that cannot be used is reported soon, in a line that says why."""
+"""An unusable master is reported quickly, with the reason in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_master_that_is_none_is_reported_with_its_reason(tmp_path: Path, maste
 
 
 def test_a_master_without_workers_is_waited_for_aloud(tmp_path: Path) -> None:
-    """It may get some later, so the wait goes on, and is reported."""
+    """Workers may join later, so the job keeps waiting and reports that it waits."""
     root = Built(tmp_path / "root").root.path
     start: list[str | Path] = [sys.executable, SCRIPT, "start", "--dir", tmp_path / "cluster", "--workers"]
     url = subprocess.run([*start, "0"], capture_output=True, text=True, timeout=300, check=True).stdout.strip()

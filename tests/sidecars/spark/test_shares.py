@@ -1,4 +1,4 @@
-"""The shares of a run are the portions that one reader would find."""
+"""The shares of a run equal the portions that a single reader would cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) -> list[Share]:
-    """Measured in pieces that begin at some records, whatever these are in the middle of."""
+    """Measure pieces that begin at the given records, even in the middle of a batch."""
     last = max((record.sequence for record in log.records()), default=0)
     starts = sorted({1, *(start for start in pieces if start <= last), last + 1})
     measured: list[Stretch] = []
@@ -56,7 +56,7 @@ def expected(log: Log, size: Size) -> list[Share]:
     stretch_bytes=st.sampled_from([1, 20, 1000]),
 )
 def test_shares_are_portions(steps: list[Step], size: Size, pieces: list[int], stretch_bytes: int) -> None:
-    """And the batches of a share are those of the portion: the same bytes of the same stored batches."""
+    """The batches of a share equal those of the portion: the same bytes of the same stored batches."""
     with tempfile.TemporaryDirectory() as folder:
         log = build(Path(folder) / "root", steps).log
         found = shares_of(log, size, pieces=pieces, stretch_bytes=stretch_bytes)

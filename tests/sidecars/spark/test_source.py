@@ -1,4 +1,4 @@
-"""The data source under a real Spark: every record once, nothing read needlessly, and errors that say what to do."""
+"""The data source with a real Spark: each record once, no needless reads, and errors with a hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Load = Callable[..., "DataFrame"]
 
 @pytest.fixture(scope="session")
 def load(spark: SparkSession) -> Load:
-    """A query: ``load(root, route="a")``."""
+    """Return a function that queries logs: ``load(root, route="a")``."""
     spark.dataSource.register(WaldDataSource)
 
     def loaded(*paths: Path | str, schema: str = "", **options: object) -> DataFrame:
@@ -39,7 +39,7 @@ def load(spark: SparkSession) -> Load:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Two sealed segments of ten records each, and five in the active one."""
+    """Two sealed segments of ten records each, and five records in the active one."""
     built = Built(tmp_path / "root")
     for number in range(25):
         built.lines("ab"[number % 2], [b"record %d" % (number + 1)])
@@ -69,7 +69,7 @@ def test_every_record_comes_once_and_whole(load: Load, built: Built) -> None:
 
 
 def test_sql_finds_the_format_without_registration(spark: SparkSession, built: Built) -> None:
-    """``pyspark_wald`` is beside PySpark."""
+    """``pyspark_wald`` is installed alongside PySpark."""
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW log USING wald OPTIONS (path '{built.root.path}', route 'b')")
     assert spark.sql("SELECT count(*), max(seq) FROM log").first() == (12, 24)
 
@@ -181,7 +181,7 @@ def test_values_that_are_json_become_columns(load: Load, tmp_path: Path) -> None
 
 
 def test_a_value_of_300_mb_does_not_get_into_the_jvm(load: Load, tmp_path: Path) -> None:
-    """Its heap is 1 GiB; such a value would be in it three times."""
+    """The heap is 1 GiB, and such a value would be in it three times."""
     built = Built(tmp_path / "root", segment_max_bytes=1 << 30)
     built.lines("a", [b"x" * 300_000_000])
     built.lines("a", [b"small"])
@@ -190,7 +190,7 @@ def test_a_value_of_300_mb_does_not_get_into_the_jvm(load: Load, tmp_path: Path)
 
 
 def test_a_query_sees_a_whole_log_while_the_daemon_works(load: Load, tmp_path: Path) -> None:
-    """Appended, cut, sealed and reclaimed meanwhile: a query counts what was durable when it was planned."""
+    """The daemon appends, cuts and seals, and reclaim runs; a query counts the records durable when it was planned."""
     root = tmp_path / "root"
     with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "64KiB"}) as daemon:
         output_of("route", "add", "a", "--root", root)

@@ -1,4 +1,4 @@
-"""Streams under a real Spark: every record is in a Parquet sink once, whatever is killed or reclaimed meanwhile."""
+"""Streams with a real Spark write each record to a Parquet sink once, in spite of kills and reclaim."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Write = Callable[..., "DataStreamWriter"]
 
-# What a killed driver runs: all there is, in small batches.
+# Program of the killed driver: reads all records in small batches.
 DRIVER = """
 import sys
 from wald_spark.session import session
@@ -47,7 +47,7 @@ with session("driver", master="local[2]", settings={"spark.driver.extraJavaOptio
 
 @pytest.fixture
 def write(spark: SparkSession, tmp_path: Path) -> Write:
-    """A stream of paths into Parquet files, with a checkpoint that stays from call to call."""
+    """Return a function that streams paths into Parquet files; all calls share one checkpoint."""
     spark.dataSource.register(WaldDataSource)
 
     def writer(*paths: Path | str, **options: object) -> DataStreamWriter:
@@ -59,7 +59,7 @@ def write(spark: SparkSession, tmp_path: Path) -> Write:
 
 
 def reader(path: Path, **given: str) -> StreamReader:
-    """As Spark makes it, for a stream of no columns."""
+    """Create a reader as Spark does, for a stream without columns."""
     options = parse_options(
         {"path": str(path)} | {name.lower(): value for name, value in given.items()}, also=STREAM_OPTIONS
     )
@@ -67,7 +67,7 @@ def reader(path: Path, **given: str) -> StreamReader:
 
 
 def finish(writer: DataStreamWriter) -> list[int]:
-    """Everything there is, then the end; how many records each batch had."""
+    """Process all available records; return the number of records of each batch."""
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
@@ -112,7 +112,7 @@ def test_the_checkpoint_of_another_source_is_refused_in_words(tmp_path: Path) ->
 
 
 def test_every_record_comes_once_over_restarts(spark: SparkSession, write: Write, tmp_path: Path) -> None:
-    """From two logs, sealed and active; then from a third one, with a record that had not ended at the first end."""
+    """Two logs with sealed and active segments; later a third one, and a record that was open at the first stop."""
     logs = [Built(tmp_path / "logs" / name) for name in ("one", "two")]
     for number in range(12):
         logs[0].lines("a", [b"one %d %d" % (number, n) for n in range(10)])
@@ -161,7 +161,7 @@ def test_a_reclaimed_range_ends_the_query_unless_loss_is_tolerated(
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(spark: SparkSession, write: Write, tmp_path: Path) -> None:
-    """Between two batches, and in the middle of one; the cursor is where the sink is."""
+    """SIGKILL hits between two batches, then during one; the cursor always matches the sink."""
     built = Built(tmp_path / "logs" / "log")
     for number in range(100):
         built.lines("a", [b"%d" % n for n in range(10 * number, 10 * number + 10)])
@@ -179,13 +179,13 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(spark: SparkSession, 
 
 
 def started(*arguments: Path | str) -> subprocess.Popen[bytes]:
-    """A driver in a session of its own, so that its JVM dies with it."""
+    """Start a driver in its own process group, so that one signal kills its JVM too."""
     return subprocess.Popen([sys.executable, "-c", DRIVER, *map(str, arguments)], start_new_session=True)
 
 
 @pytest.mark.slow
 def test_a_stream_keeps_up_while_the_daemon_works(spark: SparkSession, write: Write, tmp_path: Path) -> None:
-    """Appended, cut, sealed, and reclaimed behind a cursor that follows the checkpoint."""
+    """The daemon appends, cuts and seals; reclaim deletes up to a cursor that follows the checkpoint."""
     root = tmp_path / "log"
     with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "64KiB"}) as daemon:
         output_of("route", "add", "a", "--root", root)
@@ -204,7 +204,7 @@ def test_a_stream_keeps_up_while_the_daemon_works(spark: SparkSession, write: Wr
 
 
 def follow(query: StreamingQuery, checkpoint: Path, root: Path, *, beyond: int) -> None:
-    """Move the cursor to what the stream has committed, once that is beyond some record."""
+    """Move the cursor to the stream's committed records, once these are beyond ``beyond``."""
 
     def moved() -> bool:
         assert query.isActive, query.exception()

@@ -1,4 +1,4 @@
-"""The options of streams: what is meant is understood, and what cannot be is refused with a way on."""
+"""Stream options: accepted values, and hints for the rejected ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_stream_begins_where_its_options_say() -> None:
     assert parse(startingOffsets="Latest").starting == "latest"
     assert parse(startingOffsets="earliest") == parse()
     assert parse(startingOffsets=f'{{"{LOG}": 251}}').first == {LOG: 251}
-    assert parse(startingOffsets=f'{{"{AS_UUID}": 1}}').first == {LOG: 1}  # as log.json has it
+    assert parse(startingOffsets=f'{{"{AS_UUID}": 1}}').first == {LOG: 1}  # spelled as in log.json
 
 
 def test_limits_are_counts_and_sizes() -> None:

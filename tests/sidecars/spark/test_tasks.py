@@ -1,4 +1,4 @@
-"""Pieces of work run on executors, their results arrive one by one, and errors arrive as what they were."""
+"""Pieces of work run on executors; results arrive individually, and errors keep their type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wald_spark import tasks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What executors call is defined inside the tests: they can import no test module.
+# Executors cannot import test modules, so the functions that they call are defined inside the tests.
 
 
 def ignore(_: int) -> None:
@@ -42,7 +42,7 @@ def test_more_pieces_than_tasks_are_shared_out(spark: SparkSession, monkeypatch:
 
 
 def test_a_result_arrives_while_others_are_being_made(spark: SparkSession, tmp_path: Path) -> None:
-    """Two pieces at once, and the first result is given before the last piece is done: else this waits for ever."""
+    """The second result arrives while the first piece is still running; otherwise the test would hang."""
 
     def work(piece: Path) -> bytes:
         while not piece.exists():
@@ -81,7 +81,7 @@ def test_a_piece_that_fails_at_every_attempt_ends_the_job(spark: SparkSession) -
 
 
 def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
-    """And its result comes once."""
+    """Its result arrives once."""
 
     def work(piece: Path) -> bytes:
         if not piece.exists():
@@ -94,7 +94,7 @@ def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path:
 
 
 def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
-    """The process that still worked is gone."""
+    """The worker process that was still busy ends."""
     pid = tmp_path / "pid"
 
     def work(piece: Path) -> bytes:
@@ -110,7 +110,7 @@ def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -
     eventually(lambda: not Path("/proc", pid.read_text()).exists())
 
 
-# As PySpark's daemon: its command line has the name, and it forks workers.
+# Like PySpark's daemon: the name is in its command line, and it forks workers.
 DAEMON = """
 import os, signal
 from wald_spark.tasks import end_with_parent
@@ -122,10 +122,10 @@ signal.pause()
 
 
 def test_a_worker_ends_with_the_process_that_forked_it() -> None:
-    """Killed with the driver, PySpark's daemon would leave its workers to finish pieces while the next run writes."""
+    """If PySpark's daemon is killed with the driver, orphaned workers must not write alongside the next run."""
     line = [sys.executable, "-c", DAEMON, "pyspark.daemon"]
     with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.kill()
-        assert process.communicate(timeout=60)[0] == b""  # at the end of stdout, which the worker holds open
+        assert process.communicate(timeout=60)[0] == b""  # EOF on stdout, which the worker keeps open

@@ -1,4 +1,4 @@
-"""Triggers: over any sequence of appends, cuts, crashes and restarts every record is read once, and loss is loud."""
+"""Triggers read each record once over any sequence of appends, cuts, crashes and restarts; loss raises an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def records(pieces: list[LogPiece]) -> list[tuple[str, int, bytes]]:
 
 
 class Stream:
-    """A stream as Spark runs it: offsets are kept as text, and what was read is in the sink."""
+    """A stream as Spark runs it: offsets are stored as text, and the records read are in the sink."""
 
     def __init__(self, *paths: Path | str, **given: str) -> None:
         self._source = paths, given
@@ -51,7 +51,7 @@ class Stream:
         self.triggers = triggers(*paths, **given)
 
     def trigger(self, limits: Limits = NO_LIMITS, *, crash: bool = False) -> bool:
-        """One trigger, whether it moved; with ``crash`` it is planned, and planned again by the next life."""
+        """Run one trigger; return True if it advanced. With ``crash``, plan it, restart and plan it again."""
         end = kept(self.triggers.end(self.at, limits))
         if end == self.at:
             return False
@@ -73,7 +73,7 @@ def kept(offsets: Offsets) -> Offsets:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Thirty records of a in three segments: sealed, sealed, active."""
+    """Thirty records of route a in three segments: sealed, sealed, active."""
     built = Built(tmp_path / "log")
     for number in range(3):
         built.lines("a", [b"%d" % (10 * number + n) for n in range(1, 11)])
@@ -90,7 +90,7 @@ def built(tmp_path: Path) -> Built:
     data=st.data(),
 )
 def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, data: Any) -> None:
-    """Over two logs, with a crash or a limit at any trigger; in the end the stream has all that is complete."""
+    """Two logs, with a crash or a limit at any trigger; finally the stream has read every complete record."""
     with tempfile.TemporaryDirectory() as folder:
         logs = [build(Path(folder, name), []) for name in ("one", "two")]
         (logs[0].root.routes / "between").mkdir()
@@ -111,13 +111,13 @@ def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, 
                 for record in log.log.records()
                 if not routes or record.route in routes.split(",")
             ]
-            # A long record comes when it is complete; where a trigger ends before that, it comes in its place.
+            # A long record arrives once it is complete, which may be after later records: compare sorted.
             assert sorted(found for found in stream.sink if found[0] == log.log_id.hex()) == sorted(wanted)
             log.crash()
 
 
 def test_a_record_whose_end_has_not_come_holds_back_what_is_behind_it(tmp_path: Path) -> None:
-    """Of the routes that are read; and then it comes whole."""
+    """Only for streams that read its route; later it arrives complete."""
     built = Built(tmp_path / "log")
     built.lines("a", [b"first"])
     built.piece("b", b"be", begins=True, ends=False)
@@ -140,7 +140,7 @@ def test_a_limit_ends_within_a_batch_and_within_a_segment(built: Built) -> None:
 
 
 def test_latest_is_where_the_log_ended_when_the_stream_met_it(built: Built) -> None:
-    """And stays so when Spark dies in the first batch and plans it again."""
+    """The position survives a crash of Spark during the first batch."""
     stream = Stream(built.root.path, startingoffsets="latest")
     assert stream.trigger(crash=True)
     assert stream.sink == []
@@ -150,7 +150,7 @@ def test_latest_is_where_the_log_ended_when_the_stream_met_it(built: Built) -> N
 
 
 def test_a_first_batch_with_records_is_planned_again_from_where_it_began(built: Built) -> None:
-    """Records may come, and the oldest ones go, between a crash and the restart."""
+    """Between the crash and the restart, records are appended and the oldest ones are reclaimed."""
     built.lines("a", [b"31"])
     stream = Stream(built.root.path, startingoffsets=f'{{"{built.log_id.hex()}": 29}}')
     end = kept(stream.triggers.end(stream.at, NO_LIMITS))
@@ -182,7 +182,7 @@ def test_places_to_start_that_do_not_exist_are_refused(built: Built) -> None:
 
 
 def test_a_log_that_appears_later_is_read_from_its_beginning(built: Built) -> None:
-    """Even by a stream that began at the end of those that were there."""
+    """This also holds for a stream that started at the end of the existing logs."""
     pattern = f"{built.root.path.parent}/*"
     stream = Stream(pattern, startingoffsets="latest")
     stream.trigger()
@@ -242,7 +242,7 @@ def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> N
 
 
 def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(built: Built) -> None:
-    """Even one that has got further than the stream has."""
+    """The other log has more records than the stream has read."""
     strict, tolerant = (Stream(built.root.path, failondataloss=word) for word in ("true", "false"))
     for stream in (strict, tolerant):
         stream.trigger()
@@ -276,7 +276,7 @@ def test_a_stream_of_other_routes_does_not_go_on(built: Built) -> None:
 
 
 def test_shipped_segments_are_streamed_as_they_arrive(built: Built, tmp_path: Path) -> None:
-    """Files are renamed into place; the log is who they say."""
+    """Files are renamed into place; their headers identify the log."""
     place = tmp_path / "shipped"
     place.mkdir()
 
@@ -341,14 +341,14 @@ sys.addaudithook(_note)
 
 @contextmanager
 def opened() -> Iterator[list[str]]:
-    """Every file and directory that this process opens meanwhile."""
+    """Yield the list of files and directories that this process opens inside the block."""
     _OPENED.append([])
     yield _OPENED[-1]
     _OPENED.pop()
 
 
 def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(built: Built) -> None:
-    """RECLAIM asks only the cursors of the routes that a segment holds."""
+    """RECLAIM checks only the cursors of routes with records in the segment."""
     stream = Stream(built.root.path, route="b")
     built.lines("b", [b"31"])
     built.reclaim(1)
