@@ -1,4 +1,4 @@
-"""A root with a daemon on it, and what must not change when a command fails."""
+"""A root with a running daemon, and a check that failing commands leave it unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from running import Daemon, output_of
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a log is, or will be."""
+    """The path of a log that may not exist yet."""
     return tmp_path / "log"
 
 

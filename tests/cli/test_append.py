@@ -1,4 +1,4 @@
-"""``wald append``: what goes in comes out, exactly once, and FIRST LAST says where."""
+"""``wald append``: records are stored intact and exactly once, and FIRST LAST reports their sequences."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n" + "größe\n".
 
 
 def records_of(root: Path) -> list[dict[str, Any]]:
-    """Route a, as JSON."""
+    """Return the records of route a, parsed from JSON."""
     return [json.loads(line) for line in output_of("read", "a", "--format", "json", "--root", root).splitlines()]
 
 
 def test_every_byte_comes_back(daemon: Daemon, root: Path) -> None:
-    """CRLF, a lone carriage return, empty lines, NUL bytes and bytes that are no text are content."""
+    """CRLF, a lone carriage return, empty lines, NUL bytes and invalid UTF-8 are kept as content."""
     assert output_of("append", "a", "--root", root, stdin=AWKWARD) == b"1 7\n"
     assert output_of("read", "a", "--root", root) == AWKWARD
 
 
 def test_a_last_line_without_newline_is_a_record(daemon: Daemon, root: Path, tmp_path: Path) -> None:
-    """Each file's last line is its own record: the next file does not go on with it."""
+    """The last line of each file is a record; the next file does not continue it."""
     path = tmp_path / "unterminated"
     path.write_bytes(b"one\ntwo")
 
@@ -48,7 +48,7 @@ def test_nothing_to_send_prints_nothing(daemon: Daemon, root: Path) -> None:
 
 
 def test_a_line_longer_than_any_chunk_comes_back(daemon: Daemon, root: Path) -> None:
-    """40 MB without a newline, and lines that end at every place around the size of a request."""
+    """The input has 40 MB without a newline, and lines that end at every offset around the size of a request."""
     long = os.urandom(20 << 20).hex().encode()
     edges = b"".join(b"x" * length + b"\n" for length in range((128 << 10) - 9, (128 << 10) + 9))
     text = edges + long + b"\n" + edges
@@ -58,7 +58,7 @@ def test_a_line_longer_than_any_chunk_comes_back(daemon: Daemon, root: Path) -> 
 
 
 def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path) -> None:
-    """A line that arrives is sent at once, however long stdin stays open."""
+    """A line is sent as soon as it arrives, however long stdin stays open."""
     with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"now\nnot yet")
@@ -72,7 +72,7 @@ def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_restart_of_the_daemon_costs_and_doubles_nothing(daemon: Daemon, root: Path, end: str) -> None:
-    """Between two lines of one append the daemon goes and comes back, again and again."""
+    """The daemon restarts several times while one append is sending lines."""
     lines = [b"%06d %s\n" % (number, b"x" * 300) for number in range(20_000)]
     with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -89,13 +89,13 @@ def test_a_restart_of_the_daemon_costs_and_doubles_nothing(daemon: Daemon, root:
 
 
 def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root: Path) -> None:
-    """The daemon is stopped in the middle of a turn; stdin is silent; the lines arrive all the same."""
+    """The daemon dies during a commit round while stdin is silent; the lines still arrive."""
     with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"first\n")
         process.stdin.flush()
         eventually(lambda: wald("read", "a", "--root", root).stdout == b"first\n")
-        os.kill(daemon.process.pid, 19)  # SIGSTOP: it takes nothing more
+        os.kill(daemon.process.pid, 19)  # SIGSTOP: it accepts nothing more
         process.stdin.write(b"second\n")
         process.stdin.flush()
         daemon.kill()
@@ -107,7 +107,7 @@ def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root
 
 
 def test_keys_stand_before_the_separator(daemon: Daemon, root: Path) -> None:
-    """The first separator counts, and a line without one has no key."""
+    """The first separator ends the key, and a line without a separator has no key."""
     output_of("append", "a", "--key-separator", "::", "--root", root, stdin=b"k::v::w\nno key\n::empty\n")
     records = records_of(root)
 
@@ -147,7 +147,7 @@ def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path)
 
 
 def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> None:
-    """A log can be copied record by record, keys, times, headers and all."""
+    """A log can be copied record by record, including keys, times and headers."""
     line = {"key": "k", "event_time_ns": 5, "headers": {"h": "1"}, "value_hex": "00ff"}
     output_of("append", "a", "--jsonl", "--root", root, stdin=json.dumps(line).encode())
     text = output_of("read", "a", "--format", "json", "--root", root)
@@ -161,7 +161,7 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
 
 
 def test_json_that_is_no_string_is_stored_as_it_stands_in_its_line(daemon: Daemon, root: Path) -> None:
-    """A number has more digits than Python keeps, and a key may be there twice; lines of white space are no records."""
+    """Numbers keep digits that Python would round, duplicate keys are kept, and blank lines are skipped."""
     texts = [
         '{"id": 12345678901234567890123, "price":1.10, "x" : 1e400, "b": 0.1000000000000000055}',
         '{"value":1,"value":[2,{"value": "\\ud800"}]}',
@@ -209,7 +209,7 @@ def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path, 
 
 
 def test_what_was_sent_before_a_wrong_line_is_reported(daemon: Daemon, root: Path, tmp_path: Path) -> None:
-    """stdout says what is durable although the exit code says that not everything is."""
+    """stdout reports the durable records although the exit code reports a failure."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"{}\n{}\n")
     bad.write_bytes(b"nonsense\n")
@@ -226,7 +226,7 @@ def test_nothing_before_a_wrong_line_is_reported_as_nothing(daemon: Daemon, root
 
 
 def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_path: Path) -> None:
-    """So many are durable, and of so many nobody knows."""
+    """The message counts the durable records and those whose outcome is unknown."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
     (tmp_path / "lines").write_bytes(b"seven..\n" * 40_000)
@@ -246,19 +246,19 @@ def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_p
 
 
 def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> None:
-    """At its start, too, and nobody has seen a daemon yet."""
+    """The command also waits at its start, before any daemon has run."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
     line = command("append", "a", "--root", root, "--retry-for", "60s")
     with launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(3.0)  # longer than it waits without being told
+            waiting.wait(3.0)  # longer than the default wait
         with Daemon(root):
             assert waiting.communicate(b"x\n", timeout=TIMEOUT_SECONDS) == (b"1 1\n", b"")
 
 
 def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> None:
-    """Ctrl-C ends it with 130, not with a traceback."""
+    """Ctrl-C ends the command with exit code 130 and without a traceback."""
     with launched(
         command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -296,7 +296,7 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
 
 
 def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp_path: Path) -> None:
-    """It is busy sending; the answers it has not looked at are as good as the others, and the rest is reported, too."""
+    """Unread answers that arrived while the command was sending count as durable, and the rest is reported as well."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
     (tmp_path / "lines").write_bytes(b"seven..\n" * 400_000)
@@ -335,7 +335,7 @@ def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp
 
 
 def processor_seconds(line: list[str]) -> float:
-    """The least that a command took of a processor, user and system, in a few runs."""
+    """Return the lowest CPU time, user plus system, of several runs of a command."""
     taken = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -346,7 +346,7 @@ def processor_seconds(line: list[str]) -> float:
 
 
 def test_starts_within_its_budget(daemon: Daemon, root: Path) -> None:
-    """150 ms on an idle machine, and on any: three times what it takes to load the two packages that it needs."""
+    """The budget is 150 ms on an idle machine; the test allows three times the import time of its two packages."""
     needed = processor_seconds([sys.executable, "-c", "import click, crc32c"])
 
     assert processor_seconds(command("append", "a", "--root", root)) <= 3 * needed

@@ -1,4 +1,4 @@
-"""``wald append --delay`` and ``--at``: which time each record gets, and which are refused before anything is sent."""
+"""``wald append --delay`` and ``--at``: the due time of each record, and the values refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def dues(root: Path) -> list[int]:
 
 
 def at(given: str) -> int:
-    """A moment with its zone, in ns since 1970."""
+    """Convert a time with a zone to nanoseconds since 1970."""
     return int(datetime.fromisoformat(given).timestamp()) * 10**9
 
 
 def test_a_delay_counts_from_when_a_line_is_sent(daemon: Daemon, root: Path) -> None:
-    """Not from when the command began, which may run for days."""
+    """The delay does not start with the command, which may run for days."""
     begun_ns = time.time_ns()
     line = command("append", "a", "--delay", "1h", "--root", root)
     with launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -51,7 +51,7 @@ def test_a_delay_counts_from_when_a_line_is_sent(daemon: Daemon, root: Path) -> 
 
 @pytest.mark.parametrize("given", ["2026-11-21T10:00:00Z", "2001-09-09T01:46:40+00:00", "2262-04-11T00:00:00Z"])
 def test_a_time_is_that_of_every_record(daemon: Daemon, root: Path, given: str) -> None:
-    """One that is past, too, which delays nothing."""
+    """A time in the past is stored too and delays nothing."""
     output_of("append", "a", "--at", given, "--root", root, stdin=b"one\ntwo\n")
 
     assert dues(root) == [at(given)] * 2
@@ -73,7 +73,7 @@ def test_lines_with_keys_are_delayed(daemon: Daemon, root: Path) -> None:
 
 
 def test_an_object_may_have_a_time_of_its_own(daemon: Daemon, root: Path) -> None:
-    """It counts instead of the option and of a header; of the latter two the later one counts."""
+    """The object's time overrides the option and the header; between those two the later one wins."""
     given = at("2026-11-21T10:00:00Z")
     objects = [
         {},
@@ -106,7 +106,7 @@ def test_what_read_writes_as_json_append_takes_with_its_time(daemon: Daemon, roo
 
 
 def test_short_lines_with_a_time_each_make_no_large_request(root: Path) -> None:
-    """The least that a daemon may be set to take is enough."""
+    """The requests fit the smallest limit that a daemon can be configured with."""
     lines = b"\n" * FRAME_MAX_BYTES + b"x" * FRAME_MAX_BYTES
     with Daemon(root, env={"WALD_REQUEST_MAX_BYTES": str(FRAME_MAX_BYTES + 1024)}):
         output_of("route", "add", "a", "--root", root)

@@ -1,4 +1,4 @@
-"""Completion of routes, groups and positions, as bash, zsh and fish ask for it."""
+"""Completion of routes, groups and positions, as requested by bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPLETED = {
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three routes; orders has two groups, access another."""
+    """A log with three routes; orders has two groups, access has one."""
     built = Built(tmp_path_factory.mktemp("completion") / "log")
     for route in ROUTES:
         built.lines(route, [b"1"])
@@ -44,14 +44,14 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts for the shells, as a package has them."""
+    """The shell scripts, laid out as in an installed package."""
     directory = tmp_path_factory.mktemp("share")
     subprocess.run([sys.executable, ROOT / "scripts/make-manual", directory], check=True)
     return directory
 
 
 def test_every_argument_that_is_a_route_is_listed() -> None:
-    short = {"wald-drain", "wald-archive"}  # of their first commands
+    short = {"wald-drain", "wald-archive"}  # shorthand for their first subcommands
     programs_ = [(cli, "wald"), (wald_drain, "wald-drain"), (wald_archive, "wald-archive")]
     found = {name: command for program, called in programs_ for name, command in commands(program, called)}
     for name, command in found.items():
@@ -73,7 +73,7 @@ def test_every_option_with_a_value_is_listed() -> None:
 
 
 def completed(typed: str, log: Path | None) -> list[str]:
-    """What the program prints for bash, of plain words."""
+    """Return the plain words that the program prints for bash."""
     words = typed.split(" ")
     variable = f"_{words[0].upper().replace('-', '_')}_COMPLETE"
     root = {} if log is None else {"WALD_ROOT": str(log)}
@@ -117,7 +117,7 @@ def test_the_root_may_be_one_that_was_typed(log: Path) -> None:
 
 
 def test_no_command_is_imported_to_complete_a_route(log: Path) -> None:
-    """Importing takes longer than a person wants to wait."""
+    """The import would cause a noticeable delay."""
     script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     asked = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald read ", "COMP_CWORD": "2", "WALD_ROOT": str(log)}
     line = [sys.executable, "-c", script]
@@ -154,7 +154,7 @@ def test_fish_completes(share: Path, log: Path, typed: str) -> None:
 
 @pytest.mark.parametrize("typed", COMPLETED)
 def test_zsh_completes(share: Path, log: Path, typed: str) -> None:
-    """Its widgets need a terminal; so what they call is called, with the words that zsh gives it."""
+    """The widgets need a terminal, so the test calls their function with the words that zsh would pass."""
     zsh = programs.program("zsh")
     program = typed.partition(" ")[0]
     script = share / f"zsh/vendor-completions/_{program}"

@@ -1,4 +1,4 @@
-"""``wald where --since`` says exactly whether a time is all here, and where the rest is."""
+"""``wald where --since`` reports exactly whether a time span is complete in the log, and where the rest is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE, DAMAGED = 12, 4
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Seconds 1 to 6: a, b, a | a, b, a; a segment each, sealed, and an active one."""
+    """A log with records a, b, a, a, b, a at seconds 1 to 6, each in a sealed segment, and an active segment."""
     built = Built(tmp_path / "root")
     for _ in range(2):
         for route in "aba":
@@ -32,7 +32,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def asked(built: Built, since: float, until: float, *arguments: object) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer for a span in seconds after the start."""
+    """Return exit code and answer for a span given in seconds after the start."""
     span = (utc(START_NS + int(at * SECOND_NS), 9) for at in (since, until))
     times = [word for name, at in zip(("--since", "--until"), span, strict=True) for word in (name, at)]
     done = wald("where", *times, "--json", "--root", built.root.path, *arguments)

@@ -1,4 +1,4 @@
-"""``wald explain`` says in words and numbers what keeps the disk from being freed."""
+"""``wald explain`` reports in words and numbers why disk space cannot be freed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wald.format.names import Kind
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Three sealed segments of routes a and b, and an active one."""
+    """A log with three sealed segments of routes a and b, and an active one."""
     built = Built(tmp_path / "root")
     for _ in range(3):
         built.lines("a", [b"x"] * 5)
@@ -40,7 +40,7 @@ def reported(built: Built) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_a_route_without_a_cursor_is_explained_in_words(built: Built) -> None:
-    """It is a choice, not an error: the exit code is 0 and stderr is empty, which output_of asserts."""
+    """A missing cursor is a choice, not an error: the exit code is 0, and output_of asserts that stderr is empty."""
     built.log.set_cursor("a", 17)
     text = explain(built)
 
@@ -134,7 +134,7 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
 
 
 def test_a_segment_names_so_many_of_its_groups(built: Built) -> None:
-    """Thousands of groups that pin thousands of segments would be millions of objects."""
+    """Without a limit, thousands of groups that pin thousands of segments would produce millions of objects."""
     for number in range(105):
         built.root.cursor("a", f"g{number}").write_bytes(b"0\n")
     found = reported(built)

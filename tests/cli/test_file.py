@@ -1,4 +1,4 @@
-"""``wald inspect`` knows every file of a log, and what it calls deletable can be deleted."""
+"""``wald inspect`` recognizes every file of a log, and the files that it calls deletable can be deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wald.format.names import LEDGERS, Kind
 
 N = "00000000000000000001"
 BAG = f"archive/a/{N}-{N}"
-# The first words of each row of docs/files.md, with examples of what it stands for.
+# The first words of each row of docs/files.md, with example files.
 TABLE: dict[str, dict[str, FileKind]] = {
     "`log.json`": {"log.json": FileKind.IDENTITY},
     "`lock`": {"lock": FileKind.LOCK},
@@ -89,7 +89,7 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def test_every_file_that_the_documentation_lists_is_known() -> None:
-    """A new row of docs/files.md needs an example here, and so an answer."""
+    """A new row of docs/files.md needs an example here and a verdict in the command."""
     page = (Path(__file__).parents[2] / "docs/files.md").read_text().split("## ")[0]
     rows = re.findall(r"^\| (`[^`]+`)", page, re.MULTILINE)
 
@@ -133,7 +133,7 @@ def test_a_bundle_is_known_wherever_the_archive_is(tmp_path: Path) -> None:
 
 
 def test_what_may_be_deleted_costs_nothing_and_what_may_not_is_everything_else(root: Path, daemon: Daemon) -> None:
-    """A whole life: every file has a verdict. Those that may go are deleted, and the log is as good as before."""
+    """Every file gets a verdict; after the deletable ones are deleted, the log is as good as before."""
     output_of("route", "add", "f", "--fifo", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
     output_of("cut", "--root", root)
@@ -163,7 +163,7 @@ def test_a_segment_says_who_needs_it_and_which_version_wrote_it(root: Path, daem
     output_of("append", "a", "--root", root, stdin=b"two\n")
     output_of("cursor", "set", "a", 0, "--root", root)
     first = root / f"segments/{N}.wal.zst"
-    eventually(lambda: list(root.glob(f"segments/{N}.wal*")) == [first])  # it is sealed, and the raw one is gone
+    eventually(lambda: list(root.glob(f"segments/{N}.wal*")) == [first])  # sealed; the raw file is gone
     daemon.stop()
     found = about(first)
     assert (found["may_delete"], found["why"]) == (False, "a/processed is at 0 and needs it up to 1")

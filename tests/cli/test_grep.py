@@ -1,4 +1,4 @@
-"""``wald read --grep``: output, exit codes, and the memory of a search."""
+"""``wald read --grep``: output, exit codes and memory use."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_a_closed_pipe_ends_it_quietly(built: Built) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """What a process and its children have resident; what several share is counted once (proportional set size)."""
+    """Return the resident memory of a process and its children, counting shared pages once (proportional set size)."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = 0
     for each in (str(pid), *children):
         try:
             rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has just ended
             continue
         found += sum(int(kib) << 10 for kib in re.findall(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE))
     return found

@@ -1,4 +1,4 @@
-"""``wald read --grep``, with every option, against a reading of every record of a random log."""
+"""``wald read --grep`` with every option, compared with a filter over every record of a random log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from wald.writing import sealing
 PARTS = [b"err", b"or", b"Err", b"%d", b"\r\x00\xff", b" " * 60, b""]
 OTHERS = ["or", "%d", "\\r", "\\x00", "", "^$", "e.r", "[Ee]rr?or$", "(?i)ERR", "or|%", "\udcff", "nowhere"]
 PATTERNS = ["error"] * 6 + OTHERS
-ROUTES = "abpq"  # lines, columns, and two with records in pieces
+ROUTES = "abpq"  # lines, columns, and two routes with split records
 
 parts = st.sampled_from(PARTS)
 values = st.lists(parts | st.lists(parts, max_size=4).map(b"".join), min_size=1, max_size=4)
@@ -46,7 +46,7 @@ spoiled = st.sampled_from(["", "flip", "shrink", "reclaim"])
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of one search; times are commits, counted from the first."""
+    """The arguments of one search; times are commit numbers."""
 
     pattern: str
     fixed: bool
@@ -69,7 +69,7 @@ asked = st.builds(
 
 
 def append(log: Built, kind: str, given: list[bytes], numbers: defaultdict[str, int]) -> None:
-    """Do one step of a history, if it is possible."""
+    """Apply one step of a history if it is possible."""
     numbers[kind] += 1
     route = "pq"[numbers[kind] % 2]
     is_open = route in log.writer.state.open_records
@@ -98,13 +98,13 @@ def append(log: Built, kind: str, given: list[bytes], numbers: defaultdict[str, 
 
 
 def cut(log: Built) -> None:
-    """Begin a segment, unless one has just begun."""
+    """Start a new segment unless the active one is empty."""
     if log.last >= log.writer.base_sequence:
         log.cut()
 
 
 def spoil(log: Built, how: str, place: float) -> None:
-    """Damage, shrink or reclaim a sealed segment, if there is one."""
+    """Damage, shrink or reclaim a sealed segment, if one exists."""
     sealed = [segment for segment in log.view.segments if segment.kind is Kind.SEALED]
     if not sealed:
         return
@@ -124,7 +124,7 @@ def time_of(commit: int) -> datetime:
 
 
 def expected(log: Built, asked: Asked) -> tuple[int | None, list[Record]]:
-    """The exit code, if it is not about what was found, and the records, by a look at each."""
+    """Filter every record; return the exit code, or None if it depends on the matches, and the matching records."""
     damage: list[Damaged] = []
     missing: list[Missing] = []
     start: Start = asked.first or (time_of(asked.since) if asked.since else "earliest")
@@ -156,7 +156,7 @@ def arguments(log: Built, asked: Asked, *more: str) -> list[str]:
 
 
 def run(words: list[str]) -> tuple[int, bytes]:
-    """Exit code and stdout of the command, in this process, so that its portions are small."""
+    """Run the command in this process, so that small portions can be patched in; return exit code and stdout."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(1)
         os.dup2(file.fileno(), 1)
@@ -173,7 +173,7 @@ def run(words: list[str]) -> tuple[int, bytes]:
 
 
 def by_route(records: list[Record], show: Callable[[Record], bytes]) -> dict[str, list[bytes]]:
-    """What is shown of the records of each route, in their order."""
+    """Map each route to the output of its records, in order."""
     shown: dict[str, list[bytes]] = {}
     for record in records:
         shown.setdefault(record.route, []).append(show(record))
@@ -215,7 +215,7 @@ def as_json(record: Record) -> dict[str, object]:
 def assert_exact(log: Built, asked: Asked, jobs: str) -> None:
     try:
         code, records = expected(log, asked)
-    except WaldError as error:  # a position that there is not
+    except WaldError as error:  # a position that does not exist
         code, records = error.exit_code, []
     code = (0 if records else 1) if code is None else code
     counted = run(arguments(log, asked, "--jobs", jobs, "-c"))
@@ -252,7 +252,7 @@ def assert_all_exact(jobs: str, examples: int) -> None:
         searches: list[Asked],
     ) -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(portions, "PORTION_BYTES", 1)  # each frame is one
+            patch.setattr(portions, "PORTION_BYTES", 1)  # each frame becomes one portion
             compress = partial(compress_segment, frame_bytes=frame_bytes, level=level)
             patch.setattr(sealing, "compress_segment", compress)
             log = Built(Path(folder) / "log")

@@ -24,7 +24,7 @@ from wald.work.control import ask_owner
 
 @pytest.fixture
 def log(tmp_path: Path) -> Built:
-    """Records 1 to 10 of route a, 11 of b, 12 of a."""
+    """A log with records 1 to 10 of route a, 11 of route b and 12 of route a."""
     built = Built(tmp_path / "log")
     built.lines("a", [b"%d" % number for number in range(1, 11)])
     built.lines("b", [b"x"])
@@ -98,7 +98,7 @@ def test_skipping_the_oldest_record_moves_the_cursor(log: Built) -> None:
 
 
 def test_records_that_the_group_has_not_read_can_be_skipped(log: Built) -> None:
-    """Those of other routes between them do not matter, and do not count."""
+    """Records of other routes in the range are ignored and not counted."""
     with Owning(log.root.path, "a", "g") as owner:
         assert changed(log, "skip", "10..12")["records"] == 2
         assert owner.lease("worker-1", 9) == list(range(1, 10))
@@ -131,7 +131,7 @@ def test_only_what_is_left_to_do_is_skipped(log: Built, records: str, code: int,
 
 
 def test_an_owner_that_hangs_changes_nothing_later(log: Built) -> None:
-    """What a command has given up is not carried out when the owner goes on; and that is on record."""
+    """A request whose command timed out is not applied when the owner resumes, and the ledger records the failure."""
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 2)
         os.kill(owner.pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_the_request_of_a_command_that_has_ended_is_not_applied(
             asking.send(RELEASE)
             end(asking)
             os.kill(owner.pid, signal.SIGCONT)
-            with pytest.raises(Refused):  # a request that the owner answers after the first one
+            with pytest.raises(Refused):  # the owner answers this one after the first
                 ask_owner(log.root, "a", "g", {"do": "skip", "first": 11, "last": 11}, TIMEOUT_SECONDS)
         assert out(log) == [1, 2]
 
@@ -241,7 +241,7 @@ def test_an_invalid_request_is_refused_and_harms_no_other(log: Built, request_: 
 
 
 def test_a_record_that_is_being_given_up_can_be_skipped(log: Built) -> None:
-    """No daemon takes its dead letter; another one goes on being given up."""
+    """No daemon runs to accept dead letters: records 1 and 2 are skipped while 3 is still being given up."""
     with Owning(log.root.path, "a", "g", max_tries=1) as owner:
         owner.lease("worker-1", 3)
         owner.ask("nack", "worker-1", [1, 2, 3], 0, "no such customer")

@@ -1,4 +1,4 @@
-"""Who may look at a work group and help it: the log's owner, root, a consumer, and a stranger, tried by real users."""
+"""Permissions of ``wald group`` for the log's owner, root, a consumer and a stranger, tried with real users."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SETTINGS = f"[routes.a]\nconsumers = {CONSUMERS}\n"
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
-    """A log of ``HOST`` with ten records; members of ``CONSUMERS`` may leave cursors."""
+    """A log of ``HOST`` with ten records; members of ``CONSUMERS`` may own cursors."""
     with daemon_of(HOST, SETTINGS) as daemon:
         assert run([*HOST.prefix, *command("append", "a", "--root", daemon.root)], stdin=b"x\n" * 10).returncode == 0
         yield daemon.root
 
 
 def tried(user: User | None, *words: object, root: Path) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command of ``wald group``; None: as root."""
+    """Run a ``wald group`` command as a user, or as root if None; return exit code, output and errors."""
     done = run([*(user.prefix if user else []), *command("group", *words, "--root", root)])
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -66,7 +66,7 @@ def test_a_consumer_helps_their_own_group_and_others_only_look(root: Path) -> No
 
 
 def test_what_another_consumer_has_planted_is_not_carried_out(root: Path) -> None:
-    """Members of the group may make any name there that is not taken."""
+    """Members of the OS group may create any unused name in the cursor directory."""
     planted = root / "routes/a/cursors/mine.ask"
     with Owning(root, "a", "mine", before=tuple(ALICE.prefix)) as owner:
         owner.lease("worker-1", 3)

@@ -1,4 +1,4 @@
-"""``wald group list``, ``show`` and ``pending``, beside owners that live, hang or have died."""
+"""``wald group list``, ``show`` and ``pending`` with owners that run, hang or have died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from running import eventually, output_of, refusal_of, wald
 
 @pytest.fixture
 def log(tmp_path: Path) -> Built:
-    """Ten records of route a; 11 to 13 of b."""
+    """A log with ten records of route a, and 11 to 13 of route b."""
     built = Built(tmp_path / "log")
     built.lines("a", [b"%d" % number for number in range(1, 11)])
     built.lines("b", [b"x"] * 3)
@@ -141,7 +141,7 @@ def test_an_owner_that_is_stopped_is_named_with_what_lets_it_go_on(log: Built) -
 
 
 def test_a_lease_that_is_over_is_not_shown(log: Built) -> None:
-    """Also if its owner hangs and has not noticed."""
+    """An expired lease is hidden even if its owner hangs and has not noticed."""
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 3, lease_for=0.001)
         owner.lease("worker-2", 1)
@@ -223,7 +223,7 @@ def test_a_journal_without_a_cursor_is_of_no_use_and_can_be_removed(log: Built) 
 
 @pytest.mark.parametrize("command", ["set", "skip"])
 def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command: str) -> None:
-    """With it, a new owner would not deliver what the journal says is done."""
+    """If it had a cursor, a new owner would not deliver the records that the journal marks as done."""
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 10)
         owner.ask("ack", "worker-1", [3, 4])
@@ -240,7 +240,7 @@ def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command:
 
 
 def test_a_group_in_which_all_waits_says_when_the_next_record_is_due(log: Built) -> None:
-    """And not that its workers are to be started now, nor looked at."""
+    """The advice is not to start or inspect workers now."""
     with Owning(log.root.path, "b", "g") as owner:
         owner.lease("worker-1", 3)
         owner.ask("nack", "worker-1", [12, 13], 7200)

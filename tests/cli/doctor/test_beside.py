@@ -1,4 +1,4 @@
-"""The doctor beside a daemon, interrupted or killed: it touches no file of the log, and leaves nothing."""
+"""Doctor runs alongside a daemon, interrupted or killed: they touch no file of the log and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = ["-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=100000", "-o/d
 
 
 def contents(root: Path) -> dict[str, str]:
-    """A digest of every file, and of a FIFO or a socket its inode; not of what a daemon makes ready beside."""
+    """Map each file to a digest and each FIFO or socket to its inode, ignoring preallocated segments."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.name.startswith("spare-"):
@@ -37,7 +37,7 @@ def contents(root: Path) -> dict[str, str]:
 
 @contextmanager
 def slow_doctor(root: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A doctor in the middle of its syncs; the process of strace, and its own."""
+    """Run a doctor with slow syncs; yield the strace process and the doctor's PID."""
     line = [strace(), *SLOW, *command("doctor", "--root", root)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tracer:
         eventually(lambda: scratch_directories(root))
@@ -96,7 +96,7 @@ def test_a_daemon_under_load_is_not_disturbed(root: Path) -> None:
 
 
 def test_nothing_is_made_that_another_user_may_change(root: Path, tmp_path: Path) -> None:
-    """Under a umask that forbids nothing, too: the scratch directory is closed, and so is what is in it."""
+    """The scratch directory and its contents are private even under a umask of 0."""
     made = "mkdir,mkdirat,mknod,mknodat,bind,openat,chmod,fchmod,fchmodat,umask"
     line = [strace(), "-f", f"-etrace={made}", "-o", str(tmp_path / "trace"), *command("doctor", "--root", root)]
     assert run(["sh", "-c", 'umask 000; exec "$@"', "sh", *line]).returncode in (0, 14)
@@ -129,7 +129,7 @@ def test_what_a_killed_doctor_has_left_is_removed_by_the_next(root: Path) -> Non
 
 def test_a_doctor_at_work_keeps_its_scratch_directory(root: Path) -> None:
     with slow_doctor(root) as (tracer, doctor):
-        os.kill(doctor, signal.SIGSTOP)  # this machine may be slower than its syncs
+        os.kill(doctor, signal.SIGSTOP)  # otherwise it might finish first on a slow machine
         mine = scratch_directories(root)
         assert examine(root).measured("root")["removed"] == 0
         assert scratch_directories(root) == mine
@@ -149,7 +149,7 @@ def test_a_scratch_directory_that_is_a_link_is_not_followed(root: Path, tmp_path
 
 
 def test_a_disk_that_is_slow_takes_no_longer_than_the_timeout(root: Path) -> None:
-    """Each sync takes two seconds: the first is waited for, then the time is over."""
+    """Each sync takes two seconds: the doctor waits for the first, and then the timeout has expired."""
     slow = [strace(), "-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=2000000", "-o/dev/null"]
     found = examine(root, "--timeout", "1s", prefix=slow)
 

@@ -1,4 +1,4 @@
-"""The canary: it takes the way of a record and reports it, holds nothing back, and ends in time when it cannot."""
+"""The canary: it sends a record through the log and reports each step, pins nothing, and fails before its timeout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def canary(root: Path, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, message and hint of one that fails."""
+    """Run a canary that fails; return its exit code, message and hint."""
     return refused(wald("doctor", "--canary", "--root", root, *arguments))
 
 
@@ -59,7 +59,7 @@ def test_its_record_is_durable_and_holds_nothing_back(daemon: Daemon) -> None:
     output_of("doctor", "--canary", "--root", daemon.root)
     output_of("cut", "--root", daemon.root)
     reclaim(daemon.root, "--grace", 0)
-    assert len(log.view().listing.segments) <= 2  # the newest stays, and the active one
+    assert len(log.view().listing.segments) <= 2  # the newest sealed segment and the active one remain
 
 
 def test_two_may_be_on_their_way_at_once(daemon: Daemon) -> None:
@@ -114,11 +114,11 @@ def test_a_daemon_that_hangs_is_reported_in_time(daemon: Daemon) -> None:
     assert done.returncode == 6
     assert (printed["outcome"], printed["exit_code"], printed["steps"]) == ("fail", 6, [])
     assert "does not answer" in printed["message"]
-    assert took < 3 + 30  # a loaded machine starts slowly; the daemon would hang for ever
+    assert took < 3 + 30  # allowance for a loaded machine; without a timeout it would hang
 
 
 def test_a_full_disk_is_reported_in_time(tmp_path: Path) -> None:
-    """The daemon waits for room before it answers, for as long as it takes."""
+    """The daemon does not answer until there is free space, however long that takes."""
     settings = {"WALD_SEGMENT_MAX_BYTES": str(MIB), "WALD_FREE_SPACE_MIN": str(MIB)}
     with small_file_system(tmp_path / "disk", 16 * MIB) as at, Daemon(at / "log", env=settings) as daemon:
         output_of("doctor", "--canary", "--root", daemon.root)

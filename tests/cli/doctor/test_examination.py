@@ -1,4 +1,4 @@
-"""The doctor on real directories and hosts: what it finds out, and that its findings are those of the daemon."""
+"""The doctor on real directories and hosts: it detects faults, and its findings agree with the daemon's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_place() -> Iterator[Path]:
-    """A directory that other users can reach, of ``OWNER``; where pytest keeps its files they cannot go."""
+    """A directory of ``OWNER`` that other users can reach, unlike pytest's temporary directories."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         os.chown(place, OWNER.user_id, OWNER.group_id)
@@ -59,13 +59,13 @@ def test_the_text_says_the_same_and_sums_it_up(log: Path) -> None:
 
 
 def test_the_summary_names_the_promises(log: Path) -> None:
-    """What fails here rests under promises 2 and 10, and nothing else fails."""
+    """Only promises 2 and 10 depend on the checks that fail here."""
     log.chmod(0o777)
     printed = " ".join(wald("doctor", "--root", log).stdout.decode().split())
 
     assert re.search(r"Promises of docs/guarantees.md broken here: 2, 10[.;]", printed), (
         printed
-    )  # a slow disk is told, too
+    )  # a slow disk may add text
 
 
 def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_another_user_can_have_planted_is_named_and_not_followed(log: Path,
     unsafe = dict(each.split(": ", 1) for each in found.measured("files")["unsafe"])
 
     assert found.failed == {"root", "files"}
-    assert found.outcome("replace") == "skipped"  # nothing is written where a daemon would write nothing
+    assert found.outcome("replace") == "skipped"  # a daemon would not write here
     assert {path.removeprefix(f"{log}/") for path in unsafe} == {
         "head",
         "quarantine",
@@ -250,7 +250,7 @@ def test_what_pipes_hold_is_that_of_the_kernel(log: Path) -> None:
 
 @needs_root
 def test_fifos_beyond_the_limit_of_a_user_are_counted(open_place: Path) -> None:
-    """For root there is no limit, for others that of pipe-user-pages-soft."""
+    """Root has no limit; the limit of other users is pipe-user-pages-soft."""
     root = open_place / "log"
     done = run([*OWNER.prefix, *command("init", "--root", root)])
     assert done.returncode == 0, done.stderr
@@ -313,7 +313,7 @@ def test_root_learns_that_the_daemon_is_another_user(open_place: Path) -> None:
 
 
 def test_a_daemon_that_takes_no_input_is_named(log: Path) -> None:
-    """With a reserve of more than is free, whatever else frees some meanwhile, the disk is too full."""
+    """The disk counts as full even if other programs free space, because the reserve is 8 GiB above the free space."""
     status = os.statvfs(log)
     reserve = status.f_bavail * status.f_frsize + (8 << 30)
     with Daemon(log, env={"WALD_FREE_SPACE_MIN": str(reserve)}):

@@ -1,4 +1,4 @@
-"""Verdicts of the doctor: facts and the outcome that they lead to, for every verdict of every check."""
+"""Verdicts of the doctor: for every verdict of every check, facts that lead to it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RUNNING = log.Running("pid 7 on host", answers=True)
 
 
 class Row(NamedTuple):
-    """Some facts, their outcome, and part of the message."""
+    """Facts, the outcome expected of them, and part of the message."""
 
     facts: Facts
     outcome: Outcome
@@ -207,7 +207,7 @@ def test_facts_lead_to_the_outcome() -> None:
 
 
 def test_every_verdict_is_reached() -> None:
-    """As many messages as return statements, so no verdict is hidden by those before it."""
+    """The rows reach every return statement, so no verdict is shadowed by an earlier one."""
     for kind in {type(row.facts) for row in TABLE}:
         reached = {reached_line(row.facts) for row in TABLE if type(row.facts) is kind}
         returns = [node for node in ast.walk(source_of(kind)) if isinstance(node, ast.Return)]
@@ -220,10 +220,10 @@ def source_of(kind: type[Facts]) -> ast.AST:
 
 
 def reached_line(facts: Facts) -> int:
-    """Line of the return statement that gives the verdict."""
+    """Return the line of the return statement that gives the verdict."""
     lines: list[int] = []
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:  # ``Any``: as in sys.settrace
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # ``Any``, like the type of sys.settrace
         if frame.f_code is type(facts).verdict.__code__ and event == "return":
             lines.append(frame.f_lineno)
         return trace
@@ -250,7 +250,7 @@ def test_a_hint_quotes_the_root_for_a_shell() -> None:
 
 
 def test_checks_name_the_promises_that_rest_on_them() -> None:
-    """By their words: their numbers change when a promise is added."""
+    """Promises are matched by their text, because their numbers change when a promise is added."""
     concerned = {
         "has returned": {"mapping", "mount", "device", "sync"},
         "is a prefix without gaps": {"mount", "device", "sync", "rights", "files"},

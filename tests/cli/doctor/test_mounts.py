@@ -1,4 +1,4 @@
-"""The doctor on real file systems: what each cannot do is found by trying it, and nothing is left behind."""
+"""The doctor on real file systems: it detects missing capabilities by trying them and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_ext4_holds_every_promise(tmp_path: Path) -> None:
 
 
 def test_an_ext4_without_barriers_is_found_by_its_name_and_by_what_it_does(tmp_path: Path) -> None:
-    """The kernel counts no flush of the device, while there are hundreds of syncs."""
+    """The kernel counts no device flush during hundreds of syncs."""
     with disk(tmp_path, "ext4", "nobarrier") as at:
         found = examine(at / "log")
 
@@ -126,7 +126,7 @@ def test_a_disk_without_inodes_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_small_is_a_warning(tmp_path: Path) -> None:
-    """With these settings four segments of 64 MiB and the reserve do not fit; the daemon then takes smaller ones."""
+    """Four segments of 64 MiB and the reserve do not fit, so the daemon would use smaller segments."""
     with disk(tmp_path, "ext4") as at:
         found = examine(at / "log")
 
@@ -135,7 +135,7 @@ def test_a_disk_that_is_small_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_what_a_mount_point_is_called_is_read_as_the_kernel_writes_it() -> None:
-    """Blanks are octal, fields in front of the hyphen vary in number, and read-only once is read-only."""
+    """Spaces are octal escapes, the number of fields before the hyphen varies, and one read-only flag is enough."""
     line = "36 35 98:0 /a /disks/a\\040b ro,noatime shared:7 master:1 - ext4 /dev/sda1 rw,nobarrier\n"
 
     assert list(parse_mounts(line)) == [Mount("ext4", "/dev/sda1", "/disks/a b", ("ro", "noatime", "nobarrier"))]

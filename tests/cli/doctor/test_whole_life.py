@@ -1,4 +1,4 @@
-"""What programs of wald leave in a log is wald's to the doctor, and no hint has a cursor moved away."""
+"""The doctor recognizes every file that wald's programs leave in a log, and never suggests moving a cursor file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def does(line: list[str]) -> None:
 
 
 def first_life(root: Path) -> None:
-    """Whatever writes has written, and the daemon is killed."""
+    """Run every program that writes to a log, then kill the daemon."""
     with Daemon(root) as daemon:
         output_of("route", "add", "a", "--fifo", "--consumers", "group", "--root", root)
         output_of("route", "add", "b", "--root", root)
@@ -69,11 +69,11 @@ def first_life(root: Path) -> None:
 
 @pytest.fixture
 def lived(tmp_path: Path) -> Path:
-    """A log in which there is a file of every kind; no daemon runs."""
+    """A log that contains a file of every kind; no daemon runs."""
     root = tmp_path / "log"
     first_life(root)
     active = max(root.glob("segments/*.wal"))
-    written = active.read_bytes().rstrip(b"\0")  # zeros are allocated behind it
+    written = active.read_bytes().rstrip(b"\0")  # preallocated zeros follow
     with active.open("r+b") as file:
         file.seek(len(written))
         file.write(b"torn")
@@ -95,7 +95,7 @@ def test_no_file_that_a_full_life_leaves_is_foreign(lived: Path) -> None:
 
 
 def test_each_path_of_a_root_has_a_known_name(tmp_path: Path) -> None:
-    """So a file that gets a place in ``Root`` cannot be forgotten."""
+    """A path added to ``Root`` therefore cannot be forgotten."""
     root = Root(tmp_path)
     root.cursor_directory("a").mkdir(parents=True)
     known = dict(known_names(root))
