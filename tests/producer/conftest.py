@@ -1,4 +1,4 @@
-"""A daemon that takes what is published, and peers that answer as a test tells them to."""
+"""A daemon that accepts published records, and peers with scripted answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.fixture
 def answering(tmp_path: Path) -> Iterator[Answering]:
-    """Make a peer that answers its n-th request; returns its socket's path."""
+    """Start a peer whose answer to the n-th request is scripted; return the path of its socket."""
     peers: list[Peer] = []
 
     def make(answer: Answer) -> Path:

@@ -1,4 +1,4 @@
-"""Errors, silence and broken connections: in the end everything is there once, or the producer says what is not."""
+"""Errors, timeouts and broken connections: every record is appended once, or the producer reports the missing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wald.format.records import encode_columns
 
 @pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])
 def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> None:
-    """Refused twice, and what came behind it refused as a gap: in the end everything is there once and in order."""
+    """A request fails twice, and later requests are rejected as a gap: finally each record is there once, in order."""
     taken: list[int] = []
     refused: list[int] = []
 
@@ -53,7 +53,7 @@ def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> Non
 def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(
     answering: Answering,
 ) -> None:
-    """The peer takes a request and hangs up without an answer, every fifth time."""
+    """After every fifth request, the peer closes the connection without an answer."""
     taken: list[int] = []
 
     def answer(number: int, request: Publish) -> bytes:
@@ -97,7 +97,7 @@ def test_an_error_that_stays_is_raised_with_a_hint(answering: Answering, answer:
 
 @pytest.mark.parametrize("waits", ["publish", "flush", "command", "wait_for"])
 def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -> None:
-    """It is connected and silent: whatever waits for it ends after ``retry_for``, and says why."""
+    """It accepts the connection and does not answer: every wait ends after ``retry_for`` with the reason."""
     reader, writer = os.pipe()
     with Producer(daemon.root, retry_for=0.3) as producer, open(reader), open(writer, "w"):
         producer.publish("a", b"x\n")
@@ -120,7 +120,7 @@ def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -
 
 
 def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
-    """The daemon lets producers wait, and answers nothing to them; what it says of itself is asked for."""
+    """The daemon blocks producers without answering them; the reason comes from its status."""
     with (
         small_file_system(tmp_path / "disk", 16 << 20) as disk,
         Daemon(disk / "log", env={"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "1MiB"}) as daemon,
@@ -134,7 +134,7 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
 
 
 def test_the_time_between_two_calls_does_not_count(daemon: Daemon) -> None:
-    """What became durable meanwhile is taken, and a restart is sat out, however long ago it was published."""
+    """Earlier acknowledgements are read and a restart is waited out, however long ago the record was published."""
     with Producer(daemon.root, retry_for=2.0) as producer:
         producer.publish("a", b"x\n")
         published = time.monotonic()
@@ -183,7 +183,7 @@ def test_a_missing_route_is_reported_with_the_command_that_makes_it(daemon: Daem
 
 
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:
-    """The answers lie unread in the socket when sending the next request fails."""
+    """The answers are unread in the socket when sending the next request fails."""
     path = tmp_path / "peer.sock"
     peer = Peer(path, lambda number, request: ok(request) if number < 5 else b"")
     with peer, Producer(path, retry_for=0.2) as producer:
@@ -216,7 +216,7 @@ def test_what_was_answered_before_the_connection_broke_is_not_sent_again(tmp_pat
 
 
 def test_what_will_not_be_answered_is_not_waited_for(tmp_path: Path) -> None:
-    """The daemon takes nothing more and does not hang up: a new connection is asked at once."""
+    """The daemon accepts no more and keeps the connection open: the producer reconnects immediately."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "peer.sock"))
         listener.listen()
@@ -233,7 +233,7 @@ def test_what_will_not_be_answered_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_there_when_time_is_up_is_no_failure(tmp_path: Path) -> None:
-    """The daemon knows the request by its head, and does not read the rest; then it goes, and comes back."""
+    """The daemon recognises the request by its header without reading the rest; then it stops and restarts."""
     path = tmp_path / "peer.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -250,11 +250,11 @@ def test_an_answer_that_is_there_when_time_is_up_is_no_failure(tmp_path: Path) -
             with Peer(path, lambda _, request: ok(request)):
                 producer.publish("a", b"x\n")
                 assert producer.flush() == [Durable(2, 2)]
-                producer.close()  # else the peer goes on listening to it
+                producer.close()  # otherwise the peer would keep serving it
 
 
 def answer_one(listener: socket.socket) -> None:
-    """The next connection's first request."""
+    """Answer the first request of the next connection."""
     connection, _ = listener.accept()
     with connection, connection.makefile("rb") as stream:
         request = parse_request(stream.readline())
@@ -264,7 +264,7 @@ def answer_one(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize("answer", [None, b"ERR no-route there is none\n"])
 def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer: bytes | None) -> None:
-    """Each call that needs the daemon is refused, with the error that ended it; what is durable is still reported."""
+    """Calls that need the daemon raise the original error; durable sequences are still reported."""
     reader, writer = os.pipe()
     path = answering(lambda number, request: ok(request) if number == 1 else answer)
     with Producer(path, retry_for=0.2) as producer, open(reader), open(writer, "w"):
@@ -287,11 +287,11 @@ def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer:
 
 
 class Interrupted(Exception):
-    """Raised by a signal, as KeyboardInterrupt is."""
+    """Raised by a signal handler, like KeyboardInterrupt."""
 
 
 def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
-    """A signal ends a call while it sends: the request is sent again, whole."""
+    """A signal interrupts a call while it sends: the complete request is sent again."""
 
     def interrupt(*_: object) -> None:
         raise Interrupted
@@ -315,7 +315,7 @@ def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
 
 
 def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:
-    """For as long as it may be away later."""
+    """The limit is the one for later outages."""
     answers: list[str] = []
 
     def ask() -> None:
@@ -324,7 +324,7 @@ def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    thread.join(2.5)  # longer than it waits by default where no daemon was seen
+    thread.join(2.5)  # longer than the default timeout before the first connection
     assert thread.is_alive()
     with Daemon(tmp_path / "log"):
         thread.join()

@@ -1,4 +1,4 @@
-"""The producer: what is published is in the log once and in order, also when threads or forks share the producer."""
+"""The producer: published records are appended once and in order, even if threads or forks share the producer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_large_payload_goes_in_frames(daemon: Daemon) -> None:
 
 @given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=20))
 def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
-    """Each is within the limit, or one line alone that is longer."""
+    """Each frame is within the limit, or is a single longer line."""
     with mock.patch("wald.client.producer.FRAME_MAX_BYTES", 16):
         found = [bytes(frame) for frame in frames(b"".join(lines))]
 
@@ -56,7 +56,7 @@ def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
 
 
 def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Daemon) -> None:
-    """The same producer id and number from another connection, even after a restart: nothing is appended twice."""
+    """A retry with the same producer id and number on another connection, even after a restart, appends nothing."""
     for restart in (False, True):
         if restart:
             daemon.kill()
@@ -70,7 +70,7 @@ def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Dae
 
 
 def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
-    """Both go on where they are, with requests under way: what either reports as durable is in the log."""
+    """Both continue with requests in flight: records reported as durable by either one are in the log."""
     with Producer(daemon.root) as producer:
         producer.publish("a", b"before\n")
         producer.publish("a", b"under way\n")
@@ -95,7 +95,7 @@ def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
 
 
 def test_a_given_id_stays_with_the_process_it_was_given_to(daemon: Daemon) -> None:
-    """A fork's child is refused, and the parent goes on."""
+    """The child of a fork is rejected, and the parent continues."""
     with Producer(daemon.root, producer_id=7) as producer:
         producer.publish("a", b"before\n")
         child = os.fork()
@@ -112,7 +112,7 @@ def test_a_given_id_stays_with_the_process_it_was_given_to(daemon: Daemon) -> No
 
 
 def test_threads_may_share_a_producer(daemon: Daemon) -> None:
-    """Each call is whole: nothing is lost, doubled or cut by another thread's."""
+    """Calls are atomic: no record is lost, duplicated or split by another thread."""
     with Producer(daemon.root) as producer:
 
         def publish(name: str) -> None:
@@ -140,7 +140,7 @@ def test_commands_wait_for_what_was_published(daemon: Daemon) -> None:
 
 
 def test_a_root_too_deep_for_a_socket_address_is_reached(tmp_path: Path) -> None:
-    """A socket's address holds 107 bytes; a path may have more."""
+    """A socket address is limited to 107 bytes; a path may be longer."""
     listener = socket.socket(socket.AF_UNIX)
     short, deep = tmp_path / "s", tmp_path / ("d" * 120)
     deep.mkdir()
@@ -153,7 +153,7 @@ def test_a_root_too_deep_for_a_socket_address_is_reached(tmp_path: Path) -> None
 
 
 def test_the_first_request_goes_alone(answering: Answering) -> None:
-    """A new producer's second request could be taken for its first; so it waits until the first is answered."""
+    """The daemon could mistake the second request of a new producer for its first, so it waits for the first answer."""
     with Producer(answering(lambda _, request: ok(request))) as producer:
         producer.publish("a", b"x\n")
         assert producer.unanswered == 1
@@ -174,11 +174,11 @@ def test_what_is_answered_is_reported_without_waiting_for_more(answering: Answer
         producer.publish("a", b"x\n")
 
         assert (reported, producer.acknowledged()) == ([Durable(1, 1)], [])
-        producer.close()  # else the end of the block would wait for the second answer
+        producer.close()  # otherwise the end of the block would wait for the second answer
 
 
 def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None:
-    """A peer that answers only once it has a whole window gets it."""
+    """A peer that answers only after a full window receives one."""
     held: list[bytes] = []
 
     def answer(number: int, request: Publish) -> bytes | None:

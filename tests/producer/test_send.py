@@ -1,4 +1,4 @@
-"""Sending values: with keys, times and headers as a program has them, and leaving a ``with`` block."""
+"""Sending values with keys, times and headers as Python objects, and leaving a ``with`` block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_are_stored_with_their_keys_times_and_headers(daemon: Daemon) -> 
 
 
 def test_a_receipt_returns_the_sequence_of_each_record(daemon: Daemon) -> None:
-    """What a receipt has returned is not reported again."""
+    """Sequences that a receipt has returned are not reported again."""
     with Producer(daemon.root) as producer:
         first = producer.send("a", ["x", "y"])
         second = producer.send("a", ["z" * FRAME_MAX_BYTES] * 3)
@@ -106,7 +106,7 @@ def test_a_log_appends_with_one_producer(daemon: Daemon) -> None:
 
 
 def test_a_block_ends_once_everything_is_durable(daemon: Daemon) -> None:
-    """Its sequences can still be asked for."""
+    """Its sequences are still available afterwards."""
     with Producer(daemon.root) as producer:
         for number in range(100):
             producer.send("a", [str(number)])
@@ -175,7 +175,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(
 
 
 def test_when_a_record_is_due_is_a_header_beside_its_others(daemon: Daemon) -> None:
-    """It counts instead of one that the program gave as a header."""
+    """It overrides a header of the same name from the program."""
     with Producer(daemon.root) as producer:
         producer.send(
             "a",

@@ -1,4 +1,4 @@
-"""The asyncio variants do what the others do, and the event loop goes on meanwhile."""
+"""The asyncio variants behave like the synchronous ones and do not block the event loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tasks_may_share_a_producer(daemon: Daemon) -> None:
 
 
 def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> None:
-    """Neither a record nor the flush at the end of a block may depend on what the thread was busy with."""
+    """A send, or the flush at the end of a block, must not depend on the thread being free."""
 
     async def main() -> None:
         async with aio.Producer(daemon.root) as producer:
@@ -61,9 +61,9 @@ def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> N
             os.kill(daemon.process.pid, signal.SIGSTOP)
             await producer.send("a", ["under way"])
             flush = asyncio.create_task(producer.flush())
-            await asyncio.sleep(0)  # its call is handed to the thread
+            await asyncio.sleep(0)  # pass its call to the thread
             send = asyncio.create_task(producer.send("a", ["behind it"]))
-            await asyncio.sleep(0)  # its call is handed to the thread
+            await asyncio.sleep(0)  # pass its call to the thread
             send.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await send
@@ -79,7 +79,7 @@ def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> N
 
 
 def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> None:
-    """Without the event loop waiting for the daemon."""
+    """The event loop does not wait for the daemon."""
 
     async def main() -> None:
         async with aio.Producer(daemon.root) as producer:
@@ -87,7 +87,7 @@ def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> 
             await producer.send("a", ["one", "two"])
             flush = asyncio.create_task(producer.flush())
             await asyncio.sleep(0.1)
-            # Otherwise, to ask would wait for the flush, and that for the daemon.
+            # Without this, a blocked property would wait for the flush, and the flush for the daemon.
             waker = threading.Timer(TIMEOUT_SECONDS, os.kill, (daemon.process.pid, signal.SIGCONT))
             waker.start()
             assert producer.unanswered == 2
@@ -114,7 +114,7 @@ def test_a_receipt_waits_for_the_sequences_of_its_records(daemon: Daemon) -> Non
 
 @pytest.mark.parametrize("code", [b"full", b"busy", b""])
 def test_refused_and_lost_requests_are_sent_again_in_order(tmp_path: Path, code: bytes) -> None:
-    """The peer refuses every seventh request, or closes the connection, and refuses a gap."""
+    """The peer rejects every seventh request or closes the connection, and rejects a gap."""
     stored: list[int] = []
 
     def answer(number: int, request: Publish) -> bytes:
@@ -162,7 +162,7 @@ def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> Non
 
 
 def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
-    """More wait than may be in flight."""
+    """More tasks wait than requests may be in flight."""
 
     async def main() -> None:
         async with aio.Producer(daemon.root, retry_for=0.3) as producer:
@@ -244,18 +244,18 @@ def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(
 
     run(main())
     assert seen == [b"1", b"2", b"3"]
-    assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had asked for the next
+    assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had requested the next record
 
 
 def test_a_wait_for_records_that_times_out_blocks_no_later_call(built: Built) -> None:
-    """The record in hand is processed, a commit returns, and a new loop goes on behind it."""
+    """The current record counts as processed, a commit returns, and a new loop continues after it."""
     built.lines("a", [b"1"])
 
     async def follow(consumer: aio.Consumer, got: list[int]) -> None:
         async with asyncio.timeout(None) as limit:
             async for record in consumer:
                 got.append(record.sequence)
-                limit.reschedule(0)  # over once the next record is waited for
+                limit.reschedule(0)  # expires once the loop waits for the next record
 
     async def main() -> None:
         async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
@@ -272,7 +272,7 @@ def test_a_wait_for_records_that_times_out_blocks_no_later_call(built: Built) ->
 
 
 def test_an_iterator_survives_a_timeout_and_loses_no_record(built: Built) -> None:
-    """Neither the first wait nor a later one blocks a commit, and a record that arrives meanwhile is delivered."""
+    """No wait blocks a commit, and a record that arrives in the meantime is delivered."""
     built.lines("a", [b"0"])
     built.log.set_cursor("a", 1)
 

@@ -1,4 +1,4 @@
-"""A consumer hands out each record at least once, moves its cursor in groups, and never past what was handed back."""
+"""A consumer delivers each record at least once and commits in groups, never past an unprocessed record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER = 1 << 40
 
 
 def consumer(built: Built, **options: object) -> wald.Consumer:
-    """One that commits at the end only, unless ``options`` say otherwise."""
+    """A consumer that commits only at the end, unless ``options`` override that."""
     limits = {"commit_records": NEVER, "commit_bytes": NEVER, "commit_seconds": float(NEVER)}
     return wald.Consumer(built.root.path, "a", "g", **(limits | options))  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def test_a_record_is_processed_once_the_next_is_asked_for(built: Built) -> None:
     ],
 )
 def test_the_cursor_is_moved_in_groups(built: Built, limit: dict[str, object], expected: list[int]) -> None:
-    """By records, bytes or seconds; without the time between two records nothing is due at the first of a group."""
+    """Records, bytes or seconds trigger a commit; if no time passes, the first record of a group does not."""
     built.lines("a", [b"ten bytes."] * 8)
     with consumer(built, **limit) as records:
         assert [committed(built) for _ in records] == expected
@@ -104,7 +104,7 @@ def test_batches_are_processed_whole(built: Built) -> None:
 
 
 def test_what_waits_is_committed_when_its_time_has_come(built: Built) -> None:
-    """Nothing more comes, and the record before is not declared processed later than asked."""
+    """No further record arrives, and the commit of the last one is not late."""
     built.lines("a", [b"1", b"2"])
     stop = threading.Event()
     with consumer(built, follow=True, cancel=stop, commit_seconds=0.05) as records:
@@ -134,7 +134,7 @@ def test_a_cancelled_iteration_ends_behind_the_record_in_hand(built: Built) -> N
 
 
 def test_a_new_group_keeps_what_is_there_from_the_start(built: Built) -> None:
-    """Behind what was reclaimed before it came; nothing later may be reclaimed unread."""
+    """Its cursor starts after the reclaimed records; no later record may be reclaimed unread."""
     built.lines("a", [b"1"])
     built.cut()
     built.lines("a", [b"2"])
@@ -199,7 +199,7 @@ def test_a_name_that_cannot_be_is_refused_at_once(built: Built, route: str, grou
 def test_whatever_ends_it_nothing_is_left_out(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], leaves: list[int], records_limit: int
 ) -> None:
-    """Killed anywhere (no commit at the end), the next consumer begins no later than behind the last one processed."""
+    """After a kill at any point (no final commit), the next consumer skips no unprocessed record."""
     built = Built(tmp_path_factory.mktemp("log") / "root")
     number = 0
     for size in sizes:

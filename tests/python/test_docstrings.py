@@ -1,4 +1,4 @@
-"""The examples in the docstrings of what programs import run as they stand, on a log with records, and end."""
+"""The examples in the docstrings of the public API run unmodified on a log with records, and terminate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OBJECTS = [*DOCUMENTED, *METHODS, inspect.unwrap(loop.stop_on_signals)]
 
 
 def example(documented: object) -> str:
-    """The code of the example in a docstring; it ends at the end of the log instead of following it."""
+    """Return the code of the example in a docstring, changed to stop at the end of the log instead of following it."""
     code = inspect.cleandoc(documented.__doc__ or "").partition("Example::\n\n")[2]
     assert code, "no example"
     return textwrap.dedent(code).replace("follow=True", "follow=False")

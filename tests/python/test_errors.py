@@ -1,4 +1,4 @@
-"""What a program in Python shows of an error that it does not handle."""
+"""Tracebacks of wald errors that a Python program does not handle."""
 
 from __future__ import annotations
 

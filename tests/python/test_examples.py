@@ -1,4 +1,4 @@
-"""The programs in examples/ do what they say, run as a user runs them, and a strict type checker has nothing to ask."""
+"""The programs in examples/ work as described when run by a user, and pass a strict type checker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_billed(shop: Path, sequence: int) -> bool:
 
 
 def test_consume(shop: Path) -> None:
-    """It follows, and a second run goes on behind what the first has processed."""
+    """The program follows the route, and a second run continues after the last processed record."""
     for run in (0, 1):
         output("produce", shop)
         expected = [f"order {3 * run + 1} of ann: ann 1", f"order {3 * run + 2} of bob: bob 2"]
@@ -102,7 +102,7 @@ def test_every_program_is_listed_and_tested() -> None:
 
 
 def test_a_strict_type_checker_finds_no_any(tmp_path: Path) -> None:
-    """What a program gets from wald has a type, wherever it looks."""
+    """Every value that a program gets from wald has a type."""
     programs = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in UNTYPED)
     options = ["--config-file=", "--strict", "--disallow-any-expr", "--follow-imports=silent"]
     mypy = [sys.executable, "-m", "mypy", *options, *map(str, programs)]

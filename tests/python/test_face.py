@@ -1,4 +1,4 @@
-"""What ``import wald`` gives: the names that are documented, each loaded when it is first used."""
+"""The documented names of ``import wald``, each loaded on first use."""
 
 from __future__ import annotations
 

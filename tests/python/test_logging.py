@@ -1,4 +1,4 @@
-"""The logging handler: what it is given is in the log once, or on stderr with a reason, and no call waits longer."""
+"""The logging handler: each message is in the log once, or on stderr with a reason, and no call blocks for too long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for number in range(int(sys.argv[3])):
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    made = logging.Logger("test")  # noqa: LOG001 - in no hierarchy, so nothing else handles its records
+    made = logging.Logger("test")  # noqa: LOG001 - outside the hierarchy, so no other handler gets its records
     yield made
     for handler in made.handlers:
         handler.close()
@@ -112,7 +112,7 @@ def test_a_daemon_may_come_later_and_restart(daemon: Daemon, logger: logging.Log
 def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
     daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also not one after the other; what finds no room is on stderr, and its number in the log."""
+    """The waits of threads do not add up; dropped messages are on stderr, and their count is in the log."""
     daemon.kill()
     handler = WaldHandler(daemon.root, "a", capacity=1, block_for=0.3, close_for=60)
     logger.addHandler(handler)
@@ -159,14 +159,14 @@ def test_what_the_daemon_refuses_is_on_stderr_and_the_next_one_is_sent(
 def test_a_record_that_is_refused_takes_no_other_along(
     daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those before and behind it are in the log once, and what is in the log is not reported as lost."""
+    """Messages before and after it are in the log once, and messages in the log are not reported as lost."""
     daemon.kill()
     daemon.env["WALD_REQUEST_MAX_BYTES"] = "128KiB"
     handler = WaldHandler(daemon.root, "a", close_for=60)
     logger.addHandler(handler)
     texts = [f"message {number} {'x' * 200}" for number in range(2000)]
     too_large = "y" * 200_000
-    for number, text in enumerate(texts):  # while there is no daemon, so they are sent together
+    for number, text in enumerate(texts):  # no daemon is running, so they are sent together
         logger.info(text)
         if number in (500, 501, 1500):
             logger.info(too_large)
@@ -216,7 +216,7 @@ def test_an_illegal_route_is_refused_at_once(tmp_path: Path) -> None:
 
 
 class Logging(io.StringIO):
-    """A stderr that logs what is written to it, as some programs make theirs."""
+    """Stderr that logs the text written to it, as some programs do."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class Logging(io.StringIO):
 def test_a_stderr_that_logs_is_not_written_to(
     daemon: Daemon, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is lost would be reported to the handler that lost it, without an end."""
+    """Otherwise, reports of lost messages would go to the handler that lost them, in an endless loop."""
     handler = WaldHandler(daemon.root, "a")
     logger.addHandler(handler)
     handler.close()

@@ -1,4 +1,4 @@
-"""A root with a daemon on it, and drains that do not outlive their test."""
+"""A root with a daemon, and drains that are killed at the end of their test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from running import Daemon, launched
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a log is, or will be."""
+    """Root of a log, which need not exist yet."""
     return tmp_path / "log"
 
 
@@ -45,7 +45,7 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a wald-drain; its stderr is a pipe."""
+    """Start a wald-drain whose stderr is a pipe."""
     with ExitStack() as running:
 
         def start_drain(*arguments: object) -> subprocess.Popen[bytes]:

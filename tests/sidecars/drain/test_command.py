@@ -23,11 +23,11 @@ from wald.format.names import Kind
 from wald.retention.cursors import new_group_warning
 from wald_drain.command import command
 
-DRAIN = "$(ps -o ppid= -p $(ps -o ppid= -p $PPID))"  # of a command, whose parent is the keeper, a child of the runner
+DRAIN = "$(ps -o ppid= -p $(ps -o ppid= -p $PPID))"  # ancestors of a command: its keeper, the runner, drain
 
 
 class Stream:
-    """A route of its own on a running daemon."""
+    """A separate route on a running daemon."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Stream:
             producer.flush()
 
     def drain(self, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-        """Run wald-drain on it to its end."""
+        """Run wald-drain on the route until it exits."""
         return drain("--root", self.root, self.name, "--exit-at-end", *arguments)
 
     @property
@@ -76,7 +76,7 @@ def own(daemon: Daemon) -> Stream:
 
 @pytest.fixture
 def got(tmp_path: Path) -> Path:
-    """Where commands put what they get."""
+    """Path to which commands write their input."""
     return tmp_path / "got"
 
 
@@ -105,7 +105,7 @@ def test_what_follows_two_dashes_is_the_commands(stream: Stream, got: Path) -> N
 
 
 def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
-    """In order, with key, time and headers as they were, and the cursor is behind it."""
+    """Dead letters keep order, key, time and headers; the cursor is past the records."""
     lines = b'{"key": "k", "value": "one", "event_time_ns": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     own.append("three")
@@ -193,7 +193,7 @@ def test_it_follows_until_it_is_told_to_stop(stream: Stream, got: Path, start: S
 def test_a_signal_lets_the_command_finish_and_starts_no_other(
     stream: Stream, got: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
-    """A SIGTERM behind it does not cut it short either; a second Ctrl-C would."""
+    """A SIGTERM after the first signal does not interrupt the command; a second Ctrl-C would."""
     stream.append("one", "two")
     begun, done = Gate(tmp_path / "begun"), Gate(tmp_path / "done")
     script = f"cat >> {got}; echo > {begun.path}; read go < {done.path}"
@@ -209,7 +209,7 @@ def test_a_signal_lets_the_command_finish_and_starts_no_other(
 
 
 def test_a_route_may_have_the_name_of_a_command(own: Stream, got: Path) -> None:
-    """What has a command behind it is a route, also in the short form."""
+    """A word followed by a command is a route, even in the short form."""
     for route in ("redrive", "feed"):
         output_of("route", "add", route, "--root", own.root)
         output_of("append", route, "--root", own.root, stdin=route.encode() + b"\n")
@@ -221,7 +221,7 @@ def test_a_route_may_have_the_name_of_a_command(own: Stream, got: Path) -> None:
 
 @pytest.mark.parametrize("workers", [(), ("--workers", 1)], ids=["alone", "a worker"])
 def test_the_process_that_forks_has_one_thread(stream: Stream, got: Path, workers: tuple[object, ...]) -> None:
-    """The child of a fork gets the locks that other threads hold, and nothing releases them."""
+    """A forked child inherits locks held by other threads, and nothing releases them."""
     stream.append("one")
     script = f"grep Threads: /proc/$(($(ps -o ppid= -p $PPID)))/status > {got}"
     assert stream.drain(*workers, "--", "sh", "-c", script).returncode == 0
@@ -233,7 +233,7 @@ def test_the_process_that_forks_has_one_thread(stream: Stream, got: Path, worker
 def test_as_the_first_process_of_a_container_it_reaps_what_commands_leave(
     stream: Stream, tmp_path: Path, workers: tuple[object, ...]
 ) -> None:
-    """Each run leaves a process that has ended; none of an earlier run is there any more in the next one."""
+    """Each run leaves a process that exits; the next run finds no zombies of earlier ones."""
     stream.append("one", "two", "three")
     last, zombies, orphan = tmp_path / "last", tmp_path / "zombies", tmp_path / "orphan"
     orphan.write_text("until grep -q '^PPid:.1$' /proc/$$/status; do :; done\n")
@@ -276,7 +276,7 @@ def test_a_pause_is_not_sat_out(stream: Stream, start: Start) -> None:
 
 
 def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Path, start: Start) -> None:
-    """The second is told where to look for the first; for another group it may work."""
+    """The error of the second drain names where to look for the first; a drain of another group may run."""
     stream.append("one")
     begun, done = Gate(tmp_path / "begun"), Gate(tmp_path / "done")
     script = f"echo > {begun.path}; read go < {done.path}"
@@ -319,7 +319,7 @@ def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
 
 
 def test_draining_leaves_a_cursor_and_a_lock(stream: Stream) -> None:
-    """And the records as they were."""
+    """Draining does not change the records."""
     stream.append("one", "two")
     stream.drain("--", "true")
 
@@ -330,7 +330,7 @@ def test_draining_leaves_a_cursor_and_a_lock(stream: Stream) -> None:
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log that refusals leave as it is."""
+    """A log that a refused command must not change."""
     built = Built(tmp_path_factory.mktemp("refusals") / "log")
     built.lines("a", [b"one"])
     built.lines("dead_letter", [b"two"])
@@ -357,7 +357,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_refusals_start_no_command(
     untouched: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    """One line, one hint, and the cursor is where it was."""
+    """A refusal prints one error line and one hint, and does not move the cursor."""
     assert run(command, "wald-drain", ["--root", str(untouched), *arguments]) == code
 
     message, hint = capfd.readouterr().err.splitlines()
@@ -368,7 +368,7 @@ def test_refusals_start_no_command(
 
 
 def test_dead_letters_go_back_to_where_they_came_from(own: Stream) -> None:
-    """Once, as they were, whatever their route; what was put back is not put back again."""
+    """Each dead letter is put back once, unchanged, on its original route; a second redrive does not repeat it."""
     lines = b'{"key": "k", "value": "one", "event_time_ns": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     other = Stream(own.root, "b")
@@ -390,7 +390,7 @@ def test_dead_letters_go_back_to_where_they_came_from(own: Stream) -> None:
 
 
 def test_what_is_no_dead_letter_is_not_put_anywhere(own: Stream) -> None:
-    """Those before it are; it is named, and can be passed over."""
+    """Dead letters before the record are put back; the error names the record, which can be skipped."""
     own.append("one")
     assert own.drain("--tries", 1, "--", "false").returncode == 10
     output_of("append", "dead_letter", "--root", own.root, stdin=b"somebody wrote here\n")

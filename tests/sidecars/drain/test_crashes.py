@@ -1,4 +1,4 @@
-"""Drain dies while records are on their way to another route: each copy is there once."""
+"""Crashes while records are sent to another route: each copy exists once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from wald_drain.redrive import Handover, HandoverFile, Handovers
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"
 ENOUGH_STEPS = 40
-AFTER_PINNING = 5  # the first step after the copies were sent
-AFTER_SENDING = 15  # the same in a redrive of a new group
+AFTER_PINNING = 5  # first step after the copies are sent
+AFTER_SENDING = 15  # same step in a redrive of a new group
 
 
 class Case:
-    """A route of its own, on a daemon that several cases share."""
+    """A separate route on a daemon that several cases share."""
 
     def __init__(self, root: Path, got: Path, name: str) -> None:
         self.root = root
@@ -48,14 +48,14 @@ class Case:
             producer.flush()
 
     def drain(self, exit_code: int) -> InProcess:
-        """Run drain once, with a command that keeps its stdin and then exits with this code."""
+        """Run drain once, with a command that stores its stdin and exits with the given code."""
         inside = InProcess(self.root)
         script = f"cat >> {self.got}; exit {exit_code}"
         inside.run("sh", "-c", script, route=self.route, dead_letter=self.dead_route, records_max=1)
         return inside
 
     def die_after_sending(self) -> None:
-        """Give the first record up as an earlier version did, up to the dead letter, before the cursor moves."""
+        """Crash as an earlier version did: send the dead letter of the first record, but do not move the cursor."""
         (record, *_) = records(self.root, self.route)
         consumer = InProcess(self.root).consumer(self.route, "processed", disk=DyingDisk(AFTER_PINNING), now_ns=NOW_NS)
         log = consumer.log
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def commanded(self) -> list[bytes]:
-        """What the command got, over all its runs."""
+        """Return the input of the command from all its runs."""
         return self.got.read_bytes().splitlines()
 
     @property
@@ -198,7 +198,7 @@ def test_a_record_put_back_that_the_daemon_has_forgotten_is_not_sent_again(share
 
 
 def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(new_case: NewCase) -> None:
-    """The pin of one handover names few routes."""
+    """The pin of one handover names a limited number of routes."""
     case = new_case()
     routes = [f"{case.route}.{number}" for number in range(ROUTES_MAX + 1)]
     with Producer(case.root) as producer:
@@ -217,7 +217,7 @@ def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(new_case:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
 def test_a_crash_while_putting_back_doubles_nothing(new_case: NewCase, part: float) -> None:
-    """Every dead letter is put back once, whatever has become one since."""
+    """Every dead letter is put back once, even if more records became dead letters after the crash."""
     for step in range(ENOUGH_STEPS):
         case = new_case()
         case.drain(1)

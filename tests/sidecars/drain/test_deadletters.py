@@ -1,4 +1,4 @@
-"""Dead letters: what a record was is kept, where it comes from is reported, and what was sent is not sent twice."""
+"""Dead letters preserve the record, report its origin, and are not sent twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def dead(record: Record, route: str = "dead_letter") -> Record:
 
 
 def letter(record: Record) -> Record:
-    """The dead letter of one record, as a reader gets it."""
+    """Return the dead letter of one record as a reader sees it."""
     ((_, payload),) = payloads([dead(record)])
     columns = decode_columns(payload)
     return Record(
@@ -80,7 +80,7 @@ def headers(record: Record) -> dict[str, str]:
 
 @given(some_records)
 def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]) -> None:
-    """Headers may be written otherwise."""
+    """The encoding of headers may differ."""
     for record in given_records:
         back = original(letter(record), ORIGIN.log_id, Path("/log"))
         assert (back.route, back.value, back.key) == (record.route, record.value, record.key)
@@ -99,7 +99,7 @@ def test_what_is_no_dead_letter_of_this_log_goes_nowhere(content: bytes | None) 
 
 
 def odd_route() -> bytes:
-    """The headers of a dead letter from a route that there cannot be."""
+    """Return the headers of a dead letter whose route name is invalid."""
     return (letter(Record("orders", 12, b"x", 5)).headers or b"").replace(b"orders", b"../ab")
 
 
@@ -156,7 +156,7 @@ def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[
 
 
 def test_payloads_are_as_large_as_they_may_be() -> None:
-    """Short records without key and time, of which the size is guessed worst, fill it to nine tenths."""
+    """Short records without key and time, the worst case of the size estimate, fill a payload to 90 percent."""
     sizes = [len(payload) for _, payload in payloads([dead(Record("a", 1, b"x", 5))] * 5000)]
 
     assert all(size > 0.9 * PAYLOAD_MAX_BYTES for size in sizes[:-1])
@@ -188,13 +188,13 @@ def test_a_window_has_the_id_of_its_content() -> None:
     ],
 )
 def test_another_handover_has_another_seed(other: tuple[Handover, Origin]) -> None:
-    """The same records, given up once more after a rewind, are sent once more."""
+    """Records that are given up again after a rewind are sent again."""
     assert seed_of(*other) != SEED
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One for all tests here; each has a route of its own."""
+    """One daemon for all tests of this module; each test has a separate route."""
     with Daemon(tmp_path_factory.mktemp("letters") / "log", env={"WALD_REQUEST_MAX_BYTES": "128KiB"}) as running:
         yield running
 
@@ -207,7 +207,7 @@ MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number
     "sent", [0, 1, 7, PRODUCER_WINDOW, PRODUCER_WINDOW + 1, 2 * PRODUCER_WINDOW, 2 * PRODUCER_WINDOW + 3]
 )
 def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int, forgotten: bool) -> None:
-    """Three windows of requests, interrupted after any number of them, are there once and in order in the end."""
+    """Three windows of requests, interrupted after any request, finally exist once and in order."""
     route, seed = f"sent.{sent}.{forgotten}", SEED + bytes([sent, forgotten])
     log = wald.open(daemon.root)
     head = log.head()
@@ -242,7 +242,7 @@ def test_a_missing_route_is_made_and_an_old_one_left_alone(daemon: Daemon) -> No
 
 
 def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
-    """Better no end than a record that is gone: the operator raises the limit, and drain goes on."""
+    """Drain retries rather than lose the record: once the operator raises the limit, it continues."""
     prepare(daemon.root, Root(daemon.root), "large")
     large = Record("orders", 1, b"x" * 200_000, 5)
 
@@ -254,7 +254,7 @@ def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("before", [1, PRODUCER_WINDOW - 1, PRODUCER_WINDOW, PRODUCER_WINDOW + 2])
 def test_what_comes_before_a_refused_record_is_on_disk(daemon: Daemon, before: int) -> None:
-    """And nothing that comes after it."""
+    """Records after it are not."""
     route = f"before.{before}"
     prepare(daemon.root, Root(daemon.root), route)
     given_up = [*MANY[:before], Record("orders", 99, b"x" * 200_000, 5), *MANY[before:]]

@@ -1,4 +1,4 @@
-"""scripts/drain-routes.sh acknowledges what there is, on the routes that were meant."""
+"""scripts/drain-routes.sh acknowledges existing records on the selected routes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drain_routes(*arguments: object, root: Path | None = None) -> subprocess.Com
 
 
 def fill(root: Path) -> None:
-    """Records 1 to 4, one a route; the route idle has none, and old is retired."""
+    """Write records 1 to 4, one per route; route idle is empty, and route old is retired."""
     with Producer(root) as producer:
         for route in ("a", "b", "dead_letter", "old"):
             producer.command("ROUTE", "ADD", route)
@@ -50,7 +50,7 @@ def test_all_routes_but_the_retired_and_the_dead_letters(daemon: Daemon) -> None
 
 
 def test_only_the_routes_that_are_named(daemon: Daemon) -> None:
-    """Dead letters too, if somebody asks for them."""
+    """Dead letters are included if their route is named."""
     fill(daemon.root)
     done = drain_routes("b", "dead_letter", root=daemon.root)
 
@@ -79,7 +79,7 @@ def test_what_fails_stops_no_other_route(daemon: Daemon) -> None:
 
 
 def test_it_makes_no_group_that_would_retain_records(daemon: Daemon) -> None:
-    """A route of other groups is left alone, unless one of them is named."""
+    """The script skips a route of other groups unless one of these groups is named."""
     fill(daemon.root)
     wald.open(daemon.root).set_cursor("a", 0, "billing")
     done = drain_routes("--root", daemon.root, "a", "b")

@@ -1,4 +1,4 @@
-"""Feeding a command: which records it gets, how often, and where the cursor is afterwards; no daemon runs."""
+"""Records passed to a command: which ones, how often, and the cursor afterwards; no daemon runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wald_drain.run import _PORTION_MAX_BYTES as PORTION_MAX_BYTES
 
 @pytest.fixture
 def built(root: Path) -> Built:
-    """Records 1 to 10 on route a, with one of route b in between."""
+    """Records 1 to 10 on route a, with a record of route b in between."""
     log = Built(root)
     log.lines("a", [b"1", b"2", b"3"])
     log.lines("b", [b"other"])
@@ -27,7 +27,7 @@ def built(root: Path) -> Built:
 
 
 class Keeping:
-    """A command that keeps what it gets and what it is told, run by run, and exits as it is to."""
+    """Command that stores its input and environment by run and exits with the configured codes."""
 
     def __init__(self, folder: Path, exits: str = "exit 0") -> None:
         self.got = folder / "got"
@@ -106,11 +106,11 @@ def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) ->
     assert cursor(built) == 10
 
 
-POISONED = "! grep -qx '[69]' $0/$n"  # records 6 and 9 make it fail
+POISONED = "! grep -qx '[69]' $0/$n"  # fails on records 6 and 9
 
 
 def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(built: Built, tmp_path: Path) -> None:
-    """What comes before it is processed, and what comes after it waits: the order is kept."""
+    """Records before it are processed and records after it wait: the order is kept."""
 
     class Stopping(InProcess):
         def report(self, line: str) -> None:
@@ -137,7 +137,7 @@ def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(b
 
 
 def test_without_tries_nothing_is_ever_given_up(built: Built, tmp_path: Path) -> None:
-    """An outage is sat out, however long it takes, and then everything is processed in order."""
+    """An outage of any length is waited out; then every record is processed in order."""
     command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 9"), InProcess(built.root.path)
     inside.run(*command.words, tries=None)
 
@@ -207,7 +207,7 @@ def test_stop_in_a_pause_ends_it_at_once(built: Built, tmp_path: Path) -> None:
 
 
 def test_it_ends_at_damage_with_the_cursor_in_front_of_it(root: Path, tmp_path: Path) -> None:
-    """A cursor behind it would let RECLAIM delete what might be mended; setting the cursor goes on."""
+    """A cursor past the damage would let RECLAIM delete data that may be repairable; setting the cursor skips it."""
     built = Built(root)
     built.lines("a", [b"1", b"2"])
     begin = built.writer.position
@@ -215,7 +215,7 @@ def test_it_ends_at_damage_with_the_cursor_in_front_of_it(root: Path, tmp_path: 
     built.lines("a", [b"5"])
     raw = built.path(1, Kind.RAW)
     data = bytearray(raw.read_bytes())
-    data[begin + 72] ^= 1  # behind the header and the name of the route
+    data[begin + 72] ^= 1  # after the header and the route name
     raw.write_bytes(data)
     command, inside = Keeping(tmp_path), InProcess(root)
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) 
 
 
 def test_records_reclaimed_unread_stop_it(root: Path, tmp_path: Path) -> None:
-    """Only what somebody has set to expire can be gone; drain does not go on as if it had never been."""
+    """Only expired records can be reclaimed unread; drain does not silently continue after them."""
     built = Built(root)
     built.lines("a", [b"1"])
     built.cut()
@@ -308,7 +308,7 @@ def test_a_cursor_that_is_set_between_two_tries_counts(built: Built, tmp_path: P
 
 
 def test_memory_is_that_of_a_batch(root: Path) -> None:
-    """However much there is, and however many records were asked for: 64 MiB in batches of 8 MiB."""
+    """Memory stays bounded for any backlog and any requested record count: 64 MiB in batches of 8 MiB."""
     built = Built(root, segment_max_bytes=16 << 20)
     for _ in range(64):
         built.lines("a", [b"x" * 1023] * 1024)
@@ -321,7 +321,7 @@ def test_memory_is_that_of_a_batch(root: Path) -> None:
 def test_without_a_head_what_was_given_to_the_command_is_processed(
     built: Built, tmp_path: Path, content: bytes | None
 ) -> None:
-    """What is sealed is durable; the command must not get the same again and again because the cursor cannot move."""
+    """Sealed records are durable; the command must not receive the same ones forever because the cursor cannot move."""
     built.cut()
     built.seal()
     built.root.head.unlink()

@@ -1,4 +1,4 @@
-"""A disk that is full while commands run: wald-drain goes on once there is room, and processes nothing twice."""
+"""A full disk while commands run: wald-drain continues once space is available, and processes nothing twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logs import Built
 from running import TIMEOUT_SECONDS
 
 Start = Callable[..., subprocess.Popen[bytes]]
-VALUES = [str(number) for number in range(1, 251)]  # of so many the journal needs more than the room that it has
+VALUES = [str(number) for number in range(1, 251)]  # enough for the journal to outgrow its preallocation
 ONCE = dict.fromkeys(VALUES, 1)
 
 
@@ -42,7 +42,7 @@ def options(request: pytest.FixtureRequest) -> tuple[object, ...]:
 def test_it_goes_on_once_there_is_room(
     built: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
 ) -> None:
-    jobs.hold(1, 2)  # all workers: what they do before the disk is full must not be all
+    jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
     process = start(*jobs.arguments(built.root.path, *options, "--exit-at-end"))
     jobs.await_running(1)
     fill(disk / "filling")
@@ -58,15 +58,15 @@ def test_it_goes_on_once_there_is_room(
 def test_a_signal_ends_the_waiting_for_room(
     built: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
 ) -> None:
-    """What was processed before is not processed again, by whichever start."""
-    jobs.hold(1, 2)  # all workers: what they do before the disk is full must not be all
+    """Records processed before the signal are not processed again by the next start."""
+    jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
     process = start(*jobs.arguments(built.root.path, *options, "--exit-at-end"))
     jobs.await_running(1)
     fill(disk / "filling")
     jobs.let_go(1, 2)
     await_line(process, "No space left on device")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was at the disk at that moment
+    assert process.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was writing to the disk at that moment
     (disk / "filling").unlink()
     assert drain(*jobs.arguments(built.root.path, *options, "--exit-at-end")).returncode == 0
 

@@ -1,4 +1,4 @@
-"""The file of a handover: what it says survives, what is torn says nothing, and one at a time has it."""
+"""Handover files: content survives a crash, a torn file counts as absent, and one process at a time holds the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""wald-drain killed with SIGKILL while its command is at work: the batch is whole, and nothing runs beside it."""
+"""wald-drain killed with SIGKILL while its command runs: the batch is complete, and no second command runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MORE_THAN_A_PIPE_HOLDS = [b"x" * 999] * 1000
 
 
 class Orphan:
-    """A command that its drain has left: it has begun, and ends once it is let go."""
+    """Running command whose drain was killed; it exits when the test releases it."""
 
     def __init__(self, built: Built, folder: Path, start: Start, *, exit_code: int = 0) -> None:
         self.root = built.root.path
@@ -34,7 +34,7 @@ class Orphan:
 
     @property
     def journaling(self) -> str:
-        """What says which batch a command got, and of how many records it is."""
+        """Return a script that records the batch of a command and its record count."""
         return f'echo "$WALD_FIRST-$WALD_LAST $WALD_COUNT $(wc -l)" >> {self.journal}'
 
     @property
@@ -42,7 +42,7 @@ class Orphan:
         return self.journal.read_text().splitlines()
 
     def successor(self, start: Start) -> subprocess.Popen[bytes]:
-        """Another drain, which has said that it waits."""
+        """Start another drain and return it once it reports that it waits."""
         process = start("a", "--exit-at-end", "--root", self.root, "--", "sh", "-c", self.journaling)
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -64,7 +64,7 @@ def built(root: Path) -> Built:
 
 
 def test_an_orphan_has_the_whole_batch(built: Built, tmp_path: Path, start: Start) -> None:
-    """It had not read any of it when drain was killed."""
+    """The command had not read any of the batch when drain was killed."""
     orphan = Orphan(built, tmp_path, start)
     orphan.go.let_reader_go()
     eventually(lambda: orphan.reported)
@@ -95,7 +95,7 @@ def test_what_an_orphan_has_failed_at_is_processed_after_it(built: Built, tmp_pa
 
 
 def test_a_killed_keeper_is_no_try(built: Built, tmp_path: Path, start: Start) -> None:
-    """Nothing says how its command ended; the batch is tried again, whole, and none of it is given up."""
+    """The exit code of its command is unknown: the whole batch is retried, and no record is given up."""
     keepers = tmp_path / "keepers"
     script = f"echo $WALD_TRY >> {keepers}; [ $(wc -l < {keepers}) = 1 ] && kill -KILL $PPID; exit 0"
     words = ("--tries", 1, "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", script)
@@ -125,7 +125,7 @@ def test_waiting_for_an_orphan_ends_with_a_signal(built: Built, tmp_path: Path, 
 def test_a_cursor_set_since_counts_for_more_than_an_orphan(
     built: Built, tmp_path: Path, start: Start, sequence: int, batches: list[str]
 ) -> None:
-    """Even if it was set to where it is: somebody wants the records behind it."""
+    """This applies even if the cursor did not change: the operator wants the records after it."""
     orphan = Orphan(built, tmp_path, start)
     built.log.set_cursor("a", sequence)
     successor = orphan.successor(start)
@@ -137,7 +137,7 @@ def test_a_cursor_set_since_counts_for_more_than_an_orphan(
 
 
 def test_a_new_group_has_a_cursor_before_its_command_runs(built: Built, tmp_path: Path, start: Start) -> None:
-    """So that nothing is reclaimed from under it because another group has read it."""
+    """Otherwise its records could be reclaimed once another group has read them."""
     assert not built.root.cursor("a", "processed").exists()
     orphan = Orphan(built, tmp_path, start)
 
@@ -148,10 +148,10 @@ def test_a_new_group_has_a_cursor_before_its_command_runs(built: Built, tmp_path
 
 
 def test_a_command_that_leaves_something_running_does_not_hold_up_its_own_drain(built: Built, tmp_path: Path) -> None:
-    """Only a successor cannot tell it from the command."""
+    """Only a successor cannot distinguish the background process from the command."""
     go = tmp_path / "go"
     os.mkfifo(go)
-    held = os.open(go, os.O_RDWR)  # so that whoever reads waits for a line, and not for a writer
+    held = os.open(go, os.O_RDWR)  # keeps a writer open, so that the reader waits for a line
     script = f"(read go < {go}) > /dev/null 2>&1 & exit 0"
     done = drain("a", "--batch-records", 500, "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", script)
 

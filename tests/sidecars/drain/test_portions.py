@@ -1,4 +1,4 @@
-"""Portions: records for one run of the command, in both forms; and batches for redrive."""
+"""Portions: the records of one run of the command, in both formats; and batches for redrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_portion_knows_its_ends() -> None:
 
 
 def test_raw_is_each_value_and_a_newline() -> None:
-    """Values come as they are, whatever is in them, also one whose line had no end."""
+    """Values are passed unchanged, including one without a trailing newline."""
     portion = Portion([Record("a", 1, b"one\r", 7), Record("a", 2, b"\xff\n\0", 7, terminated=False)])
 
     assert portion.encoded("raw") == b"one\r\n\xff\n\0\n"

@@ -1,4 +1,4 @@
-"""One run of the command: its exit code is all that counts."""
+"""One run of the command: only its exit code counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Iterator[StateFile]:
 
 @pytest.fixture
 def attempt(file: StateFile) -> Attempt:
-    """A run for record 1; None: its keeper was killed."""
+    """A run for record 1; the result is None if its keeper was killed."""
 
     def run(command: list[str], stdin: bytes, variables: dict[str, str]) -> int | None:
         assert file.lock()
@@ -86,7 +86,7 @@ def test_the_environment_is_ours_and_more(attempt: Attempt, tmp_path: Path, monk
 
 
 def test_it_has_a_session_of_its_own_and_so_has_its_keeper(attempt: Attempt, tmp_path: Path) -> None:
-    """So Ctrl-C in the terminal of drain, or the end of that terminal, reaches neither."""
+    """Ctrl-C in the terminal of drain and a hangup of that terminal do not reach them."""
     script = f"ps -o sid= -p $$ > {tmp_path / 'got'}; ps -o sid= -p $PPID >> {tmp_path / 'got'}"
 
     assert attempt(["sh", "-c", script], b"", {}) == 0
@@ -95,14 +95,14 @@ def test_it_has_a_session_of_its_own_and_so_has_its_keeper(attempt: Attempt, tmp
 
 
 def test_a_broken_pipe_kills_it_as_it_would_in_a_shell(attempt: Attempt) -> None:
-    """SIGPIPE, which Python ignores, is what it always is."""
+    """SIGPIPE, which Python ignores, has its default action in the command."""
     script = "kill -PIPE $$; exit 0"
 
     assert attempt(["sh", "-c", script], b"", {}) == -signal.SIGPIPE
 
 
 def test_a_signal_does_not_end_its_keeper(attempt: Attempt) -> None:
-    """As when systemd stops all processes of a unit."""
+    """systemd, for example, signals all processes of a unit."""
     assert attempt(["sh", "-c", "kill -TERM $PPID; kill -INT $PPID; exit 3"], b"", {}) == 3
 
 
@@ -151,7 +151,7 @@ def test_an_error_of_the_machine_is_not_the_commands(attempt: Attempt) -> None:
 
 
 def test_stdin_cannot_be_changed(attempt: Attempt, tmp_path: Path) -> None:
-    """Whatever another run, or what it has left running, does with its own."""
+    """Another run, or a background process of another run, may write to its own stdin."""
     script = f"(echo more >&0; : > /dev/stdin) 2> {tmp_path / 'errors'}; cat > {tmp_path / 'got'}"
 
     assert attempt(["sh", "-c", script], b"one\n", {}) == 0
@@ -176,7 +176,7 @@ def test_a_command_without_its_keeper_is_waited_for(file: StateFile, attempt: At
 
 def test_waiting_is_reported_once(file: StateFile, tmp_path: Path) -> None:
     class ThirdLook(threading.Event):
-        """Set when it has been looked at three times."""
+        """Event that is set once it has been checked three times."""
 
         looks = 0
 

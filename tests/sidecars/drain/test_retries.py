@@ -23,7 +23,7 @@ COUNTS = (1, 2, 1000)
 
 
 def numbers(tries: int | None) -> range:
-    """Of tries; so many where there is no last one."""
+    """Return the try numbers; 2,000 of them if tries are unlimited."""
     return range(1, (tries or 2000) + 1)
 
 
@@ -37,7 +37,7 @@ def test_success_commits_whatever_else(tries: int | None) -> None:
 
 @pytest.mark.parametrize("tries", TRIES)
 def test_failure_is_tried_again_until_the_last_try(tries: int | None) -> None:
-    """Then a record alone is given up, and several are halved; without a last try neither ever is."""
+    """After the last try, a single record is given up and a batch is halved; with unlimited tries, neither happens."""
     for exit_code in FAILURES:
         for count in COUNTS:
             steps = [
@@ -51,7 +51,7 @@ def test_failure_is_tried_again_until_the_last_try(tries: int | None) -> None:
 
 @pytest.mark.parametrize("tries", TRIES)
 def test_failure_while_stopping_leaves_the_records(tries: int | None) -> None:
-    """Not even the last try gives them up: the next start has all of its tries."""
+    """Even the last try does not give them up: the next start begins with all tries."""
     for exit_code in (*FAILURES, os.EX_TEMPFAIL):
         for number in numbers(tries):
             assert next_step(exit_code, number=number, tries=tries, count=1, stopping=True) is NextStep.LEAVE
@@ -66,7 +66,7 @@ def test_later_is_never_a_last_try(tries: int | None) -> None:
 
 
 def test_a_batch_is_tried_a_few_times_and_its_halves_once() -> None:
-    """Only a record alone is tried as often as was asked for."""
+    """Only a single record gets the configured number of tries."""
     assert [tries_of(1, halved=halved, tries=tries) for halved in (False, True) for tries in (None, 7)] == [None, 7] * 2
     assert [tries_of(9, halved=False, tries=tries) for tries in (None, 7, 1)] == [TRIES_WHOLE, TRIES_WHOLE, 1]
     assert [tries_of(9, halved=True, tries=tries) for tries in (None, 7, 1)] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""The file of a worker: its command has processed what both lines say, if they are whole and of one run."""
+"""State file of a worker: its batch counts as processed if both lines are intact and belong to the same run."""
 
 from __future__ import annotations
 

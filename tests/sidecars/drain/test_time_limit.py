@@ -1,4 +1,4 @@
-"""``wald-drain --time-limit``: a command that takes longer is ended, with what it has started; that is a failed try."""
+"""``wald-drain --time-limit``: a command that exceeds the limit is killed with its children; the try has failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def records(daemon: Daemon) -> None:
 
 
 def fed(root: Path, options: tuple[object, ...], script: str, *arguments: object) -> str:
-    """What a drain reports that gives up what fails once."""
+    """Return the report of a drain that gives up a record after one failure."""
     limits = ("--time-limit", "1s", "--tries", 1, "--exit-at-end")
     done = drain("a", "--root", root, *options, *limits, "--", "sh", "-c", script, "sh", *arguments)
     assert done.returncode == 10, done.stderr.decode()
@@ -30,7 +30,7 @@ def fed(root: Path, options: tuple[object, ...], script: str, *arguments: object
 
 
 def ends(path: Path) -> None:
-    """Return once the process has ended whose number is in a file."""
+    """Return once the process whose pid is in the file has exited."""
     number = int(path.read_text())
     eventually(lambda: not os.path.exists(f"/proc/{number}") or "State:\tZ" in _status(number))
 
@@ -44,7 +44,7 @@ def _status(number: int) -> str:
 
 @OPTIONS
 def test_what_takes_too_long_is_a_failed_try(daemon: Daemon, options: tuple[object, ...]) -> None:
-    """Also if the command exits 0 then; what it does in its time is processed."""
+    """This applies even if the command then exits 0; records that it handles in time are processed."""
     said = fed(daemon.root, options, "read x; [ $x = fast ] || { trap 'exit 0' TERM; while :; do sleep 0.1; done; }")
 
     assert "a 1: time limit of 1.0 s, try 1 of 1" in said
@@ -64,7 +64,7 @@ def test_a_command_that_ignores_sigterm_is_killed(daemon: Daemon, tmp_path: Path
 @pytest.mark.slow
 @OPTIONS
 def test_what_the_command_has_started_is_ended_too(daemon: Daemon, tmp_path: Path, options: tuple[object, ...]) -> None:
-    """A process that ignores SIGTERM, too, whose parent does not."""
+    """This includes a process that ignores SIGTERM while its parent does not."""
     started = 'trap "" TERM; echo $$ > $1/pid; while :; do sleep 0.1; done'
     script = f"read x; [ $x = fast ] && exit 0; (exec sh -c '{started}' sh $1) & sleep 1000"
     assert "a 1: time limit of 1.0 s, try 1 of 1" in fed(daemon.root, options, script, tmp_path)

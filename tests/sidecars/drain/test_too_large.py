@@ -1,4 +1,4 @@
-"""A record that is too large for a dead letter stops drain, by name, and there is a way on that loses nothing else."""
+"""A record too large for a dead letter stops drain with an error that names it; skipping it loses no other record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL_LIMIT = {"WALD_REQUEST_MAX_BYTES": "128KiB"}
 
 @pytest.fixture
 def limited(daemon: Daemon) -> Daemon:
-    """Records 1 to 4 on route a, of which the daemon would not take the third any more."""
+    """Records 1 to 4 on route a; the daemon would no longer accept the third."""
     with Producer(daemon.root) as producer:
         producer.command("ROUTE", "ADD", "a")
         producer.publish("a", b"one\ntwo\n" + LARGE + b"\nfour\n")
@@ -60,7 +60,7 @@ def test_a_record_above_the_limit_of_the_daemon_blocks_until_it_can_be_sent_or_i
 
 
 def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> None:
-    """The records before it are given up, and each start tries the command with it again."""
+    """The records before it are given up, and each start tries the command with the large record again."""
     inside = InProcess(limited.root)
     for _ in range(2):
         with pytest.raises(InvalidInput, match="a 3: cannot be a dead letter: more than 131072 bytes") as refused:

@@ -1,4 +1,4 @@
-"""What an operator sees of commands that run, and of those that have outlived their drain."""
+"""Messages about running commands and about commands that outlived their drain."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_group_shows_the_commands_of_its_workers(built: Built, jobs: Jobs, sta
 
 
 def test_what_a_start_waits_for_is_named_with_what_ends_it(built: Built, jobs: Jobs, start: Start) -> None:
-    """And what is named ends it: with all that the command has started."""
+    """The suggested command ends the process and its children."""
     jobs.hold(2)
     first = start(*arguments(built, jobs, "--workers", 2))
     jobs.await_running(2)
@@ -91,7 +91,7 @@ def test_what_a_start_waits_for_is_named_with_what_ends_it(built: Built, jobs: J
 def test_a_process_that_a_command_left_in_the_background_is_waited_for_by_name(
     built: Built, jobs: Jobs, start: Start
 ) -> None:
-    """Of a drain that was killed."""
+    """The drain of the command was killed."""
     script = "sleep 1000 > /dev/null 2>&1 & echo $! > $1/sleeping; exit 0"
     first = start("a", "--root", built.root.path, "--", "sh", "-c", script, "sh", jobs.folder)
     eventually(lambda: built.log.cursor("a", GROUP).sequence == 4)
@@ -110,7 +110,7 @@ def test_a_process_that_a_command_left_in_the_background_is_waited_for_by_name(
 def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
     built: Built, jobs: Jobs, start: Start, options: tuple[object, ...]
 ) -> None:
-    """The next start uses what the command does meanwhile."""
+    """The next start uses the results of the commands that were left running."""
     jobs.hold(1)
     first = start(*arguments(built, jobs, *options))
     jobs.await_running(1)

@@ -1,4 +1,4 @@
-"""A drain without workers after one with workers, and the other way round: nothing is lost, nothing comes again."""
+"""A drain without workers after one with workers, and vice versa: no record is lost or processed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from running import TIMEOUT_SECONDS, eventually
 
 
 def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, jobs: Jobs, start: Start) -> None:
-    """And it refuses to process again what they have done above the cursor."""
+    """It refuses to process again records above the cursor that workers have done."""
     jobs.hold(1, 2)
     first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
@@ -37,7 +37,7 @@ def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, job
 
 
 def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jobs: Jobs, start: Start) -> None:
-    """Even if their cursor was behind when they were killed."""
+    """It does so even if the cursor was behind when the workers were killed."""
     jobs.hold(9)
     first = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(9)
@@ -54,7 +54,7 @@ def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jo
 
 
 def test_without_a_cursor_nothing_counts_that_workers_have_left(built: Built, jobs: Jobs, start: Start) -> None:
-    """Neither for a drain without workers, nor for workers after it."""
+    """This applies to a drain without workers and to workers after it."""
     jobs.fail(1)
     first = start(*jobs.arguments(built.root.path, "--workers", 1))
     eventually(lambda: len(jobs.processed) == 19)

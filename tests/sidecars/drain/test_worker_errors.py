@@ -1,4 +1,4 @@
-"""What ends a drain with workers: damage, a full disk, another process, wrong options. What was processed is done."""
+"""Errors that stop a drain with workers: damage, a full disk, another process, invalid options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wald.format.names import Kind
 
 
 def damage_after(built: Built, *behind: bytes) -> None:
-    """Append a record that is damaged, and others behind it."""
+    """Append a damaged record and others after it."""
     for value in (b"damaged", *behind):
         built.lines("a", [value])
     content = bytearray(built.path(1, Kind.RAW).read_bytes())
@@ -23,7 +23,7 @@ def damage_after(built: Built, *behind: bytes) -> None:
 
 
 def test_damage_ends_it_after_all_before_it(built: Built, jobs: Jobs, start: Start) -> None:
-    """Even what has to be tried again; with the cursor in front of the damage."""
+    """Pending retries are finished first; the cursor stays before the damage."""
     damage_after(built, b"behind")
     jobs.fail(20)
     process = start(*jobs.arguments(built.root.path, "--workers", 2))
@@ -36,7 +36,7 @@ def test_damage_ends_it_after_all_before_it(built: Built, jobs: Jobs, start: Sta
 
 
 def test_damage_waits_for_what_is_with_a_command(built: Built, jobs: Jobs, start: Start) -> None:
-    """Which may fail yet, and then it is tried again."""
+    """The command may still fail, and then its record is retried."""
     damage_after(built, b"behind")
     jobs.hold(20)
     jobs.fail(20)
@@ -52,7 +52,7 @@ def test_damage_waits_for_what_is_with_a_command(built: Built, jobs: Jobs, start
 
 @pytest.mark.parametrize("workers", [(), ("--workers", 2)])
 def test_damage_at_the_end_is_not_the_end(built: Built, jobs: Jobs, workers: tuple[object, ...]) -> None:
-    """Even where nothing is known of what is behind it."""
+    """This applies even if nothing after the damage is readable."""
     damage_after(built)
     done = drain(*jobs.arguments(built.root.path, *workers, "--exit-at-end"))
 

@@ -1,4 +1,4 @@
-"""Workers of which a process is killed: no record is with two commands, none is lost, and what is done stays done."""
+"""Killed processes of workers: no record runs in two commands at once or is lost, and done records stay done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parent_of(process_id: int) -> int:
 
 
 def await_more(jobs: Jobs, lines: int) -> None:
-    """Return once commands have said more than that."""
+    """Return once commands have written more than this number of lines."""
     eventually(lambda: len(jobs.lines) > lines)
 
 
@@ -37,7 +37,7 @@ def await_more(jobs: Jobs, lines: int) -> None:
 def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     built: Built, jobs: Jobs, start: Start, workers: int
 ) -> None:
-    """Whether it has fewer workers or more."""
+    """It does so with fewer workers as well as with more."""
     jobs.hold(1, 2, 3, 4)
     jobs.fail(3)
     first = start(*jobs.arguments(built.root.path, "--workers", 4))
@@ -60,7 +60,7 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
 def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
     built: Built, jobs: Jobs, start: Start
 ) -> None:
-    """With the option a second one starts beside it, as the message says."""
+    """With the option in the message, a second command starts concurrently."""
     jobs.hold(1)
     drain = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(1)
@@ -75,7 +75,7 @@ def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
 
 
 def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Built, jobs: Jobs, start: Start) -> None:
-    """The error names the command. To skip its record is possible, as that delivers nothing."""
+    """The error names the command. Skipping its record is possible, since that delivers nothing."""
     jobs.hold(1, 3)
     first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 3)
@@ -92,7 +92,7 @@ def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Bui
     files = list(built.root.cursor_directory("a").glob("processed.command*"))
     eventually(lambda: not any(is_locked(each, Disk()) for each in files))
     with WorkGroup(built.root.path, "a") as work:
-        assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain asks how it ended
+        assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain reads its exit code
 
 
 def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
@@ -111,7 +111,7 @@ def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> N
 
 
 def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
-    """Of a lease only those records are done that the command had which has outlived its drain."""
+    """Only the half of the leased batch that the surviving command had is done."""
     jobs.fail(1)
     jobs.hold("from-5")
     first = start(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 8))
@@ -126,7 +126,7 @@ def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
 
 
 def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, start: Start) -> None:
-    """Its record comes again at once, and all others go on."""
+    """Its record is retried immediately, and all others continue."""
     jobs.hold(2)
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     jobs.await_running(2)
@@ -140,7 +140,7 @@ def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, star
 
 
 def test_a_command_may_kill_its_process_group(built: Built, jobs: Jobs, start: Start) -> None:
-    """Its keeper is not in it, and says how it ended."""
+    """The keeper is outside the group and reports the exit status."""
     marker = jobs.folder / "killed"
     script = f"[ $WALD_FIRST != 2 ] || [ -e {marker} ] || {{ touch {marker}; kill -KILL 0; }}"
     done = drain("a", "--root", built.root.path, "--workers", 2, "--exit-at-end", "--", "sh", "-c", script)
@@ -150,7 +150,7 @@ def test_a_command_may_kill_its_process_group(built: Built, jobs: Jobs, start: S
 
 
 def test_a_signal_to_all_processes_of_a_drain_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
-    """As Ctrl-C in its terminal, which does not reach the commands."""
+    """Ctrl-C in its terminal has the same effect, since it does not reach the commands."""
     jobs.hold(*VALUES)
     process = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
@@ -165,7 +165,7 @@ def test_a_signal_to_all_processes_of_a_drain_lets_commands_finish(built: Built,
 
 
 def test_a_runner_that_cannot_fork_ends_the_drain(built: Built, jobs: Jobs, start: Start, tmp_path: Path) -> None:
-    """The record that it had just got was not tried, at the next start either."""
+    """The record it had just leased does not count as tried, even at the next start."""
     jobs.hold(1)
     process = start(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
     jobs.await_running(1)
@@ -184,7 +184,7 @@ def test_a_runner_that_cannot_fork_ends_the_drain(built: Built, jobs: Jobs, star
 def test_a_killed_keeper_leaves_the_record_with_its_command(
     built: Built, jobs: Jobs, start: Start, tries: tuple[object, ...]
 ) -> None:
-    """Until that has ended, and then it is tried again: nothing says how it ended, so that was no failed try."""
+    """Once the command exits, the record is retried; its exit code is unknown, so this was not a failed try."""
     jobs.hold(2)
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end", *tries))
     jobs.await_running(2)
@@ -206,7 +206,7 @@ def test_a_killed_keeper_is_no_try_at_the_next_start_either(built: Built, jobs: 
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
     await_line(first, ": waits for the command whose keeper was killed")
-    eventually(lambda: len(jobs.processed) == 19)  # a record that is just about to be tried would be a failed try
+    eventually(lambda: len(jobs.processed) == 19)  # a record that is about to be tried would count as a failed try
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     jobs.let_go(2)
@@ -217,7 +217,7 @@ def test_a_killed_keeper_is_no_try_at_the_next_start_either(built: Built, jobs: 
 
 
 def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: Start) -> None:
-    """Each once: what the journal says, and what the last command has said after that."""
+    """Each try counts once, whether it is in the journal or only in the last report of the command."""
     jobs.fail(2)
     first = start(*jobs.arguments(built.root.path, "--workers", 1))
     eventually(lambda: jobs.tries(2) == [1, 2])
@@ -269,7 +269,7 @@ def test_a_failed_try_of_a_record_that_was_skipped_is_not_reported(built: Built,
 
 
 def kill_all(process: subprocess.Popen[bytes], jobs: Jobs, value: str) -> None:
-    """Kill a drain with one worker, its command that has ``value``, and all between them, as a lack of memory may."""
+    """Kill a drain with one worker, its command that has ``value``, and all processes between, like the OOM killer."""
     command = jobs.running[value]
     runner = parent_of(command.keeper)
     for each in (process.pid, runner, command.keeper, command.pid):
@@ -278,7 +278,7 @@ def kill_all(process: subprocess.Popen[bytes], jobs: Jobs, value: str) -> None:
 
 
 def test_a_record_that_kills_all_of_its_drain_is_given_up(daemon: Daemon, jobs: Jobs, start: Start) -> None:
-    """After so many tries as any other, over starts that know nothing of each other."""
+    """It gets the usual number of tries, counted over restarts."""
     output_of("route", "add", "a", "--root", daemon.root)
     output_of("append", "a", "--root", daemon.root, stdin=b"1\n2\n3\n")
     jobs.hold(2)
@@ -313,7 +313,7 @@ def test_a_command_that_never_started_is_no_failed_try(built: Built, jobs: Jobs)
 
 
 def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Built, jobs: Jobs, start: Start) -> None:
-    """It comes again, and the line says so."""
+    """The record is redelivered, and the message reports that."""
     jobs.hold(1)
     first = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(1)
@@ -325,14 +325,14 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
 
     assert done.returncode == 0
     assert jobs.processed == ONCE | {"1": 2}
-    assert done.stderr.decode().endswith(  # it may have had to wait for the command to end
+    assert done.stderr.decode().endswith(  # a message about waiting for the command may precede
         "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk, and again now, as "
         "the journal of the group does not know of it\n"
     )
 
 
 def test_a_group_is_not_removed_while_a_command_runs_that_was_left(built: Built, jobs: Jobs, start: Start) -> None:
-    """The next start would not wait for it."""
+    """Without the group, the next start would not wait for the command."""
     jobs.hold(1)
     first = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(1)
@@ -371,7 +371,7 @@ def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Bui
 def test_a_drain_that_is_killed_at_random_loses_and_repeats_nothing(
     built: Built, jobs: Jobs, start: Start, seed: int, order: str
 ) -> None:
-    """Each record is in one successful run, as every command outlives its drain."""
+    """Each record is part of one successful run, since every command outlives its drain."""
     chance = random.Random(seed)
     jobs.fail(5, 11)
     more = [str(number) for number in range(21, 61)]

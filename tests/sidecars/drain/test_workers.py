@@ -1,4 +1,4 @@
-"""Several workers: a record that fails stops no other, and each record is processed, or given up, once."""
+"""Several workers: a failing record does not block others, and each record is processed or given up once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wald.retention.cursors import new_group_warning
 
 @pytest.fixture
 def sent(daemon: Daemon) -> Path:
-    """The same on the log of a running daemon."""
+    """The same records in the log of a running daemon."""
     output_of("route", "add", "a", "--root", daemon.root)
     output_of("append", "a", "--root", daemon.root, stdin="".join(f"{value}\n" for value in VALUES).encode())
     return daemon.root
@@ -33,7 +33,7 @@ def dead(root: Path) -> list[str]:
 
 
 def files(root: Path) -> set[str]:
-    """What the group has left beside its cursor."""
+    """Return the files of the group other than its cursor."""
     return {path.name.removeprefix("processed.") for path in (root / "routes/a/cursors").glob("processed.*")}
 
 
@@ -70,7 +70,7 @@ def test_a_command_gets_so_many_records(built: Built, jobs: Jobs) -> None:
 
 
 def test_a_record_that_fails_stops_no_other(built: Built, jobs: Jobs, start: Start) -> None:
-    """Nor do several, even if they are as many as the workers."""
+    """This holds even for as many failing records as workers."""
     jobs.fail(3, 4)
     process = start(*jobs.arguments(built.root.path, "--workers", 2))
     others = set(VALUES) - {"3", "4"}
@@ -88,7 +88,7 @@ def test_a_record_that_fails_stops_no_other(built: Built, jobs: Jobs, start: Sta
 
 @pytest.mark.parametrize("batch", [1, 6])
 def test_a_record_is_given_up_after_its_own_tries(sent: Path, jobs: Jobs, batch: int) -> None:
-    """Those that were in a batch with it are not, and it is tried alone no more often."""
+    """Records of the same batch are not given up, and trying it alone adds no further tries."""
     jobs.fail(7, 9)
     options = ("--workers", 3, "--batch-records", batch, "--tries", 3, "--exit-at-end")
     done = drain(*jobs.arguments(sent, *options))
@@ -116,7 +116,7 @@ def test_later_is_no_try(sent: Path, jobs: Jobs, start: Start) -> None:
 
 
 def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
-    """It stays whole, and other batches are processed meanwhile."""
+    """It stays complete, and other batches are processed in the meantime."""
     jobs.fail(1, code=75)
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--batch-records", 5, "--exit-at-end"))
     eventually(lambda: len(jobs.processed) == 15)
@@ -128,7 +128,7 @@ def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
 
 
 def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -> None:
-    """One that fails while drain is stopping does not count. A start with fewer tries has none left for the record."""
+    """A try that fails while drain is stopping does not count. A start with a lower limit leaves the record no try."""
     jobs.fail(1)
     process = start(*jobs.arguments(sent, "--workers", 1))
     eventually(lambda: jobs.tries(1)[:2] == [1, 2])
@@ -151,7 +151,7 @@ def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -
 
 
 def test_the_order_of_a_key_is_kept(root: Path, jobs: Jobs, start: Start) -> None:
-    """One record of a key at a time; what fails stops its key, and no other."""
+    """One record per key runs at a time; a failing record blocks only its key."""
     built = Built(root)
     values = [f"{key}{number}" for number in range(5) for key in "xyz"]
     built.columns("a", [each.encode() for each in values], keys=[each[:1].encode() for each in values])
@@ -180,7 +180,7 @@ def test_the_order_of_a_key_is_kept(root: Path, jobs: Jobs, start: Start) -> Non
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Start, given_up: bool) -> None:
-    """What follows the record that fails is not processed before it, even if it was in the same batch."""
+    """Records after the failing one are not processed before it, even in the same batch."""
     lines = "".join(f'{{"key": "{each[0]}", "value": "{each}"}}\n' for each in ("x1", "y1", "x2", "y2", "x3"))
     output_of("route", "add", "a", "--root", daemon.root)
     output_of("append", "a", "--jsonl", "--root", daemon.root, stdin=lines.encode())
@@ -200,7 +200,7 @@ def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Sta
 
 
 def test_a_signal_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
-    """What they have processed is done, and no other command is started."""
+    """Records they have processed are done, and no further command starts."""
     jobs.hold(*VALUES)
     process = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
@@ -223,7 +223,7 @@ def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start
 
 
 def test_the_end_is_where_the_route_ended_at_the_start(built: Built, jobs: Jobs, start: Start) -> None:
-    """Also if a record waits to be tried again then."""
+    """This applies even if a record is waiting for its retry at that time."""
     jobs.fail(20)
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     eventually(lambda: len(jobs.tries(20)) > 2)
@@ -245,7 +245,7 @@ def test_new_records_are_processed(sent: Path, jobs: Jobs, start: Start) -> None
 
 
 def test_an_operator_may_pass_over_what_fails(sent: Path, jobs: Jobs, start: Start) -> None:
-    """While the workers run."""
+    """The workers keep running."""
     jobs.fail(1)
     process = start(*jobs.arguments(sent, "--workers", 2, "--exit-at-end"))
     eventually(lambda: len(jobs.processed) == 19)
@@ -267,7 +267,7 @@ def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: J
 
 
 def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, jobs: Jobs, start: Start) -> None:
-    """It is one when the daemon takes it."""
+    """It becomes a dead letter once the daemon accepts it."""
     large = "x" * 200_000
     with Producer(daemon.root) as producer:
         producer.command("ROUTE", "ADD", "a")
@@ -290,7 +290,7 @@ def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, job
 
 
 def samples(address: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample of drain; nothing before it listens."""
+    """Return the value of each metric of drain; empty until its endpoint listens."""
     try:
         return samples_of(get(address, "/metrics")[1])
     except OSError:
