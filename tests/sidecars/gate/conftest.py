@@ -1,4 +1,4 @@
-"""A log with a daemon and a gate on it."""
+"""Fixtures: a log with a daemon and a gate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from running import Daemon
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where the log is."""
+    """The directory of the log."""
     return tmp_path / "log"
 
 
 @pytest.fixture
 def daemon(root: Path) -> Iterator[Daemon]:
-    """A running daemon with a route."""
+    """A running daemon with the route orders."""
     with Daemon(root) as running:
         running.ask("ROUTE ADD orders")
         yield running
@@ -33,5 +33,5 @@ def gate(daemon: Daemon) -> Iterator[Gate]:
 
 @pytest.fixture
 def billing(gate: Gate) -> None:
-    """A work group on its route, without a journal yet."""
+    """Create the work group billing, which has no journal yet."""
     gate.make_group("billing")

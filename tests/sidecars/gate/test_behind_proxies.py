@@ -22,12 +22,12 @@ TOKEN = {"Authorization": "Bearer ann-token"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 HTML = {"Accept": "text/html"}
 OTHERS = sorted(COMMANDS.keys() - {"nginx"})
-TYPED = {"sequence": "1"}  # into the fields of forms that are empty
+TYPED = {"sequence": "1"}  # typed into empty form fields
 
 
 @dataclass
 class Form:
-    """A form with the values that a browser would send."""
+    """An HTML form with the values that a browser would submit."""
 
     method: str
     action: str
@@ -35,7 +35,7 @@ class Form:
 
 
 class Addresses(HTMLParser):
-    """The relative addresses in a page: those that a browser loads or can follow, and its forms.
+    """Collector of a page's relative links, loaded resources and forms.
 
     Args:
         base: the address of the page.
@@ -87,7 +87,7 @@ def proxy(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> Iterato
 
 
 def waiting_requests(start: str) -> dict[str, tuple[str, str, bytes | None]]:
-    """Requests whose answers do not end, or that wait."""
+    """Return requests whose responses never end or that wait."""
     return {
         "ndjson": ("GET", f"{ORDERS}?from={start}&follow=1", None),
         "raw": ("GET", f"{ORDERS}?from={start}&follow=1&format=raw&heartbeat=1", None),
@@ -114,7 +114,7 @@ def begin(proxy: Proxy, method: str, path: str, body: bytes | None) -> HTTPConne
 
 
 def read_to(answer: HTTPResponse, value: bytes, name: str) -> None:
-    """Read the lines of an answer up to one with a value."""
+    """Read lines of a response until one has the given value."""
     line = b""
     while value not in line:
         line = answer.readline()
@@ -122,7 +122,7 @@ def read_to(answer: HTTPResponse, value: bytes, name: str) -> None:
 
 
 def require_delivery(proxy: Proxy) -> None:
-    """Check that records arrive while the answer has no end."""
+    """Check that records arrive over a response that never ends."""
     make_group(proxy)
     begun = {name: begin(proxy, *request) for name, request in waiting_requests("earliest").items()}
     assert append(proxy, b"first\n")[0] == 200
@@ -142,7 +142,7 @@ def test_records_arrive_while_the_answer_has_no_end(proxy: Proxy) -> None:
 
 
 def test_records_arrive_through_nginx_with_its_default_settings(gate: Gate, tmp_path: Path) -> None:
-    """It then speaks HTTP/1.0, and buffers answers unless told otherwise."""
+    """By default, nginx speaks HTTP/1.0 to the gate and buffers responses unless a header disables it."""
     with Proxy("nginx", gate, tmp_path, "location / { proxy_pass http://127.0.0.1:7700; }") as proxy:
         require_delivery(proxy)
 
@@ -166,7 +166,7 @@ def test_a_person_logs_in(proxy: Proxy) -> None:
 
 
 def test_the_gate_knows_the_address_of_the_client(proxy: Proxy, gate: Gate) -> None:
-    """A client cannot choose another one."""
+    """A client cannot spoof its address."""
     connection = HTTPConnection(own_host(), PORT, timeout=TIMEOUT_SECONDS, source_address=("127.9.9.9", 0))
     spoofed = {"X-Forwarded-For": "127.6.6.6", "X-Forwarded-Proto": "https"}
     connection.request("POST", "/login", b"token=ann-token", FORM | spoofed)
@@ -184,7 +184,7 @@ def test_every_link_and_form_of_the_page_works_below_a_path(name: str, gate: Gat
     with Proxy(name, gate, tmp_path, documented(name, below=True)) as proxy:
 
         def ask(method: str, path: str, headers: dict[str, str]) -> tuple[str, bytes]:
-            """Return the page that a browser would show, after redirects, preceded by its address."""
+            """Follow redirects as a browser does; return the final address and page."""
             assert path.startswith(f"{PREFIX}/"), path
             status, found, page = proxy.ask(method, path, None, HTML | headers)
             if status in (301, 302, 303):
@@ -205,7 +205,7 @@ def test_every_link_and_form_of_the_page_works_below_a_path(name: str, gate: Gat
         seen, logout = set[str](), set[str]()
         while waiting:
             path = waiting.pop()
-            alike = re.sub("[0-9]+", "1", path)  # each record has a page with a link to the next one
+            alike = re.sub("[0-9]+", "1", path)  # each record's page links to the next record
             if alike in seen:
                 continue
             seen.add(alike)

@@ -1,4 +1,4 @@
-"""The program itself: what it needs, where it listens, and that it ends."""
+"""The `wald-gate` command: required options, listening addresses and shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate under which its log is replaced answers 503 until it is started again, and then serves what there is."""
+"""A gate whose log is replaced answers 503 until it is restarted, and then serves the new log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nothing_of_the_log_that_was_there_is_answered(
     copy(daemon, root, root.with_name("copy"))
     send(gate, "k", b"lost 2\nlost 3\n")
     left = 2
-    while left:  # a lease may give only what has been read ahead by then
+    while left:  # a lease may return only the records read ahead so far
         left -= len(lease(gate, max_records=left, wait=30))
     with gate.asked("GET", f"{ORDERS}?from=2&follow=1&format=raw") as following:
         assert following.read(len(b"lost 2\nlost 3\n")) == b"lost 2\nlost 3\n"
@@ -55,7 +55,7 @@ def test_nothing_of_the_log_that_was_there_is_answered(
     ):
         assert (answer.status, answer.json()["code"]) == (503, "replaced"), answer.body
         assert "verify" not in answer.json()["hint"]
-    eventually(lambda: gate.get("/v1/routes").status == 503)  # what reads nothing looks twice a second
+    eventually(lambda: gate.get("/v1/routes").status == 503)  # without reads, the gate checks the log twice a second
     eventually(lambda: send(gate, "k", b"lost 2\nlost 3\n").status == 503)
     eventually(lambda: gate.get("/readyz").status == 503)
     assert gate.get("/readyz").json()["detail"] == sentence

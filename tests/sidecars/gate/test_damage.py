@@ -1,4 +1,4 @@
-"""Damage in the middle of an answer breaks it off, behind what can be read, and the client learns how to go on."""
+"""Damage found during a response aborts it after the readable records, and the client learns how to continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDERS = "/v1/routes/orders/records"
 
 @pytest.fixture
 def spoiled(gate: Gate) -> Gate:
-    """A gate on a log whose second record of three cannot be read."""
+    """A gate on a log of three records, the second of which is unreadable."""
     for line in (b"one\n", b"two\n", b"three\n"):
         gate.post(ORDERS, line)
     position = wald.open(gate.root).where(2).position
@@ -31,7 +31,7 @@ def spoiled(gate: Gate) -> Gate:
 
 
 def cut_off(gate: Gate) -> bytes:
-    """What comes of all records before the answer is broken off."""
+    """Request all records; return the bytes received before the response is aborted."""
     with gate.asked("GET", f"{ORDERS}?format=raw") as response, pytest.raises(http.client.IncompleteRead) as broken:
         response.read()
     return broken.value.partial
@@ -61,7 +61,7 @@ def test_a_client_that_leaves_before_the_damage_leaves_no_traceback(spoiled: Gat
         with socket.create_connection(("127.0.0.1", spoiled.port)) as client:
             client.sendall(f"GET {ORDERS}?format=raw HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert client.recv(4) == b"HTTP"
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to leave at once
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
 
     assert spoiled.stop() == 0
     assert "Traceback" not in spoiled.log

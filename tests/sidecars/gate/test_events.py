@@ -1,4 +1,4 @@
-"""Server-Sent Events: who is cut off, wherever that is, and comes again with the id that came last, misses nothing."""
+"""Server-Sent Events: a client that reconnects with the last event id misses nothing, wherever it was disconnected."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from running import Daemon, output_of, reclaim
 import wald
 
 EVENTS = f"{ORDERS}?format=events"
-_GONE = "ERR_|Failed to load"  # what the console says of a gate that was killed
+_GONE = "ERR_|Failed to load"  # console messages about a killed gate
 
 
 class Source:
-    """What an EventSource knows (HTML, section 9.2): its events, and the id that it sends when it comes again."""
+    """State of an EventSource (HTML, section 9.2): its events and the id that it sends when it reconnects."""
 
     def __init__(self) -> None:
         self.last_id = ""
         self.events: list[str] = []
 
     def take(self, lines: Iterator[bytes]) -> None:
-        """Take in lines; of a block that does not end nothing counts."""
+        """Parse lines; discard an incomplete block."""
         name = data = ""
         for line in lines:
             field, _, value = line.decode().rstrip("\n").partition(": ")
@@ -43,12 +43,12 @@ class Source:
                 return
 
     def headers(self) -> dict[str, str]:
-        """Those with which it comes again."""
+        """Return the headers for reconnecting."""
         return {"Last-Event-ID": self.last_id} if self.last_id else {}
 
 
 def cut_off(gate: Gate, query: str, source: Source, lines: int) -> None:
-    """So many lines are read, and then the connection is closed."""
+    """Read the given number of lines, then close the connection."""
     with gate.asked("GET", f"{EVENTS}&{query}", headers=source.headers()) as answer:
         assert answer.status == 200, answer.read()
         read = iter(answer.readline, b"")
@@ -108,7 +108,7 @@ def test_who_comes_again_gets_nothing_that_is_older_than_was_asked_for(
 
 
 def test_an_id_without_an_event_is_where_the_log_ends(gate: Gate, root: Path) -> None:
-    """Also where the route has no record."""
+    """The id is sent even if the route has no records."""
     with gate.asked("GET", f"{EVENTS}&from=end") as events:
         assert [events.readline() for _ in range(3)] == [b": nothing new\n", b"id: 0\n", b"\n"]
         append(root, "first")
@@ -125,7 +125,7 @@ def test_an_answer_without_an_event_says_where_to_go_on(gate: Gate, root: Path, 
 
 
 def test_wherever_the_connection_breaks_each_record_comes_once(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """Inside of an event, a batch, a chunk, and between them; another route has records between."""
+    """The connection breaks inside and between events, batches and chunks, among records of another route."""
     daemon.ask("ROUTE ADD others")
     values = [str(number) for number in range(12_000)]
     at = 0
@@ -146,7 +146,7 @@ def test_wherever_the_connection_breaks_each_record_comes_once(gate: Gate, daemo
 def test_a_silent_source_may_come_again_once_what_it_passed_over_is_reclaimed(
     daemon: Daemon, root: Path, gate: Gate
 ) -> None:
-    """An id of its beginning would be answered 410 then, and an EventSource would give up."""
+    """With its initial id it would get 410, after which an EventSource gives up."""
     with gate.asked("GET", f"{EVENTS}&from=end") as events:
         source = Source()
         source.take(iter(events.readline, b""))
@@ -165,7 +165,7 @@ def test_a_silent_source_may_come_again_once_what_it_passed_over_is_reclaimed(
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lack()), reason=lack() or "there is one")
 def test_an_eventsource_of_a_browser_misses_nothing_while_the_gate_is_away(gate: Gate, root: Path) -> None:
-    """It has had no event, only the id where it begins; it comes again by itself."""
+    """The EventSource has only its initial id and no event yet; it reconnects automatically."""
     with Chromium() as chromium, chromium.visit(gate.origin, allowed=_GONE) as visit:
         visit.page.goto("/login")
         visit.page.evaluate(

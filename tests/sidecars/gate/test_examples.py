@@ -36,7 +36,7 @@ def go_program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(params=["python", "node", *(pytest.param(each, marks=pytest.mark.slow) for each in ("shell", "go"))])
 def line(request: pytest.FixtureRequest) -> list[str]:
-    """How the program of a language begins."""
+    """Return the command line of the example in a language."""
     match request.param:
         case "python":
             return [sys.executable, str(EXAMPLES / "gate.py")]
@@ -50,7 +50,7 @@ def line(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def begin(line: list[str], gate: Gate, tmp_path: Path) -> Iterator[Begin]:
-    """Starts the program with a verb; its output goes to a file of that name."""
+    """Return a function that starts the example with a verb; output goes to a file named after the verb."""
     environment = os.environ | {"WALD_GATE": f"http://127.0.0.1:{gate.port}"}
     with ExitStack() as files:
 
@@ -70,7 +70,7 @@ def begin(line: list[str], gate: Gate, tmp_path: Path) -> Iterator[Begin]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to a program, and to what it has started."""
+    """Send SIGTERM to a program and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     process.wait(TIMEOUT_SECONDS)
@@ -83,7 +83,7 @@ def printed(tmp_path: Path, verb: str) -> list[bytes]:
 
 
 def test_a_program_outlives_the_gate(begin: Begin, gate: Gate, root: Path, tmp_path: Path) -> None:
-    """What it stores is there once; what follows has each record once and in order; a worker has each at least once."""
+    """A producer's records are stored once; a follower gets each once, in order; a worker gets each at least once."""
     lines = [b"line %d" % number for number in range(LINES)]
     last = tmp_path / "last"
     gate.make_group("billing")

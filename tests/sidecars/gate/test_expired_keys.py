@@ -1,4 +1,4 @@
-"""A key is remembered for a day, if it is among the parts that came last; later it may be stored again."""
+"""A key among the latest parts is remembered for one day; after that it can be stored again."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from wald_gate.records_in import daemon as daemons
 from wald_gate.records_in import keys
 from wald_gate.records_in.publisher import IdempotentPublisher
 
-LINES = b"".join(b"line %d\n" % number for number in range(40_000))  # some parts
+LINES = b"".join(b"line %d\n" % number for number in range(40_000))  # several parts
 NEW = b'{"first":5,"last":6,"count":2}'
 _DIRECTORIES = count()
 
 
 @contextmanager
 def at(root: Path, hours: float) -> Iterator[Gate]:
-    """A gate, and its daemon, whose clocks are so many hours from now."""
+    """A gate and its daemon with clocks shifted by the given number of hours."""
     env = moved(root.with_name(f"clock-{next(_DIRECTORIES)}"), hours) if hours else None
     with Daemon(root, env=env) as daemon:
         daemon.ask("ROUTE ADD orders")
@@ -70,7 +70,7 @@ def test_a_key_is_forgotten_after_a_day(root: Path, *, has_table: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("has_table", [True, False])
 def test_the_day_begins_with_the_part_that_was_stored_last(root: Path, *, has_table: bool) -> None:
-    """Of a body that was cut off and completed later the log of the last day has the end alone."""
+    """If a body was cut off and completed later, the last day of the log has only its end."""
     with at(root, -25) as gate, begun(gate, "k", LINES[:300_000], length=len(LINES)):
         eventually(lambda: values(root))
     with at(root, -23) as gate:
@@ -89,12 +89,12 @@ def test_the_day_begins_with_the_part_that_was_stored_last(root: Path, *, has_ta
 
 @pytest.mark.slow
 def test_no_more_than_the_log_of_the_last_day_is_read(root: Path, tmp_path: Path) -> None:
-    """The table ends long ago; what came behind it and is older than a day is forgotten, too."""
+    """The saved table ends long before; later keys that are older than one day are forgotten, too."""
     with at(root, -30) as gate:
         first = send(gate, "a")
         gate.stop()
         gate.start()
-        assert outcome(send(gate, "a")) == (200, True, first.body)  # so the table is read to the end of the log
+        assert outcome(send(gate, "a")) == (200, True, first.body)  # so the table covers the log to its end
     shutil.copytree(root / "gate", tmp_path / "table")
     with at(root, -25) as gate:
         send(gate, "b")
@@ -102,7 +102,7 @@ def test_no_more_than_the_log_of_the_last_day_is_read(root: Path, tmp_path: Path
     shutil.copytree(tmp_path / "table", root / "gate")
     with at(root, 0) as gate:
         assert outcome(send(gate, "b")) == (200, False, NEW)
-        assert outcome(send(gate, "a")) == (200, True, first.body)  # until something has come that is newer
+        assert outcome(send(gate, "a")) == (200, True, first.body)  # remembered until newer parts arrive
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_clock_that_goes_back_forgets_no_key(root: Path) -> None:
 
 
 async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> list[int]:
-    """The sequences of the parts of a body; all keys are of the same slot."""
+    """Store the parts of a body and return their sequences; all keys share one slot."""
     async with repeats.request(bytes([7] + [key] * 15)) as request:
         found = []
         for value in values:
@@ -130,7 +130,7 @@ async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> 
 def test_the_number_of_a_slot_is_known_of_what_is_not_read(
     daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch, *, by_reclaim: bool
 ) -> None:
-    """Another gate had the slot meanwhile, and what it stored is older than a day, or is reclaimed."""
+    """Another gate used the slot in the meantime, and its records are older than one day or reclaimed."""
 
     async def test() -> None:
         to_daemon = daemons.DaemonClient(root, daemon.socket_path, patience=30)
@@ -152,7 +152,7 @@ def test_the_number_of_a_slot_is_known_of_what_is_not_read(
 
 
 def test_the_parts_that_came_last_are_remembered(daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all parts of a key of which one is among them."""
+    """If one part of a key is among the latest, all parts of that key are remembered."""
     monkeypatch.setattr(keys, "KEPT_PARTS", 4)
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""What a gate says of the log is what commands say of it, and its OpenAPI document has every verb."""
+"""The gate reports the same facts about the log as the commands, and its OpenAPI document covers every verb."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURSOR = "/v1/routes/orders/cursors/billing"
     [("/v1/routes", "route list"), ("/v1/head", "head"), ("/v1/where/2", "where 2"), ("/v1/where/9", "where 9")],
 )
 def test_a_fact_is_what_its_command_prints(gate: Gate, root: Path, path: str, command: str) -> None:
-    """But for the schema, which versions the output of the command."""
+    """The responses differ only in the schema key, which versions the command's output."""
     gate.post("/v1/routes/orders/records", b"one\ntwo\n")
     said = gate.get(path).json()
     printed = json.loads(wald(*command.split(), "--json", "--root", root).stdout)
@@ -87,13 +87,13 @@ def test_what_there_is_not(gate: Gate) -> None:
 
 
 def test_a_path_with_a_newline_behind_it_is_no_path(gate: Gate) -> None:
-    """It would pass by the rule of a proxy for the path without it."""
+    """Such a path would bypass a proxy's rule for the path without the newline."""
     for path in ["/healthz%0A", "/v1/head%0A", "/v1/routes/orders/records%0A?limit=1"]:
         assert gate.get(path).status == 404
 
 
 def test_an_encoded_slash_separates_nothing(gate: Gate) -> None:
-    """No name has a slash, and a proxy compares the path before it is decoded."""
+    """Names contain no slash, and a proxy compares the path before decoding."""
     gate.post("/v1/routes/orders/records", b"one\n")
     gate.make_group("billing")
     for method, path in [

@@ -1,4 +1,4 @@
-"""Reads take turns by client, and nothing but reads waits for them."""
+"""Reads are scheduled fairly between clients, and only reads wait for reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald_gate.records_out.threads import ReadThreads
 
 @asynccontextmanager
 async def reading(client: str) -> AsyncIterator[tuple[ReadThreads, asyncio.Task[bool], threading.Event]]:
-    """Yield threads whose only one reads for a client, that read, and the event that ends it."""
+    """Yield a pool whose only thread is busy with a client's read, that read, and the event that ends it."""
     begun, goes_on = threading.Event(), threading.Event()
 
     def read() -> bool:
@@ -35,7 +35,7 @@ def test_a_client_that_reads_much_waits_behind_itself_alone() -> None:
         async with reading("greedy") as (threads, running, goes_on):
             names = ["greedy"] * 5 + ["ann"] * 2 + ["bob"]
             calls = [asyncio.create_task(threads.run(name, partial(done.append, name))) for name in names]
-            await asyncio.sleep(0)  # all wait for their turns
+            await asyncio.sleep(0)  # all are queued
             goes_on.set()
             await asyncio.gather(running, *calls)
         return done
@@ -49,8 +49,8 @@ def test_a_client_that_gives_up_some_of_its_turns_has_the_next_one() -> None:
         async with reading("ann") as (threads, running, goes_on):
             names = ["bob given up", "bob", "eve"]
             calls = [asyncio.create_task(threads.run(name[:3], partial(done.append, name))) for name in names]
-            await asyncio.sleep(0)  # all wait for their turns
-            if given_up_late:  # at the moment in which it gets its turn
+            await asyncio.sleep(0)  # all are queued
+            if given_up_late:  # at the moment of its scheduling
                 threads._release()
             calls[0].cancel()
             goes_on.set()
@@ -79,7 +79,7 @@ def test_a_walk_gives_its_thread_up_between_steps_and_returns_its_result(monkeyp
             walk = asyncio.create_task(threads.walk("ann", way()))
             await asyncio.to_thread(begun.wait)
             other = asyncio.create_task(threads.run("bob", lambda: done.append("bob")))
-            await asyncio.sleep(0)  # it waits for its turn
+            await asyncio.sleep(0)  # it is queued
             goes_on.set()
             assert await walk == "found"
             await other

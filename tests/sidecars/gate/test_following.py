@@ -1,4 +1,4 @@
-"""Clients that follow a route get each of its records once, in order, and are not woken for those of other routes."""
+"""Clients following a route get each record once, in order, and are not woken for records of other routes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RARE_END = b"end of it"
 
 
 def begun(tmp_path: Path) -> Built:
-    """A log with a record of each route."""
+    """A log with one record on each route."""
     built = Built(tmp_path / "root")
     for route in ROUTES:
         built.lines(route, [b"first"])
@@ -33,7 +33,7 @@ def begun(tmp_path: Path) -> Built:
 
 @contextmanager
 def reading_state(built: Built) -> Iterator[State]:
-    """What a reading needs of a gate."""
+    """The state of a gate that a read needs."""
     following = HeadWatcher(built.log)
     with ReadThreads(4) as readers:
         rights = SimpleNamespace(edition=0)
@@ -45,7 +45,7 @@ def reading_state(built: Built) -> Iterator[State]:
 
 
 async def followed(state: State, route: str, *, until: bytes, silent_seconds: float, stop: int | None = None) -> bytes:
-    """The values that a client gets from the oldest record on, up to the value ``until``."""
+    """Return the values that a client receives from the oldest record up to the value ``until``."""
     got = b""
     with state.following.watching(route) as watch:
         reading = Reading(state, "ann", Wanted(route, "earliest", stop), Raw(), watch)
@@ -61,7 +61,7 @@ async def followed(state: State, route: str, *, until: bytes, silent_seconds: fl
 
 
 async def write(built: Built, choice: random.Random, steps: int) -> dict[str, bytes]:
-    """Write to a log what clients may meet: long records in pieces, many records, cuts, seals; return it by route."""
+    """Append long records in pieces, many records, cuts and seals; return the values by route."""
     written = dict.fromkeys(ROUTES, b"first\n")
     open_routes: set[str] = set()
     for number in range(steps):
@@ -95,7 +95,7 @@ async def write(built: Built, choice: random.Random, steps: int) -> dict[str, by
 
 
 def test_a_client_that_reads_one_view_in_many_chunks_misses_nothing(tmp_path: Path) -> None:
-    """Records arrive in the middle of a view; then no more do before the chunks that lead to its end."""
+    """Records arrive while a snapshot is being read, and none arrive before its remaining chunks are read."""
     built = begun(tmp_path)
     lines = [b"%05d " % number + b"." * 1000 for number in range(4000)]
     for start in range(0, 2000, 100):
@@ -148,7 +148,7 @@ def test_a_client_is_not_woken_by_records_of_other_routes(tmp_path: Path) -> Non
     async def test() -> None:
         following = HeadWatcher(built.log)
         with following.watching("a") as rare, following.watching("b") as busy:
-            assert await rare.wait(None)  # it looks at the log once
+            assert await rare.wait(None)  # it checks the log once
             while following.last != built.last or not await busy.wait(None):
                 await asyncio.sleep(0.001)
             rare.clear()
@@ -184,7 +184,7 @@ def test_a_client_is_woken_when_the_log_was_copied_back(tmp_path: Path) -> None:
 
 
 def test_a_record_whose_end_is_still_to_come_is_not_passed_over(tmp_path: Path) -> None:
-    """Neither by the id that an idle client resumes behind, nor by the end of what is wanted."""
+    """Neither the id from which an idle client resumes nor the end of the requested range skips the record."""
     built = begun(tmp_path)
     long = built.piece("a", b"begin ", begins=True, ends=False)
     built.lines("b", [b"x"] * 3)

@@ -1,4 +1,4 @@
-"""A key is stored once although the daemon has forgotten the slot of it: more producers came than it remembers."""
+"""A key is stored once even if the daemon has evicted its slot because too many producers appeared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values(root: Path) -> list[bytes]:
 
 
 async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b"x") -> int:
-    """The sequence of a record that is stored under a key."""
+    """Store a record under a key; return its sequence."""
     async with repeats.request(key) as request:
         durable, _ = await request.publish("orders", *column_payloads([value]), is_last=True)
         return durable.first
@@ -44,7 +44,7 @@ async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b
 def run(
     daemon: Process, test: Callable[[IdempotentPublisher], Awaitable[None]], *, patience: float = TIMEOUT_SECONDS
 ) -> None:
-    """Run the part of a gate that stores records with a key, in this process."""
+    """Run the idempotent publisher of a gate in this process."""
 
     @asynccontextmanager
     async def running() -> AsyncIterator[IdempotentPublisher]:
@@ -65,7 +65,7 @@ def run(
 
 @contextmanager
 def stopped_for_long(daemon: Process, repeats: IdempotentPublisher) -> Iterator[None]:
-    """Stop the daemon, so that requests are given up soon; only these, as any takes its time on a loaded machine."""
+    """Pause the daemon and shorten the timeout of these requests; others may be slow on a loaded machine."""
     patience, repeats._daemon.patience = repeats._daemon.patience, 0.5
     with stopped(daemon):
         yield
@@ -108,7 +108,7 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
 
 
 def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
-    """As by a gate that found nothing of it in what RECLAIM had left: its numbers are lower than those before."""
+    """A gate that found nothing of the slot after a reclaim restarted its numbers, which are lower than before."""
 
     async def test(repeats: IdempotentPublisher) -> None:
         for number in range(3):
@@ -126,13 +126,13 @@ def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
 
 
 def test_requests_of_one_slot_are_given_up_together(daemon: Process) -> None:
-    """Each after the time that it has had, not one after the other."""
+    """Each request times out on its own deadline, not one after the other."""
 
     async def test(repeats: IdempotentPublisher) -> None:
         await store(repeats)
         with stopped_for_long(daemon, repeats):
             storing = [asyncio.create_task(store(repeats, KEY[:-1] + bytes([1 + number]))) for number in range(200)]
-            await asyncio.wait(storing, timeout=60)  # one after the other, they would take 100 s
+            await asyncio.wait(storing, timeout=60)  # sequential timeouts would take 100 s
             assert {type(each.exception()) for each in storing} == {Unavailable}
 
         assert await store(repeats) == 1
@@ -169,7 +169,7 @@ def test_the_end_of_a_gate_does_not_wait_until_the_log_is_read(daemon: Process) 
 
 
 def test_a_daemon_that_is_older_than_the_gate_is_told_of(tmp_path: Path) -> None:
-    """It refuses the option that it does not know; that is not the fault of the client."""
+    """The daemon rejects the unknown option, which is not the client's fault."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
@@ -192,7 +192,7 @@ def test_a_daemon_that_is_older_than_the_gate_is_told_of(tmp_path: Path) -> None
 def test_two_gates_store_each_key_once_while_producers_come_and_the_daemon_stops(
     gate: Gate, daemon: Process, root: Path
 ) -> None:
-    """Clients send each key again and again to either gate, whatever they were answered."""
+    """Clients repeat each key at either gate, whatever the response."""
     keys = [f"key-{number}" for number in range(64)]
     ends = Event()
 

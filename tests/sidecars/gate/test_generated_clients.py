@@ -1,4 +1,4 @@
-"""Clients that openapi-generator makes from the OpenAPI document compile, and receive its records and errors."""
+"""Clients generated from the OpenAPI document by openapi-generator compile and receive records and errors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ require gopkg.in/validator.v2 v2.0.1
 
 replace gopkg.in/validator.v2 => ./validator
 """
-NO_RULES = (
-    "package validator\n\nfunc Validate(any) error { return nil }\n"  # the client needs none of the module's rules
-)
+NO_RULES = "package validator\n\nfunc Validate(any) error { return nil }\n"  # the client uses no validation rules
 ANSWERS = {
     "stored": [1, 2, 2],
     "records": [[1, "one", "ann"], [2, "[2]", None]],
@@ -50,7 +48,7 @@ ANSWERS = {
 
 @pytest.fixture
 def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
-    """A gate that asks for a token."""
+    """A gate that requires a token."""
     tokens = tmp_path / "tokens"
     tokens.write_text(entry("shop", read=["orders"], write=["orders"], work=["orders"]))
     with Gate(daemon.root, "--tokens", tokens) as running:
@@ -58,7 +56,7 @@ def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
 
 
 def run(*command: object, at: Path, **environment: str) -> str:
-    """Run a command that must succeed; returns its output."""
+    """Run a command that must succeed; return its output."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=at,
@@ -73,7 +71,7 @@ def run(*command: object, at: Path, **environment: str) -> str:
 
 
 def generate(gate: Gate, generator: str, folder: Path, *options: str) -> None:
-    """Make a client from the document of the gate."""
+    """Generate a client from the gate's OpenAPI document."""
     at = folder.parent
     (at / "openapi.json").write_bytes(gate.get("/openapi.json").body)
     command = [programs.program("java"), "-jar", JAR, "generate", "-i", "openapi.json", "-g", generator]
@@ -105,7 +103,7 @@ def typescript(gate: Gate, at: Path) -> list[object]:
     generate(gate, "typescript-fetch", at / PACKAGE)
     shutil.copy(CLIENTS / "client.ts", at)
     modern = ["--target", "es2020", "--lib", "es2020,dom", "--module", "commonjs"]
-    # TypeScript before 4.9 takes what the generated code looks for with `in` for an implicit `any`.
+    # TypeScript before 4.9 infers an implicit `any` for properties that the generated code checks with `in`.
     run(compiler, "--strict", "--noImplicitAny", "false", *modern, "--outDir", "compiled", "client.ts", at=at)
     return [node, "compiled/client.js"]
 

@@ -1,4 +1,4 @@
-"""Which process owns a work group: the gate from the first request on, until it has ended or nothing is left to do."""
+"""Ownership of a work group: the gate owns it from the first request until the gate stops or nothing is pending."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wald_gate.problems import HttpError
 from wald_gate.settings import GroupSettings
 
 GROUP = "/v1/routes/orders/groups/billing"
-NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # the settings have them
+NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # named in the settings
 RECORDS = "/v1/routes/orders/records"
 
 
@@ -46,7 +46,7 @@ def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowl
     assert post(gate, "ack", sequences=done).json() == {"refused": []}
     gate.kill()
     gate.start()
-    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, and no other worker has it
+    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, but no other worker has leased it
     again = post(gate, "lease").json()["records"]
     assert [(record["sequence"], record["tries"]) for record in again] == [(n, 2) for n in range(4, 101, 2)]
 
@@ -161,7 +161,7 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
         acknowledged: set[int] = set()
 
         def is_full() -> bool:
-            """It takes many lines to use up those that stand ready; meanwhile the daemon may give room back."""
+            """Return True if the disk is full; preallocated space and space that the daemon frees last a while."""
             fill(next(fillers))
             got = post(gate, "lease", max_records=100)
             if got.status == 200:
@@ -192,7 +192,7 @@ def built(tmp_path: Path) -> Built:
 def hosting(
     built: Built, main: Callable[[Groups], Coroutine[Any, Any, None]], *, groups_max: int = 64, idle: float = 600
 ) -> None:
-    """Run ``main`` with the groups of a gate."""
+    """Run ``main`` with the hosted groups of a gate."""
 
     async def begin() -> None:
         groups = Groups(built.log, NAMED, groups_max=groups_max, idle_seconds=idle)
@@ -205,7 +205,7 @@ def hosting(
 
 
 def is_free(built: Built, group: str) -> bool:
-    """Whether another process may own a group."""
+    """Return True if another process can own the group."""
     try:
         with wald.WorkGroup(built.root.path, "a", group):
             return True
@@ -221,7 +221,7 @@ def test_a_group_that_is_idle_is_closed_once_no_consumer_has_a_record(built: Bui
             assert len(await first.lease("w1", wait=60)) == 2
         async with groups.use("a", "g1"):
             pass
-        while groups.count == 2:  # whatever closes that one has been idle for longer, and was looked at before it
+        while groups.count == 2:  # the one closed first has been idle for longer
             await asyncio.sleep(0.01)
         async with groups.use("a", "g") as work:
             assert work is first
@@ -236,7 +236,7 @@ def test_a_group_that_is_idle_is_closed_once_no_consumer_has_a_record(built: Bui
 
 
 async def too_many(groups: Groups, route: str, group: str) -> None:
-    """There is no place for this one."""
+    """Check that the group is refused because all places are taken."""
     with pytest.raises(HttpError) as refused:
         async with groups.use(route, group):
             pass

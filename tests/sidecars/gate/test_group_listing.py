@@ -1,4 +1,4 @@
-"""Which groups a route has, how far they are, and removing one."""
+"""Listing a route's groups with their progress, and removing a group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("billing")
 
 
 def listed(gate: Gate, **headers: str) -> dict[str, Any]:
-    """The groups of the route, by name."""
+    """Return the groups of the route by name."""
     answer = gate.get(GROUPS, **headers)
     assert answer.status == 200, answer.body
     return {each["group"]: each for each in answer.json()["groups"]}
@@ -72,7 +72,7 @@ def test_a_group_of_another_process_is_not_removed(gate: Gate) -> None:
 
 
 def test_the_command_that_removes_a_group_says_what_the_gate_takes(daemon: Daemon) -> None:
-    """To stop the gate would end all clients of all groups."""
+    """The hint does not suggest stopping the gate, which would disconnect the clients of all groups."""
     with Gate(daemon.root, anew=True) as gate:
         gate.post(RECORDS, b"1\n")
         assert len(lease(gate)) == 1
@@ -85,7 +85,7 @@ def test_paths_and_commands_are_for_those_who_run_the_log(daemon: Daemon, gate: 
     gate.post(RECORDS, b"1\n")
     assert len(lease(gate)) == 1
     broken = wald.open(daemon.root).cursor("orders", "broken").path
-    broken.symlink_to("elsewhere")  # what is said of it names the file
+    broken.symlink_to("elsewhere")  # the error about it names the file
     tokens = tmp_path / "tokens"
     tokens.write_text(entry("reader", read=["*"]) + entry("chief", admin=True))
     root = str(daemon.root).encode()

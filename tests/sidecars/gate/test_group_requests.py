@@ -1,4 +1,4 @@
-"""Requests for work groups that are wrong: each is refused with what is wrong, and nothing is leased or settled."""
+"""Invalid requests for work groups are rejected with the reason, and nothing is leased or settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the config file says of a work group: it holds from its first lease on, over restarts of the gate."""
+"""Settings of a work group in the config file apply from its first lease and survive restarts of the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease that acknowledges waits for the disk: its answer, which is made meanwhile, says nothing that is not there."""
+"""A lease that acknowledges records is answered only after the sync, although its response is built in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("billing")
 GROUP = "/v1/routes/orders/groups/billing"
 RECORDS = "/v1/routes/orders/records"
 HELD_BACK = "inject=fdatasync:delay_enter=60000000"
-FDATASYNC = 75  # its number on x86-64
+FDATASYNC = 75  # the system call number on x86-64
 
 
 def post(gate: Gate, verb: str, **fields: Any) -> Answer:
@@ -24,7 +24,7 @@ def post(gate: Gate, verb: str, **fields: Any) -> Answer:
 
 
 def is_syncing(gate: Gate) -> bool:
-    """Whether a thread of the gate is in fdatasync."""
+    """Return True if a thread of the gate is in fdatasync."""
     threads = Path(f"/proc/{gate.process.pid}/task").iterdir()
     return any(hangs_in(int(thread.name), FDATASYNC) for thread in threads)
 
@@ -41,7 +41,7 @@ def test_no_answer_leaves_before_the_disk_has_what_is_done(gate: Gate, tmp_path:
         with traced(gate.process.pid, tmp_path / "trace", HELD_BACK, threads=True):
             asked = threads.submit(post, gate, "lease", max_records=1, done=[1])
             eventually(lambda: is_syncing(gate))
-            assert gate.get("/healthz").status == 200  # the loop goes on, and has made the answer by now
+            assert gate.get("/healthz").status == 200  # the event loop runs and has built the response by now
             assert not asked.done()
         assert leased(asked.result()) == [(2, 1)]
 

@@ -1,4 +1,4 @@
-"""Leases that wait for a record over HTTP: none of them costs a thread, and none that has gone takes a record along."""
+"""Waiting leases over HTTP: they use no threads, and a disconnected client leases no records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 500
 
 
 def waiting(gate: Gate, worker: str, **fields: Any) -> socket.socket:
-    """A connection on which a lease was asked for."""
+    """Return a connection with a pending lease request."""
     body = json.dumps({"worker": worker, "wait": 300, **fields}).encode()
     connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
     head = f"POST {GROUP}/lease HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -26,14 +26,14 @@ def waiting(gate: Gate, worker: str, **fields: Any) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> list[int]:
-    """The sequences that were leased on a connection."""
+    """Return the sequences leased on a connection."""
     with connection, connection.makefile("rb") as file:
         assert b" 200 " in file.readline()
         return [record["sequence"] for record in json.loads(file.read().partition(b"\r\n\r\n")[2])["records"]]
 
 
 def leases(gate: Gate) -> int:
-    """How many leases wait."""
+    """Return the number of waiting leases."""
     lines = gate.get("/metrics").body.decode().splitlines()
     [found] = [line for line in lines if line.startswith("wald_gate_waiting_leases")]
     return int(float(found.split()[-1]))
@@ -45,7 +45,7 @@ def test_of_many_that_wait_one_gets_a_record_and_no_thread_is_needed_for_any(gat
     before = len(list(tasks.iterdir()))
     connections = [waiting(gate, f"w{number}") for number in range(MANY)]
     eventually(lambda: leases(gate) == MANY)
-    assert len(list(tasks.iterdir())) < before + 30  # threads that read for other requests
+    assert len(list(tasks.iterdir())) < before + 30  # the read threads of other requests
     gate.post(RECORDS, b"one\n")
     eventually(lambda: leases(gate) == MANY - 1)
     assert gate.stop() == 0

@@ -1,4 +1,4 @@
-"""Work groups over HTTP: the life of a record, from its lease to its acknowledgement."""
+"""Work groups over HTTP: a record from its lease to its acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that wait are sent on at once by proxies, and send something before a proxy takes them for dead."""
+"""Proxies forward waiting responses at once, and heartbeats prevent their timeouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDERS = "/v1/routes/orders/records"
 
 
 def begun(gate: Gate, method: str, path: str, body: str = "") -> socket.socket:
-    """A connection on which a request was sent."""
+    """Send a request; return its connection."""
     connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     connection.sendall(head.encode())
@@ -22,7 +22,7 @@ def begun(gate: Gate, method: str, path: str, body: str = "") -> socket.socket:
 
 
 def received(connection: socket.socket, end: bytes) -> bytes:
-    """What comes on a connection up to the first ``end``."""
+    """Return the bytes received on a connection up to the first ``end``."""
     found = b""
     while end not in found:
         data = connection.recv(65536)
@@ -47,7 +47,7 @@ def test_nginx_is_told_not_to_buffer_what_comes_bit_by_bit(gate: Gate) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("billing")
 def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
-    """But for values alone, where it could be taken for a record, unless the client asks for it."""
+    """Plain values, in which a heartbeat would look like a record, have none unless the client asks for it."""
     lease = json.dumps({"worker": "ann", "wait": 300})
     requests = {
         "ndjson": ("GET", f"{ORDERS}?from=end&follow=1", "", b"\r\n\n\r\n"),

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: words, what to do over HTTP, and nothing of the gate's machine."""
+"""Error messages and hints for HTTP clients say what to do over HTTP and reveal nothing about the gate's machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*
 
 @pytest.fixture(scope="module")
 def gate_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate for ann, who may do everything, and bob; packing has processed the three records of orders."""
+    """A gate with the admin ann and the restricted client bob; packing has processed the three records of orders."""
     root = tmp_path_factory.mktemp("hints") / "log"
     tokens = root.with_name("tokens")
     lines = [
@@ -47,7 +47,7 @@ def gate_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 def told(
     gate: Gate, name: str, method: str, path: str, body: dict[str, Any] | bytes | None = None, **headers: str
 ) -> dict[str, Any]:
-    """What ``name`` is answered."""
+    """Return the response to a request by the client ``name``."""
     kind = "application/json" if isinstance(body, dict) else "text/plain"
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     sent = {"Authorization": f"Bearer {name}", "Content-Type": kind}
@@ -170,7 +170,7 @@ def test_a_wrong_key_is_told_what_is_wrong_with_it(gate_of_two: Gate, key: str, 
 
 
 def test_a_number_that_is_taken_is_told_to_those_who_are_no_admin(daemon: Daemon) -> None:
-    """A request as the gate sends it, under a number that another one has already."""
+    """The test sends a request as the gate does, with a number that another request already uses."""
     root = library.open(daemon.root).root
 
     async def test() -> None:

@@ -1,6 +1,6 @@
-"""Requests that no well-behaved client sends: each is answered as RFC 9110 and 9112 say, or the connection is closed.
+"""Malformed and hostile requests are answered as RFC 9110 and 9112 require, or the connection is closed.
 
-After each of them the next connection works, nothing is stored that should not be, and stderr has no traceback.
+After each of them the next connection works, no unwanted record is stored, and stderr has no traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATH = b"/v1/routes/orders/records"
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate that all of them share; what each stores is told apart by the head of the log."""
+    """A gate shared by all tests; each test finds its own records by the head of the log."""
     root = tmp_path_factory.mktemp("hostile") / "log"
     with Daemon(root) as daemon:
         daemon.ask("ROUTE ADD orders")
@@ -39,10 +39,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 
 
 def statuses(gate: Gate, sent: bytes) -> list[int]:
-    """Of all answers until the gate closes the connection, at the latest when nothing more comes."""
+    """Return the status codes of all responses until the gate closes the connection or stays silent."""
     with socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS) as connection:
         received = b""
-        with suppress(ConnectionError):  # it may close before it has read all
+        with suppress(ConnectionError):  # the gate may close before it has read everything
             connection.sendall(sent)
             while data := connection.recv(1 << 16):
                 received += data
@@ -50,7 +50,7 @@ def statuses(gate: Gate, sent: bytes) -> list[int]:
 
 
 def statuses_of(gate: Gate, requests: Collection[bytes]) -> list[list[int]]:
-    """The same for each of many requests, over as many connections at once: some stay open until a timeout."""
+    """Send requests over concurrent connections, some open until a timeout; return the statuses of each."""
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(partial(statuses, gate), requests))
 
@@ -161,7 +161,7 @@ def test_it_is_refused_and_nothing_of_it_is_stored(attacked: Gate) -> None:
     ],
 )
 def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: Gate, refused: bytes) -> None:
-    """The one behind it is answered, or none: never one that stands in the body."""
+    """The gate answers the following request or none, but never a request embedded in the body."""
     found = statuses(attacked, refused + b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 
     assert found in ([found[0]], [found[0], 404])
@@ -192,12 +192,12 @@ def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
 
 @pytest.mark.parametrize("length", [b"Content-Length: %d" % len(SMUGGLED), CHUNKED])
 def test_the_body_of_who_asks_for_another_protocol_is_no_request(attacked: Gate, length: bytes) -> None:
-    """It comes after its head, in a packet of its own, and is stored as what it is."""
+    """The body arrives after its head in a separate packet and is stored unchanged."""
     body = SMUGGLED if length is not CHUNKED else b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
     before = len(stored(attacked))
     with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_SECONDS) as connection:
         connection.sendall(request(UPGRADE, b"Upgrade: h2c", b"Expect: 100-continue", length))
-        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the head is taken
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the head is accepted
         connection.sendall(body)
         with connection.makefile("rb") as answer:
             assert answer.readline() == b"HTTP/1.1 200 OK\r\n"

@@ -1,4 +1,4 @@
-"""Clients of HTTP/1.0 get answers that they can read."""
+"""HTTP/1.0 clients get responses that they can parse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ORDERS = "/v1/routes/orders/records"
 
 
 def answer(gate: Gate, method: str, path: str, body: bytes = b"", headers: str = "") -> tuple[list[str], bytes]:
-    """The head of an answer to a request of HTTP/1.0, and all that comes until the connection ends."""
+    """Send an HTTP/1.0 request; return the response's head and all bytes until the connection ends."""
     with socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS) as connection:
         head = f"{method} {path} HTTP/1.0\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
         connection.sendall(head.encode() + body)
@@ -46,6 +46,6 @@ def test_head_has_no_body(gate: Gate) -> None:
 
 @pytest.fixture
 def filled(gate: Gate) -> Gate:
-    """A gate on a log with more records than go out in one piece."""
+    """A gate on a log with more records than fit in one chunk."""
     gate.post(ORDERS, b"one\ntwo\n" * 50_000)
     return gate

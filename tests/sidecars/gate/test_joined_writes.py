@@ -1,4 +1,4 @@
-"""What is kept for the end of a round is sent in one piece, or dropped with the connection."""
+"""Writes buffered during a loop iteration are sent in one piece, or dropped with the connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wald_gate.http.connection import JoinedWrites
 
 
 def test_what_is_kept_when_the_connection_is_lost_is_dropped() -> None:
-    """Without an error in the loop, which would go to stderr as a traceback."""
+    """The event loop logs no error, which would appear as a traceback on stderr."""
     wrong: list[Any] = []
 
     async def lose() -> None:
@@ -22,7 +22,7 @@ def test_what_is_kept_when_the_connection_is_lost_is_dropped() -> None:
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=here)
         joined = JoinedWrites(transport)
         joined.abort()
-        for _ in range(5):  # by then the system's handle is gone, too
+        for _ in range(5):  # the last writes come after the socket is closed
             joined.write(b"kept")
             await asyncio.sleep(0)
         there.close()

@@ -1,4 +1,4 @@
-"""Leased records count among what the gate keeps in memory, until their client has taken them."""
+"""Leased records count against the gate's memory limit until their client has received them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE = {"max_bytes": 16 << 20, "lease_for": 3600}
 
 @pytest.fixture
 def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
-    """A gate with room for one lease, which gets one record, and two of those in the log."""
+    """A gate with memory for one lease of one record, on a log with two such records."""
     config = tmp_path / "gate.toml"
     config.write_text('[limits]\nkept_max_bytes = "18MiB"\n')
     with Gate(daemon.root, "--config", config) as running:
@@ -30,7 +30,7 @@ def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
 
 
 def leasing(gate: Gate, worker: str) -> socket.socket:
-    """A connection on which records were leased, of which the client takes little."""
+    """Lease records over a connection whose client reads only a little; return the connection."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(TIMEOUT_SECONDS)
@@ -47,7 +47,7 @@ def lease(gate: Gate, **fields: int) -> Answer:
 
 
 def out(gate: Gate) -> list[tuple[int, int, str, int]]:
-    """What consumers have, and how often it was delivered."""
+    """Return the pending leases with their workers and tries."""
     lines = gate.get(f"{GROUP}/pending").lines()
     return [(each["first"], each["last"], each["worker"], each["tries"]) for each in lines]
 
@@ -58,7 +58,7 @@ def test_a_lease_waits_for_what_another_client_has_not_taken_and_leases_nothing(
         refused = lease(gate)
         assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (503, "memory", "2")
         assert out(gate) == [(1, 1, "first", 1)]
-        assert len(lease(gate, max_bytes=1).json()["records"]) == 1  # each may keep little, and may have one record
+        assert len(lease(gate, max_bytes=1).json()["records"]) == 1  # small leases fit; each gets a record
         assert gate.post(f"{GROUP}/nack", {"worker": "second", "sequences": [2]}).status == 200
         while is_read and connection.recv(1 << 20):
             pass

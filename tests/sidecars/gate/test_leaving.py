@@ -1,4 +1,4 @@
-"""What a client has taken up is free again as soon as it has gone, or is cut off: its place, descriptors, memory."""
+"""A disconnected client's connection slot, descriptors and memory are released at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually
 ORDERS = "/v1/routes/orders/records"
 CLIENTS = 20
 LOG_BYTES = 48 << 20
-BOUND_BYTES = 8 << 20  # for each client; it takes about three
+BOUND_BYTES = 8 << 20  # per client; about 3 MiB are used
 LEASE = {"worker": "ann", "wait": 300}
 
 
@@ -29,7 +29,7 @@ def gate_of(daemon: Daemon, limits: str) -> Gate:
 def connected(gate: Gate) -> socket.socket:
     connection = socket.socket()
     connection.settimeout(TIMEOUT_SECONDS)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that little is taken for the client
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the kernel buffers little for the client
     connection.connect(("127.0.0.1", gate.port))
     return connection
 
@@ -40,7 +40,7 @@ def request(line: str, body: bytes = b"", media_type: str = "application/json") 
 
 
 def segments_open(gate: Gate) -> int:
-    """How many descriptors of the gate are segments."""
+    """Return the number of segments that the gate has open."""
     directory = Path(f"/proc/{gate.process.pid}/fd")
     return sum("/segments/" in os.readlink(each) for each in directory.iterdir() if each.is_symlink())
 

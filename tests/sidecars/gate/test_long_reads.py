@@ -1,4 +1,4 @@
-"""A read that takes long gives up its thread on the way through the log, misses nothing, and outlives no right."""
+"""A long read yields its thread while it walks the log, misses nothing, and ends when its rights are revoked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_thread_walks_for_some_time_only(tmp_path: Path, monkeypatch: pytest.M
 
 @contextmanager
 def state_of(log: Built) -> Iterator[State]:
-    """The parts of a gate that a read uses, with one thread for reads."""
+    """The state of a gate that a read uses, with one read thread."""
     with ReadThreads(1) as readers:
         rights, following = SimpleNamespace(edition=0), SimpleNamespace(is_over=False)
         found = SimpleNamespace(log=log.log, readers=readers, counts=Counts(), rights=rights, following=following)
@@ -75,7 +75,7 @@ def test_a_search_continues_after_its_time_limit_and_loses_nothing(tmp_path: Pat
 
 
 def test_a_follower_hears_that_it_still_waits_for_its_turn_to_read(tmp_path: Path) -> None:
-    """No heartbeat says from where to resume, because nothing is known to be sent."""
+    """Heartbeats carry no resume position, because no record is known to be sent."""
     log = Built(tmp_path / "root")
     log.lines("rare", [b"1"])
     begun, goes_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""No record is longer than ``record_max_bytes``, however the body is cut up."""
+"""Records longer than ``record_max_bytes`` are rejected, however the body is split into chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 100
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate that takes records of 100 bytes."""
+    """A gate with a record limit of 100 bytes."""
     root = tmp_path_factory.mktemp("longest") / "log"
     config = root.with_name("gate.toml")
     config.write_text(f"[limits]\nrecord_max_bytes = {LIMIT}\n")

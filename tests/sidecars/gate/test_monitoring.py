@@ -1,4 +1,4 @@
-"""What operators see of a gate: that it runs, whether it can do its work, what it has done."""
+"""Monitoring of a gate: liveness, readiness, metrics and request logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOWHERE = "/v1/routes/nowhere/records"
 
 @pytest.fixture
 def talkative(daemon: Daemon) -> Iterator[Gate]:
-    """A gate that writes a line about each request."""
+    """A gate with request logging."""
     with Gate(daemon.root, "--log-requests") as running:
         yield running
 
@@ -29,7 +29,7 @@ def samples(gate: Gate) -> dict[tuple[str, ...], float]:
 
 
 def lines(gate: Gate) -> list[dict[str, object]]:
-    """What it has written about requests."""
+    """Return the log lines about requests."""
     return [json.loads(line) for line in gate.log.splitlines() if line.startswith("{")]
 
 
@@ -135,7 +135,7 @@ def test_without_a_token_health_says_nothing_of_the_log(daemon: Daemon, tmp_path
 
 
 def test_a_request_that_failed_is_written_down(gate: Gate, daemon: Daemon) -> None:
-    """And no other one."""
+    """Other requests are not logged."""
     gate.post(ORDERS, b"one\n")
     gate.get("/nothing")
     daemon.kill()

@@ -1,4 +1,4 @@
-"""What a client is told for whose records there is no room now: when to come again, and never that they are stored."""
+"""A client whose records do not fit now learns when to retry, and never that they are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gating import Answer, Gate
 from running import Daemon, eventually
 from users import MEMBER, OWNER, daemon_of, needs_root
 
-pytestmark = pytest.mark.slow  # a gate tries for 15 s
+pytestmark = pytest.mark.slow  # a gate retries for 15 s
 BUSY = "/v1/routes/busy/records"
 FULL = r"the disk is full, so input waits; other files fill it; [0-9.]+ \w+ are free, [0-9.]+ MiB are needed"
 QUOTA = '[routes.busy]\npinned_max_bytes = 1000\non_pinned = "{}"\n[routes.other]\n'
@@ -40,7 +40,7 @@ def refusal(gate: Gate, status: int, code: str, path: str = BUSY) -> Answer:
 
 @pytest.mark.parametrize("frame_timeout", ["1s", "30s"])
 def test_a_route_inside_a_long_line_of_its_fifo_is_429(tmp_path: Path, frame_timeout: str) -> None:
-    """Whether the daemon says so, or still waits for the end of the line itself."""
+    """The response is the same whether the daemon reports the incomplete line or still waits for its end."""
     settings = f'frame_timeout = "{frame_timeout}"\n[routes.busy]\nfifo = true\n[routes.other]\n'
     with daemon_with(tmp_path, settings) as daemon, Gate(daemon.root) as gate:
         with (daemon.root / "routes/busy/in").open("wb", buffering=0) as fifo:
@@ -68,7 +68,7 @@ def test_a_route_over_its_quota_is_503(tmp_path: Path, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["reject", "block"])
 def test_a_route_over_its_quota_holds_up_no_other(tmp_path: Path, policy: str) -> None:
-    """Whether the daemon refuses what is sent to it, or lets it wait, and all behind it on the connection."""
+    """The daemon either rejects such requests or blocks them and all later ones on the connection."""
     with daemon_with(tmp_path, QUOTA.format(policy)) as daemon, Gate(daemon.root) as gate:
         gate.ask("PUT", "/v1/routes/busy/cursors/slow", b'{"sequence": 0}')
         gate.post(BUSY, b"x" * 2000)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_503_and_what_was_refused_can_be_sent_once_there_is_room(
 
 @needs_root
 def test_a_cut_too_soon_waits_until_it_may(tmp_path: Path) -> None:
-    """The daemon refuses it for a second, for which the gate asks again."""
+    """The daemon rejects another cut for one second, so the gate retries it."""
     with daemon_of(OWNER, "[routes.busy]\n") as daemon, Gate(daemon.root, prefix=MEMBER.prefix) as gate:
         for _ in range(2):
             assert gate.post(BUSY, b"x\n").status == 200

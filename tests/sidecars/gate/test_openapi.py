@@ -1,4 +1,4 @@
-"""What the OpenAPI document says is so: it is held against answers, docs/json.md, and by a tool that knows only it."""
+"""The OpenAPI document is correct: it is checked against responses, docs/json.md, and with a generic API tester."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422",
 
 
 def differences(document: Any, schema: Any, found: Any, at: str = "") -> Iterator[str]:
-    """Yield the places at which an answer has keys that its schema does not have, or lacks required ones."""
+    """Yield the places at which a response has keys missing from its schema or lacks required ones."""
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     if "discriminator" in schema:
@@ -115,7 +115,7 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
 
 @pytest.mark.parametrize(("command", "shape"), SHAPES_OF_COMMANDS.items())
 def test_a_fact_is_described_as_docs_json_describes_what_its_command_prints(command: str, shape: Any) -> None:
-    """Also those that are rare; the command says route and group of what is pending, which are in the path here."""
+    """Rare keys are included; the command prints the route and group of pending records, which the path has here."""
     hints = [get_type_hints(each) for each in get_args(shape) or (shape,)]
     kinds = {get_args(each["kind"])[0] if "kind" in each else None: set(each) for each in hints}
     tables = {kind: table for table in sections()[command] for kind in table.values or (None,)}
@@ -129,7 +129,7 @@ def test_a_fact_is_described_as_docs_json_describes_what_its_command_prints(comm
 
 @pytest.mark.slow
 def test_a_stranger_finds_no_answer_that_the_document_does_not_allow(gate: Gate, tmp_path: Path) -> None:
-    """Schemathesis: 1,500 requests, with all of its checks but those of chains of requests."""
+    """Schemathesis sends 1,500 requests, with all checks except those of request chains."""
     gate.post(f"{ROUTE}/records", b'one\n{"two": 2}\n\xff\n')
     gate.make_group(GROUP)
     gate.post(f"{OF_GROUP}/lease", {"worker": "ann", "max_records": 1})

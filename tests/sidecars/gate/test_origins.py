@@ -1,4 +1,4 @@
-"""A browser cannot be made to use the gate by the page of another site, whatever name that site gives it."""
+"""A page of another site cannot make a browser use the gate, whatever host name that site uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that may not administer the log never gets the path of its root, whatever is wrong with the log."""
+"""A client without admin rights never sees the path of the root, whatever is wrong with the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READER, CHIEF = {"Authorization": "Bearer reader-token"}, {"Authorization": "Bea
 
 @pytest.fixture(scope="module")
 def reclaimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log whose first record is reclaimed, and whose third one cannot be read."""
+    """A gate on a log whose first record is reclaimed and whose third is unreadable."""
     root = tmp_path_factory.mktemp("paths") / "log"
     tokens = root.with_name("tokens")
     rights = ["orders", "payroll"]
@@ -123,7 +123,7 @@ def test_an_error_loses_the_root_and_keeps_the_rest(reclaimed: Gate, error: Exce
 
 
 def _with_root(error: Exception, root: Path) -> Exception:
-    """The same error, about this root."""
+    """Return the same error with this root's path."""
     if isinstance(error, OSError):
         return type(error)(error.errno, error.strerror, str(error.filename).replace("ROOT", str(root)))
     if isinstance(error, HttpError):

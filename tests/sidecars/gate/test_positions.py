@@ -1,4 +1,4 @@
-"""Positions at which a client cannot read are told apart: reclaimed, never issued, misspelt, of no cursor."""
+"""Errors for unreadable positions differ: reclaimed, never issued, misspelt, or without a cursor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENTS = "text/event-stream"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log of which records 1 to 3 are reclaimed, 4 and 5 are there, and billing has processed 1."""
+    """A gate on a log with records 1 to 3 reclaimed and 4 and 5 present, of which billing has processed 1."""
     root = tmp_path_factory.mktemp("positions") / "log"
     with Daemon(root) as daemon:
         daemon.ask("ROUTE ADD orders")
@@ -49,7 +49,7 @@ def test_a_position_that_was_reclaimed_is_gone(shared: Gate, query: str) -> None
 
 
 def test_a_time_ago_counts_back_from_the_request(gate: Gate) -> None:
-    """And not from the first one that has named a time."""
+    """The time does not count from the first request that specified it."""
     gate.post(ORDERS, b"1\n")
     assert gate.get(f"{ORDERS}?from=1h&format=raw").body == b"1\n"
     gate.post(ORDERS, b"2\n")

@@ -1,4 +1,4 @@
-"""What clients hold back, or ask for in masses, costs the gate bounded time and memory, and others are served."""
+"""Slow clients and floods of requests cost the gate bounded time and memory, and others are served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually
 ORDERS = "/v1/routes/orders/records"
 HEAD = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n".encode()
 CLOSE = b"Connection: close\r\n\r\n"
-NOWHERE = HEAD.replace(ORDERS.encode(), b"/v1/nothing")  # is answered before its body comes
+NOWHERE = HEAD.replace(ORDERS.encode(), b"/v1/nothing")  # answered before its body arrives
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def limited(daemon: Daemon, limits: str, *options: object) -> Iterator[Gate]:
 
 
 def endings(gate: Gate, reason: str) -> int:
-    """How many connections it has ended for that reason."""
+    """Return the number of connections that the gate closed for a reason."""
     found = re.search(rf'connections_ended_total{{reason="{reason}"}} (\d+)', gate.get("/metrics").body.decode())
     assert found
     return int(found[1])
@@ -68,7 +68,7 @@ def test_a_client_that_does_not_go_on_is_disconnected(daemon: Daemon, limit: str
 
 
 def test_a_client_that_trickles_its_head_or_body_is_disconnected(daemon: Daemon) -> None:
-    """Each byte comes in time, but all of it does not."""
+    """Each byte arrives in time, but the complete head or body does not."""
     with limited(daemon, "head_timeout = 0.5\nbody_timeout = 0.5") as gate:
         for begin in (b"GET /v1/head HTTP/1.1\r\nX: ", HEAD + b"Content-Length: 100000\r\n\r\n"):
             with connected(gate) as connection:
@@ -130,7 +130,7 @@ def test_idle_connections_make_way_and_an_address_has_a_bound(daemon: Daemon) ->
 
 @pytest.mark.parametrize("limits", ["connections_per_address = 10", "connections_max = 10"])
 def test_all_clients_of_a_trusted_proxy_have_places(daemon: Daemon, limits: str) -> None:
-    """The bound of all connections holds for a proxy, too: the idle ones make way."""
+    """The limit for all connections also applies to a proxy: idle connections are evicted."""
     with limited(daemon, limits, "--trusted-proxy", "127.0.0.0/8") as gate, ExitStack() as stack:
         for _ in range(20):
             proxied = stack.enter_context(connected(gate))
@@ -158,7 +158,7 @@ def test_256_that_wait_keep_nobody_out_and_each_gets_what_comes(daemon: Daemon) 
     asked = f"GET {ORDERS}?from=1&wait=60s&format=raw HTTP/1.1\r\nHost: localhost\r\n".encode() + CLOSE
     with Gate(daemon.root) as gate, ExitStack() as stack:
         waiting = [stack.enter_context(connected(gate)) for _ in range(256)]
-        for each in waiting:  # not from the end: that would be behind the record for one that is looked at later
+        for each in waiting:  # from=1, as from=end would skip the record for requests handled after it
             each.sendall(asked)
         assert gate.get("/v1/routes").status == 200
         assert gate.post(ORDERS, b"news\n").status == 200
@@ -199,7 +199,7 @@ def test_a_compressed_body_counts_as_what_it_holds(daemon: Daemon) -> None:
 
 
 def test_a_client_that_is_no_admin_makes_only_so_many_groups_of_a_route(daemon: Daemon, tmp_path: Path) -> None:
-    """Each group pins what it has not processed."""
+    """Each group pins the records that it has not processed."""
     (tmp_path / "tokens").write_text(entry("bob", work=["orders"]) + entry("ann", admin=True))
     with limited(daemon, "groups_per_route = 2", "--tokens", tmp_path / "tokens") as gate:
 
@@ -254,7 +254,7 @@ def test_what_comes_early_has_time_until_the_answer_is_complete(daemon: Daemon, 
 
 
 def test_an_empty_line_between_two_requests_is_none_of_a_head(daemon: Daemon) -> None:
-    """What is idle stays so, and is closed without an answer."""
+    """An idle connection remains idle and is closed without a response."""
     with limited(daemon, "head_timeout = 1\nidle_timeout = 4") as gate, connected(gate) as connection:
         for _ in range(2):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -293,7 +293,7 @@ def test_a_body_without_end_after_its_answer_is_cut_off(daemon: Daemon) -> None:
 
 
 def test_a_connection_is_of_use_again_once_the_body_after_an_answer_has_come(daemon: Daemon) -> None:
-    """It is idle then: it makes way, and is closed after ``idle_timeout``."""
+    """The connection is then idle: it can be evicted, and is closed after ``idle_timeout``."""
     with limited(daemon, "head_timeout = 0.5\nidle_timeout = 1") as gate, connected(gate) as connection:
         for _ in range(3):
             connection.sendall(NOWHERE + b"Content-Length: 1000000\r\n\r\n")
@@ -373,7 +373,7 @@ def test_unfinished_records_of_all_clients_have_a_bound_and_small_ones_pass(daem
         began = [stack.enter_context(connected(gate)) for _ in range(6)]
         for each in began:
             each.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(big) + 1) + big)
-        eventually(lambda: len(select.select(began, [], [], 0)[0]) == 4)  # there is room for two
+        eventually(lambda: len(select.select(began, [], [], 0)[0]) == 4)  # there is memory for two
         refused, _, _ = select.select(began, [], [], 0)
         assert all(each.recv(1 << 16).startswith(b"HTTP/1.1 503 ") for each in refused)
         refusal = gate.post(ORDERS, big, "application/octet-stream")

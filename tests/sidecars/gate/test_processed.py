@@ -1,4 +1,4 @@
-"""Answers that come once a group has processed what was stored: over HTTP, and from ``wald append``."""
+"""Responses delayed until a group has processed the stored records: over HTTP and from ``wald append``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def post(gate: Gate, body: bytes, wait: str = "60s") -> Answer:
 
 
 def stored(gate: Gate) -> int:
-    """How many records the route has."""
+    """Return the number of records on the route."""
     return len(gate.get(RECORDS).lines())
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_processed_in_time_is_stored_all_the_same(gate: Gate) -> Non
     assert problem["stored"] == {"first": 1, "last": 1, "count": 1}
     assert "1 of 1 records" in problem["detail"]
     assert stored(gate) == 1
-    assert '"status": 504' not in gate.log  # the gate did what it should
+    assert '"status": 504' not in gate.log  # a 504 here is not a failure of the gate
 
 
 def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:

@@ -1,4 +1,4 @@
-"""What is posted is in the log once it is answered, in each form and compression; what is wrong is said."""
+"""Posted records are in the log once answered, in each format and compression; errors name the cause."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_the_hint_says_what_to_do_about_a_size_or_a_type(daemon: Daemon, tmp_pat
 
 
 def test_a_request_outlives_a_daemon_that_is_killed(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """It waits for the next one, and what the first one may have stored is stored once."""
+    """The request waits for the next daemon, and records that the first may have stored are stored once."""
     gate.post(ORDERS, b"first\n")
     daemon.process.send_signal(signal.SIGSTOP)
     answers: list[int] = []

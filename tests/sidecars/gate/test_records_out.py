@@ -1,4 +1,4 @@
-"""What is read over HTTP is what ``wald read`` reads: positions, forms, and what is appended later."""
+"""Reads over HTTP return the same records as ``wald read``: positions, formats and later appends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_positions_are_those_of_read(filled: Gate, root: Path) -> None:
 
 @pytest.mark.slow
 def test_times_on_both_sides_of_a_clock_step_are_ranges_of_their_own(root: Path) -> None:
-    """Records 1 and 2 have times of a clock that was years ahead, 3 and 4 those of the clock."""
+    """Records 1 and 2 were stamped by a clock years ahead, 3 and 4 by the corrected clock."""
     now_ns = time.time_ns()
     built = Built(root, now_ns=now_ns + 10**18)
     built.lines("orders", [b"1"])
@@ -189,7 +189,7 @@ def test_records_of_another_route_end_no_wait(gate: Gate, daemon: Daemon) -> Non
     answers: list[bytes] = []
     waiting = threading.Thread(target=lambda: answers.append(gate.get(f"{ORDERS}?from=2&format=raw&wait=60s").body))
     waiting.start()
-    for _ in range(20):  # one of them comes while it waits
+    for _ in range(20):  # at least one arrives during the wait
         gate.post("/v1/routes/other/records", b"another\n")
     gate.post(ORDERS, b"second\n")
     waiting.join()
@@ -204,7 +204,7 @@ def test_a_request_that_waits_gets_the_next_record(filled: Gate, root: Path) -> 
 
 
 def test_a_wait_that_ends_during_a_read_ends_without_a_heartbeat(gate: Gate) -> None:
-    """The gate sees some of the records only while the next request waits, and looks for its record."""
+    """The gate sees some records only while the next request waits and searches for its record."""
     for last in range(1, 101):
         gate.post(ORDERS, b"x\n")
         assert gate.get(f"{ORDERS}?from={last + 1}&wait={last % 10 + 1}ms").body == b""

@@ -1,4 +1,4 @@
-"""What is remembered of keys: it outlives RECLAIM, and where it is wrong the log is right."""
+"""Remembered idempotency keys: they survive reclaim, and the log wins over a wrong table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import wald as library
 from wald_gate.records_in import keys
 from wald_gate.records_in.keys import key_of
 
-PARTS = b"".join(b"line %d\n" % number for number in range(100_000))  # about nine
+PARTS = b"".join(b"line %d\n" % number for number in range(100_000))  # about nine parts
 
 
 def values(root: Path) -> list[bytes]:
@@ -28,7 +28,7 @@ def values(root: Path) -> list[bytes]:
 
 
 def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
-    """Keys that share a slot: a byte of the hash of client, route and key."""
+    """Yield keys that share a slot: one byte of the hash of client, route and key."""
     for number in count():
         key = key_of([f"k{number}"], "anyone", route)
         if key is not None and key[0] == slot:
@@ -125,7 +125,7 @@ def test_a_key_outlives_its_records_and_a_restart(
 
 
 def test_a_key_whose_records_and_table_are_gone_is_new(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """And its slot goes on with the next number, which only the newest segment has."""
+    """Its slot continues with the next number, which only the newest segment has."""
     send(gate, "k", b"x\n")
     release(daemon)
     gate.stop()
@@ -136,7 +136,7 @@ def test_a_key_whose_records_and_table_are_gone_is_new(gate: Gate, daemon: Daemo
 
 
 def test_a_key_that_is_forgotten_in_part_is_refused(root: Path) -> None:
-    """Its first parts are reclaimed and the table is lost: they are not stored behind its last ones."""
+    """Its first parts are reclaimed and the table is lost; they are not stored again after the last ones."""
     with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "256KiB"}) as daemon, Gate(root) as gate:
         daemon.ask("ROUTE ADD orders")
         send(gate, "k", PARTS)
@@ -155,7 +155,7 @@ def test_a_key_that_is_forgotten_in_part_is_refused(root: Path) -> None:
 
 
 def test_a_damaged_entry_costs_no_other_key(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """The keys in front of it and behind it outlive their records."""
+    """The keys before and after the damaged entry are remembered after their records are deleted."""
     bodies = [send(gate, key).body for key in "abc"]
     release(daemon)
     gate.stop()
@@ -207,7 +207,7 @@ def test_the_parts_of_a_key_are_found_in_whatever_order_they_were_added() -> Non
 def test_a_log_that_is_copied_back_has_not_what_came_after_the_copy(
     gate: Gate, daemon: Daemon, root: Path, tmp_path: Path
 ) -> None:
-    """The table of the gate remembers what the log has no more."""
+    """The gate's table remembers keys that the restored log no longer has."""
     kept = send(gate, "kept")
     copy(daemon, root, tmp_path / "copy")
     lost = send(gate, "lost", b"three\n")
@@ -228,7 +228,7 @@ def test_a_table_of_another_past_of_the_log_is_not_believed(
     lost = [send(gate, f"lost-{number}").body for number in range(3)]
     gate.stop()
     gate.start()
-    assert outcome(send(gate, "lost-2")) == (200, True, lost[2])  # so the table is read to the end of the log
+    assert outcome(send(gate, "lost-2")) == (200, True, lost[2])  # so the table covers the log to its end
     gate.stop()
     shutil.copytree(root / "gate", tmp_path / "table")
     copy_back(daemon, root, tmp_path / "copy")
@@ -246,7 +246,7 @@ def test_a_table_of_another_past_of_the_log_is_not_believed(
 
 
 def test_a_body_that_was_stored_in_part_is_completed(gate: Gate, root: Path) -> None:
-    """The client leaves in the middle, without a word."""
+    """The client disconnects in the middle of the body."""
     connection = begun(gate, "k", PARTS[:600_000], length=len(PARTS))
     eventually(lambda: values(root))
     busy = send(gate, "k", PARTS)
@@ -263,7 +263,7 @@ def test_a_body_that_was_stored_in_part_is_completed(gate: Gate, root: Path) -> 
 def test_a_body_is_completed_after_a_kill_at_the_nth_sync(
     gate: Gate, daemon: Daemon, root: Path, tmp_path: Path, when: int
 ) -> None:
-    """The daemon dies in front of a sync, and then the gate."""
+    """The daemon dies before a sync, and then the gate dies."""
     with traced(daemon.process.pid, tmp_path / "calls", f"inject=fdatasync:signal=KILL:when={when}"):
         with ThreadPoolExecutor() as threads:
             lost = threads.submit(send, gate, "k", PARTS)
@@ -278,7 +278,7 @@ def test_a_body_is_completed_after_a_kill_at_the_nth_sync(
 
 
 def test_two_gates_store_a_key_once(gate: Gate, root: Path) -> None:
-    """Both get the same requests at the same time, and all of these have one slot."""
+    """Both gates get the same requests at the same time, all for one slot."""
     names = list(islice(keys_of_slot(0), 100))
     with Gate(root) as other, ThreadPoolExecutor(32) as threads:
 
@@ -298,7 +298,7 @@ def test_two_gates_store_a_key_once(gate: Gate, root: Path) -> None:
 def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(
     gate: Gate, daemon: Daemon, root: Path
 ) -> None:
-    """Its last batch is reclaimed, and an older one is not, as another group has not read its route."""
+    """Its last batch is reclaimed, but an older one is not, because another group has not read that route."""
     daemon.ask("ROUTE ADD others")
     in_orders, in_others = keys_of_slot(7), keys_of_slot(7, "others")
     older = gate.ask(
@@ -318,7 +318,7 @@ def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(
 
 
 def test_a_long_log_is_read_to_its_end(gate: Gate, root: Path) -> None:
-    """Before the first key is looked for; it is saved in portions."""
+    """The gate reads the whole log before it looks up the first key, and saves the table in portions."""
     for number in range(300):
         gate.post(ORDERS, b"%d" % number)
     first = send(gate, "k")
@@ -330,7 +330,7 @@ def test_a_long_log_is_read_to_its_end(gate: Gate, root: Path) -> None:
 
 
 def test_a_mark_of_a_producer_is_not_believed(gate: Gate, root: Path) -> None:
-    """Records that were read with their headers may be stored again, and mean nothing to keys."""
+    """Records read with their headers may be stored again; those headers do not register keys."""
     first = send(gate, "k", b'{"value": "a"}\n', "application/x-ndjson")
     copied = gate.get(ORDERS).body
     gate.post(ORDERS, copied, "application/x-ndjson")

@@ -1,4 +1,4 @@
-"""A request with an Idempotency-Key may be sent again: it is answered as before, and stored once."""
+"""A request with an Idempotency-Key can be repeated: it gets the same response and is stored once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_no_key(gate: Gate, root: Path, key: str) -> None:
 
 
 def test_a_wrong_line_can_be_mended_under_the_same_key(gate: Gate, root: Path) -> None:
-    """What comes before it is stored only in whole parts, which the mended body has, too."""
+    """Only whole parts before the wrong line are stored, and the corrected body has the same parts."""
     good = [b'{"value": "%d"}\n' % number for number in range(20_000)]
     wrong = [*good[:-1], b"}\n"]
 
@@ -119,7 +119,7 @@ def test_a_wrong_line_can_be_mended_under_the_same_key(gate: Gate, root: Path) -
 
 
 def test_of_fifty_at_once_one_is_stored(gate: Gate, root: Path) -> None:
-    """The others are told to come again while the first is under way, and then get its answer."""
+    """The others get a retry response while the first is in flight, and then its response."""
     with ThreadPoolExecutor(50) as threads:
         answers = list(threads.map(lambda _: send(gate, "k", LINES), range(50)))
 
@@ -144,7 +144,7 @@ def test_a_retry_is_recognised_after_a_kill_of_both(gate: Gate, daemon: Daemon, 
 def test_a_retry_is_recognised_while_the_first_request_is_still_in_the_daemon(
     gate: Gate, daemon: Daemon, root: Path, tmp_path: Path
 ) -> None:
-    """The gate is killed while the daemon is stopped; the next gate sends the same under the same number."""
+    """The gate is killed while the daemon is paused; the next gate repeats the request under the same number."""
     send(gate, "before")
     daemon.process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor() as threads:

@@ -1,11 +1,11 @@
-"""Random histories of clients that repeat requests with keys, at two gates, whatever is cut off or killed meanwhile.
+"""Random histories of clients that repeat keyed requests at two gates, with disconnects and kills.
 
-What must hold is what docs/http.md says of keys ("Repeating a request"), and of nothing else:
+The invariants are those that docs/http.md states for keys ("Repeating a request"):
 
-- 200 names the sequences where the log has the body, all of it, once
-- the same body under the same key gets the same answer, at either gate; what was never sent is no replay
-- another body gets 422, and nothing of it is stored behind the part that differs
-- a body of which a part is stored can be completed; until then the log has the beginning of one body that was sent
+- 200 names the sequences at which the log has the complete body, once
+- the same body under the same key gets the same answer at either gate; a body that was never sent is not a replay
+- another body gets 422, and none of it is stored after the part that differs
+- a partly stored body can be completed; until then the log has the beginning of one body that was sent
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from running import Daemon, eventually
 
 import wald as library
 
-_AGAIN = (409, 503)  # docs/http.md: again, with the same key
+_AGAIN = (409, 503)  # docs/http.md: retry with the same key
 _SHORT, _LONG = 3, 25_000  # lines; a long body has several parts
 _EXAMPLES = count()
 GATES, KEYS = st.integers(0, 1), st.integers(0, 2)
 BODIES = st.sampled_from(["short", "other", "long", "long, another end", "long, cut short", "long, and more"])
-MOMENTS = st.floats(0, 0.06)  # seconds; a request takes some 10 ms
+MOMENTS = st.floats(0, 0.06)  # seconds; a request takes about 10 ms
 VICTIMS = st.sampled_from(["gate", "daemon", "both"])
 
 
 def lines(key: str, body: str) -> list[str]:
-    """The records of a body: those of long ones begin with the same parts."""
+    """Return the records of a body; long bodies begin with the same parts."""
     if body in ("short", "other"):
         return [f"{key} {body} {number}" for number in range(_SHORT)]
     begin = [f"{key} long {number}" for number in range(_LONG)]
@@ -52,7 +52,7 @@ def lines(key: str, body: str) -> list[str]:
 
 
 class Site:
-    """A log with a daemon and two gates, which all histories share; their keys do not."""
+    """A log with a daemon and two gates, shared by all histories, each of which uses its own keys."""
 
     def __init__(self, daemon: Daemon, gates: list[Gate]) -> None:
         self.daemon = daemon
@@ -61,14 +61,14 @@ class Site:
         self._read = 0
 
     def look(self) -> None:
-        """Take in what the log has got, by key."""
+        """Read new records from the log, by key."""
         for record in library.open(self.daemon.root).records("orders", start=self._read + 1):
             value = record.value.decode()
             self.found[value.partition(" ")[0]].append((record.sequence, value))
             self._read = record.sequence
 
     def kill(self, gate: Gate, who: str) -> None:
-        """Kill, and start again."""
+        """Kill and restart the victims."""
         if who != "gate":
             self.daemon.kill()
         if who != "daemon":
@@ -80,28 +80,28 @@ class Site:
 
 
 class Clients(RuleBasedStateMachine):
-    """Clients, and what they know of their keys."""
+    """State machine of clients and the expected state of their keys."""
 
     site: Site
 
     def __init__(self) -> None:
         super().__init__()
         self._example = next(_EXAMPLES)
-        self._sent: dict[str, set[str]] = defaultdict(set)  # bodies that may be stored, or a part of them
-        self._answers: dict[str, tuple[str, bytes]] = {}  # the body that got 200, and what was said
+        self._sent: dict[str, set[str]] = defaultdict(set)  # bodies that may be stored, completely or in part
+        self._answers: dict[str, tuple[str, bytes]] = {}  # the body that got 200, and the response
 
     def _key(self, number: int) -> str:
         return f"{self._example}-{number}"
 
     @rule(gate=GATES, number=KEYS, body=BODIES, packed=st.booleans())
     def send(self, gate: int, number: int, body: str, packed: bool) -> None:
-        """A client that goes on until it is answered."""
+        """Send a request, retrying until it is answered."""
         key = self._key(number)
         self._judge(key, body, self._at_last(gate, key, body, packed=packed))
 
     @rule(number=KEYS, body=BODIES)
     def send_to_both(self, number: int, body: str) -> None:
-        """The same request at two gates at once."""
+        """Send the same request to both gates at once."""
         key = self._key(number)
         with ThreadPoolExecutor() as threads:
             answers = list(threads.map(lambda gate: self._at_last(gate, key, body), (0, 1)))
@@ -111,7 +111,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(gate=GATES, number=KEYS, body=BODIES, share=st.floats(0, 0.99))
     def cut_off(self, gate: int, number: int, body: str, share: float) -> None:
-        """A client that leaves in the middle of its body."""
+        """Disconnect in the middle of the body."""
         key = self._key(number)
         whole = _bytes(key, body)
         with begun(self.site.gates[gate], key, whole[: int(share * len(whole))], length=len(whole)):
@@ -119,7 +119,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(gate=GATES, number=KEYS, body=BODIES, moment=MOMENTS, who=VICTIMS)
     def kill_meanwhile(self, gate: int, number: int, body: str, moment: float, who: str) -> None:
-        """A request under which gate and daemon die; its answer counts, if there is one."""
+        """Kill the gate, the daemon or both during a request; an answer that arrives counts."""
         key = self._key(number)
         with ThreadPoolExecutor() as threads:
             asked: Future[Answer] = threads.submit(send, self.site.gates[gate], key, _bytes(key, body))
@@ -134,7 +134,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(gate=GATES)
     def lose_table(self, gate: int) -> None:
-        """Both gates end, and what they remember is gone."""
+        """Stop both gates and delete their key tables."""
         for each in self.site.gates:
             each.kill()
         shutil.rmtree(self.site.daemon.root / "gate", ignore_errors=True)
@@ -149,7 +149,7 @@ class Clients(RuleBasedStateMachine):
             assert any(found == lines(key, body)[: len(found)] for body in bodies), (key, bodies, found[-3:])
 
     def teardown(self) -> None:
-        """What was not answered can be completed, with one of the bodies that were sent."""
+        """Complete each unanswered request with one of the bodies that were sent."""
         for key, bodies in self._sent.items():
             for body in [] if key in self._answers else sorted(bodies):
                 self._judge(key, body, self._at_last(0, key, body))
@@ -176,7 +176,7 @@ class Clients(RuleBasedStateMachine):
             assert (said["first"], said["last"], said["count"]) == (places[0], places[-1], len(expected))
         else:
             assert answer.json()["code"] == "other-body"
-            self._sent[key].add(body)  # the parts that do not differ may be stored
+            self._sent[key].add(body)  # the parts before the difference may be stored
 
     def _at_last(self, gate: int, key: str, body: str, *, packed: bool = False) -> Answer:
         answers: list[Answer] = []
@@ -185,7 +185,7 @@ class Clients(RuleBasedStateMachine):
             headers = {"Content-Encoding": "gzip"} if packed else {}
             whole = _bytes(key, body)
             answers[:] = [send(self.site.gates[gate], key, gzip.compress(whole, 1) if packed else whole, **headers)]
-            if answers[0].status == 503:  # it may be stored all the same
+            if answers[0].status == 503:  # it may be stored nevertheless
                 self._sent[key].add(body)
             return answers[0].status not in _AGAIN
 

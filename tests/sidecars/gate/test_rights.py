@@ -1,4 +1,4 @@
-"""A client does what the file of tokens lets it do, and nothing else."""
+"""The token file limits each client to its rights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guarded(daemon: Daemon, tokens: Path) -> Iterator[Gate]:
-    """A gate that asks for tokens; orders has a record, and other is there, too."""
+    """A gate with tokens, on a log with the routes orders, which has a record, and other."""
     daemon.ask("ROUTE ADD other")
     daemon.ask("PUB orders 2\nx\n")
     with Gate(daemon.root, "--tokens", tokens) as running:
@@ -95,7 +95,7 @@ def test_a_refusal_says_which_right_is_missing(guarded: Gate, method: str, path:
 
 
 def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate, tokens: Path) -> None:
-    """Nothing that is appended after that reaches a client whose token was removed."""
+    """Records appended after a token is removed do not reach its client."""
     headers = {"Authorization": "Bearer out-token"}
     with guarded.asked("GET", f"{ORDERS}?follow=1&format=raw", headers=headers) as lines:
         assert lines.readline() == b"x\n"
@@ -107,7 +107,7 @@ def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate
 
 
 def store_much(gate: Gate) -> bytes:
-    """Store more than connection and gate keep for a client that does not read."""
+    """Store more than the connection and the gate buffer for a client that does not read."""
     large = b"%0999d\n" * 20_000 % tuple(range(20_000))
     storing = {"Authorization": "Bearer all-token", "Content-Type": "text/plain"}
     assert gate.ask("POST", ORDERS, large, storing).status == 200
@@ -121,7 +121,7 @@ def add_token(gate: Gate, tokens: Path) -> None:
 
 
 def test_a_read_that_has_an_end_is_whole_although_the_tokens_change(guarded: Gate, tokens: Path) -> None:
-    """It would pass for whole if it ended before."""
+    """A client could not tell a shortened response from a complete one."""
     large = store_much(guarded)
     headers = {"Authorization": "Bearer out-token"}
     with guarded.asked("GET", f"{ORDERS}?from=2&format=raw", headers=headers) as lines:
@@ -133,7 +133,7 @@ def test_a_read_that_has_an_end_is_whole_although_the_tokens_change(guarded: Gat
 def test_events_that_end_before_all_have_come_say_no_later_id_than_that_of_the_last(
     guarded: Gate, tokens: Path
 ) -> None:
-    """A browser goes on behind the last id."""
+    """A browser resumes after the last id."""
     store_much(guarded)
     headers = {"Authorization": "Bearer out-token"}
     with guarded.asked("GET", f"{ORDERS}?from=2&format=events", headers=headers) as lines:
@@ -159,7 +159,7 @@ def metric(gate: Gate, name: str) -> int:
 
 
 def test_a_lease_that_waits_ends_when_its_client_may_not_lease_any_more(guarded: Gate, tokens: Path) -> None:
-    """It is answered as a new request would be, takes no record along, and the leases of others go on."""
+    """It gets the response of a new request and leases no record; other clients' leases continue."""
     leasing = "/v1/routes/orders/groups/billing/lease"
     ask_as(guarded, "all-token", "PUT", "/v1/routes/orders/cursors/billing", {"sequence": 0})
     [first] = ask_as(guarded, "all-token", "POST", leasing, {"worker": "all"}).json()["records"]

@@ -1,4 +1,4 @@
-"""Every verb and every page, asked by each kind of client: who may do what, as docs/http.md and docs/page.md say it."""
+"""The rights of each kind of client for every verb and page, as documented in docs/http.md and docs/page.md."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ TABLE: dict[str, tuple[str, str, str, Any]] = {
     "asset": (NONE, "GET", "/assets/page.css", None),
 }
 """Of each verb what it needs, and a request for it; the route stands in the place of {}."""
-OF_RECORD = ("record", "value")  # a token, and the right to read the route that the record turns out to be of
+OF_RECORD = ("record", "value")  # a token and the right to read the record's route
 
 
 @dataclass(frozen=True)
 class Asking:
-    """A kind of client: its token, or its user on the unix socket, and what it has."""
+    """A kind of client: its token or its user on the unix socket, and its rights."""
 
     has: frozenset[str]
     token: str = ""
@@ -105,7 +105,7 @@ CLIENTS = {
 
 
 class _Unix(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
+    """HTTP connection over a unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("log", timeout=TIMEOUT_SECONDS)
@@ -218,7 +218,7 @@ def test_a_refusal_does_not_show_whether_a_route_exists(guarded: Gate, kind: str
     ],
 )
 def test_nothing_of_a_route_is_shown_to_who_may_not_read_it(guarded: Gate, kind: str) -> None:
-    """Neither its name, nor a group, a value, or how much there is of it, wherever one looks."""
+    """No response reveals its name, groups, values or size."""
     client = CLIENTS[kind]
     assert ask(guarded, CLIENTS["admin"], "PUT", CURSOR.format("orders"), {"sequence": 1}).status == 200
     everywhere = {path: path for _, method, path, _ in TABLE.values() if method == "GET" and "{}" not in path}

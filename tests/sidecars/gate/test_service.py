@@ -1,4 +1,4 @@
-"""A gate as a service: what systemd hears of it, sockets that outlive it, and stops and restarts under load."""
+"""The gate as a service: systemd notifications, sockets that survive restarts, stops and restarts under load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDERS = "/v1/routes/orders/records"
 
 @pytest.fixture
 def tcp() -> Iterator[socket.socket]:
-    """A socket that takes connections, as a socket unit has it."""
+    """A listening socket, as from a socket unit."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         yield listener
 
@@ -37,7 +37,7 @@ def unix(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_systemd_hears_of_every_change(daemon: Daemon, tmp_path: Path) -> None:
-    """Ready once it answers, reloading and ready again, stopping; and the watchdog, idle or not."""
+    """The gate reports ready once it answers, reloading, ready, and stopping; it pings the watchdog even when idle."""
     address = str(tmp_path / "notify")
     env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "100000"}
     with manager_at(address) as manager, Gate(daemon.root, env=env) as gate:
@@ -106,7 +106,7 @@ def test_streams_and_busy_clients_do_not_hold_up_a_stop(gate: Gate) -> None:
 
 
 def test_a_restart_under_load_loses_nothing_that_was_answered(daemon: Daemon, tcp: socket.socket) -> None:
-    """Clients that send until they have an answer; what a stop cuts off may be there twice, never not at all."""
+    """Clients retry until answered; a request interrupted by a stop is stored at least once."""
     answered: list[bytes] = []
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Sessions of browsers: a client that begins many ends its own."""
+"""Browser sessions: a client that starts too many loses its own oldest ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
 
 
 def begin(gate: Gate, name: str) -> str:
-    """Begin a session; returns its cookie."""
+    """Start a session; return its cookie."""
     answer = gate.ask("POST", "/login", f"token={name}-token".encode(), FORM)
     return answer.headers["set-cookie"].partition(";")[0]
 

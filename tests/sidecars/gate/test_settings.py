@@ -1,4 +1,4 @@
-"""The file of settings of a gate: what it says holds, the command line comes first, and what is wrong is named."""
+"""The settings file of a gate: its values apply, the command line overrides them, and errors name the setting."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
 
 
 def test_check_reads_the_files_that_the_settings_name(tmp_path: Path, root: Path) -> None:
-    """And serves nothing; the log need not be there."""
+    """The check does not start the server, and works without a log."""
     line = sidecar("gate", "--root", root, "--check", "--config", written(tmp_path, "tokens = 'none'"))
     assert run(line).returncode != 0
 

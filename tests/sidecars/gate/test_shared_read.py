@@ -1,4 +1,4 @@
-"""Requests that ask for the same at once share a read of the disk, and none gets one from before it asked."""
+"""Concurrent requests for the same data share one disk read; none gets a read that began before the request."""
 
 from __future__ import annotations
 

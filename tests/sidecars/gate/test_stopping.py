@@ -1,4 +1,4 @@
-"""A gate that is stopped with all kinds of requests under way ends in time, with nothing of it on stderr."""
+"""A gate stopped with all kinds of requests in flight exits in time and writes nothing about them to stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EACH, KEYED, FOLLOWERS = 50, 20, 20
 
 
 def request(line: str, *headers: str, body: bytes = b"", media_type: str = "text/plain", more: int = 0) -> bytes:
-    """A request of which ``more`` bytes of the body are still to come."""
+    """Return a request whose body lacks its last ``more`` bytes."""
     lines = (
         f"{line} HTTP/1.1",
         "Host: localhost",
@@ -29,7 +29,7 @@ def request(line: str, *headers: str, body: bytes = b"", media_type: str = "text
 
 
 def under_way() -> list[bytes]:
-    """Requests, half of which have not sent all of their body."""
+    """Return requests, half of them with an incomplete body."""
     posts = [request(f"POST {ORDERS}", body=b"whole-%d\n" % n) for n in range(EACH // 2)]
     posts += [request(f"POST {ORDERS}", body=b"half-%d\n" % n, more=9) for n in range(EACH // 2)]
     keyed = [
@@ -47,7 +47,7 @@ def under_way() -> list[bytes]:
     return [*polls, *follows, *leases, *pages, *processed, *posts, *keyed]
 
 
-@pytest.mark.slow  # half-sent bodies are waited for
+@pytest.mark.slow  # the gate waits for incomplete bodies
 def test_a_stop_with_everything_under_way_is_clean_and_answers_200_for_nothing_that_is_not_stored(
     daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""TLS as clients see it: which versions, which certificates, and new ones while connections go on."""
+"""TLS for clients: versions, certificates, and certificate changes while connections are open."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def openssl(*arguments: object) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """Makes certificates, as files with their keys."""
+    """Certificate authority that writes certificates and keys to files."""
 
     directory: Path
     name: str
@@ -49,7 +49,7 @@ class Authority:
         return self._file("pem")
 
     def sign(self, common_name: str, *, days: int = 2, names: str = "DNS:localhost") -> Path:
-        """A file with a certificate for ``names`` and its key; without a common name it has these alone."""
+        """Write a certificate for ``names`` and its key to a file; without a common name it has only ``names``."""
         request, made = self._file("csr"), self.directory / f"{self.name}-{common_name}-{days}-{hash(names)}.pem"
         openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
                 "-subj", f"/CN={common_name}" if common_name else "/", "-addext", f"subjectAltName={names}",
@@ -70,7 +70,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def gate(daemon: Daemon, authority: Authority, tmp_path: Path) -> Iterator[Gate]:
-    """A gate with TLS, of which a client by the name of shop may read orders."""
+    """A gate with TLS on which the client shop may read orders."""
     tokens = tmp_path / "tokens"
     tokens.write_text(json.dumps({"name": "shop", "certificate": "shop.example", "read": ["orders"]}) + "\n")
     served = tmp_path / "gate.pem"
@@ -100,13 +100,13 @@ def status(connection: http.client.HTTPSConnection, path: str = ORDERS) -> int:
 
 
 def asked(gate: Gate, context: ssl.SSLContext, path: str = ORDERS) -> int:
-    """The status of a request over a connection of its own."""
+    """Return the status of a request over a new connection."""
     with closing(connected(gate, context)) as connection:
         return status(connection, path)
 
 
 def is_refused(gate: Gate, context: ssl.SSLContext) -> bool:
-    """Whether there is no connection: TLS 1.3 says so with the first answer."""
+    """Return True if the gate refuses the connection, which TLS 1.3 reports with the first response."""
     try:
         asked(gate, context)
     except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
@@ -115,7 +115,7 @@ def is_refused(gate: Gate, context: ssl.SSLContext) -> bool:
 
 
 def expiry_of(path: Path) -> float:
-    """When the first certificate in a file expires, as openssl says it."""
+    """Return the expiry of the first certificate in a file, according to openssl."""
     done = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", path], check=True, capture_output=True)
     return ssl.cert_time_to_seconds(done.stdout.decode().strip().removeprefix("notAfter="))
 
@@ -131,7 +131,7 @@ def test_the_first_certificate_to_expire_counts_and_what_is_none_is_refused(auth
     both = authority.directory / "both.pem"
     both.write_text(late.read_text() + soon.read_text())
     assert first_expiry(both) == expiry_of(soon)
-    both.write_text(late.read_text() + "# " + soon.read_text())  # OpenSSL passes it over
+    both.write_text(late.read_text() + "# " + soon.read_text())  # OpenSSL skips it
     assert first_expiry(both) == expiry_of(late)
     whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
     for size in range(0, len(whole), 7):
@@ -192,7 +192,7 @@ def test_a_certificate_of_a_stranger_or_of_the_past_is_refused(
 
 
 def test_client_and_log_are_told_why_a_certificate_is_refused(gate: Gate, authority: Authority, tmp_path: Path) -> None:
-    """In both versions of TLS; the client has sent its request with the certificate in one of them."""
+    """In TLS 1.3 the client sends its request together with the certificate; in TLS 1.2 it does not."""
     expired = trusting(authority, authority.sign("shop.example", days=-1))
     stranger = trusting(authority, Authority(tmp_path, "theirs").sign("shop.example"))
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -283,7 +283,7 @@ def test_errors_name_the_file_that_is_wrong(
 def test_files_that_others_may_write_are_refused_also_at_sighup(
     gate: Gate, authority: Authority, tmp_path: Path
 ) -> None:
-    """Who can write them says who is who; what was read before stays."""
+    """Anyone who can write these files controls authentication; the files read before stay effective."""
     shop = trusting(authority, authority.sign("shop.example"))
     for name, mode in (("tokens", 0o622), ("gate.pem", 0o620), ("authorities.pem", 0o666)):
         path = tmp_path / name
@@ -355,12 +355,12 @@ def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: 
 
 
 def silent(gate: Gate) -> socket.socket:
-    """A connection on which no handshake comes."""
+    """Return a connection that sends no handshake."""
     return socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the gate closes it, which is awaited."""
+    """Wait for the gate to close the connection; return True if it does."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -369,7 +369,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @contextmanager
 def limited(daemon: Daemon, authority: Authority, limits: str) -> Iterator[Gate]:
-    """A gate with TLS, which needs no tokens."""
+    """A gate with TLS and without tokens."""
     config = daemon.root.with_name("gate.toml")
     config.write_text(f"[limits]\n{limits}\n")
     with Gate(daemon.root, "--config", config, "--certificate", authority.sign("gate")) as gate:
@@ -382,7 +382,7 @@ def test_handshakes_that_do_not_go_on_end_in_time(daemon: Daemon, authority: Aut
     with limited(daemon, authority, "head_timeout = 1\nconnections_max = 10") as gate, ExitStack() as stack:
         slow = [stack.enter_context(silent(gate)) for _ in range(9)]
         for each in slow[::2]:
-            each.sendall(b"\x16\x03\x01\x02")  # the beginning of a record of a handshake
+            each.sendall(b"\x16\x03\x01\x02")  # the first bytes of a handshake record
         assert asked(gate, trusting(authority)) == 200
         assert all(map(is_closed, slow))
         assert asked(gate, trusting(authority)) == 200
@@ -409,7 +409,7 @@ def test_a_handshake_has_a_place_and_the_one_that_waits_for_longest_makes_way(
 def test_handshakes_that_make_way_before_they_begin_give_their_places_back(
     daemon: Daemon, authority: Authority
 ) -> None:
-    """They were accepted together with those that they make way for."""
+    """The evicted connections were accepted together with those that evict them."""
 
     with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 4") as gate:
 
@@ -436,7 +436,7 @@ def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_pla
     with limited(daemon, authority, limits) as gate, ExitStack() as stack:
         held = [stack.enter_context(silent(gate)) for _ in range(2)]
         assert is_closed(stack.enter_context(silent(gate)))
-        held[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS
+        held[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
         eventually(lambda: not is_refused(gate, trusting(authority)))
         held[1].close()
         eventually(lambda: not is_refused(gate, trusting(authority)))
@@ -446,7 +446,7 @@ def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_pla
 def test_an_authority_that_was_removed_gives_no_right_any_more(
     gate: Gate, authority: Authority, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
-    """Neither by a session that goes on, nor on a connection that stands, nor for an answer that follows."""
+    """A resumed session, an open connection and a streaming response all lose their rights."""
     context = trusting(authority, authority.sign("shop.example"))
     context.maximum_version = version
 
@@ -477,7 +477,7 @@ def test_an_authority_that_was_removed_gives_no_right_any_more(
 def test_a_certificate_that_signs_no_other_and_was_removed_gives_no_right_any_more(
     gate: Gate, authority: Authority, tmp_path: Path
 ) -> None:
-    """What ``--authorities`` has may be the certificate of a client itself."""
+    """The ``--authorities`` file may contain a client's certificate itself."""
     pinned = tmp_path / "pinned.pem"
     openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2,
             "-subj", "/CN=shop.example", "-addext", "basicConstraints=critical,CA:FALSE",

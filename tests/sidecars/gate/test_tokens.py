@@ -1,4 +1,4 @@
-"""`wald-gate token` writes the file of tokens: whole, durable, and without the tokens themselves."""
+"""`wald-gate token` writes the token file: atomically, durably, and without the tokens themselves."""
 
 from __future__ import annotations
 

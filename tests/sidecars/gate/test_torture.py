@@ -1,4 +1,4 @@
-"""Whatever is killed, what was answered over HTTP holds. ``scripts/torture --mode gate`` goes on for longer."""
+"""Answers over HTTP hold after any process is killed. ``scripts/torture --mode gate`` runs for longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""X-Forwarded-For and X-Forwarded-Proto are believed from the proxies in the settings, and from no one else."""
+"""X-Forwarded-For and X-Forwarded-Proto are trusted only from the proxies in the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is under way to a daemon that does not answer: a number of requests, nothing of those that were given up."""
+"""Requests in flight to an unresponsive daemon: their number is limited, and abandoned ones keep no memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BIG = 1 << 20
 
 
 class Silent:
-    """Takes requests, answers no ``PUB``, and counts.
+    """Fake daemon that accepts requests, never answers ``PUB``, and counts.
 
     Attributes:
-        publishes: all that came, over whichever connection; routes: how many of them for which route.
-        questions: how often STAT was asked.
-        busy: what its answer is to say.
-        open: how many connections there are.
+        publishes: the number of PUB requests on all connections; routes: that number by route.
+        questions: the number of STAT requests.
+        busy: the busy routes in the response to STAT.
+        open: the number of open connections.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Silent:
         self.routes: Counter[str] = Counter()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what comes over a connection."""
+        """Read requests from a connection."""
         self.open += 1
         with suppress(ConnectionError):
             while line := await reader.readline():
@@ -65,7 +65,7 @@ async def silent(path: Path) -> AsyncIterator[Silent]:
 
 
 async def given_up(daemon: DaemonClient, payloads: list[bytes]) -> None:
-    """All of them are Unavailable."""
+    """Check that all publishes fail with Unavailable."""
     answers = await asyncio.gather(
         *(daemon.publish("orders", payload, columns=False) for payload in payloads), return_exceptions=True
     )
@@ -80,7 +80,7 @@ def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> No
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while daemon.publishes < 256:
                     await asyncio.sleep(0.01)
-            for _ in range(20):  # in which more would come
+            for _ in range(20):  # time for more requests to arrive
                 await asyncio.sleep(0.001)
             assert daemon.publishes == 256
             for each in asked:
@@ -92,7 +92,7 @@ def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> No
 
 
 def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> None:
-    """All of asyncio's threads are taken here, by a task that does not end before the line is parsed."""
+    """A task that ends only after the line is parsed occupies all of asyncio's default threads."""
 
     async def body() -> AsyncIterator[bytes]:
         yield b'{"value": "%b"}\n' % (b"x" * BIG)
@@ -147,14 +147,14 @@ def test_nothing_is_kept_of_what_was_given_up(tmp_path: Path, is_there: bool) ->
 
 @pytest.mark.slow
 def test_a_route_that_is_free_again_waits_for_no_other(tmp_path: Path) -> None:
-    """It was behind more requests of the other than are sent at a time."""
+    """It was queued behind more requests of the other route than are sent at a time."""
 
     async def ask() -> None:
         async with silent(tmp_path / "socket") as daemon:
             gate = DaemonClient(tmp_path, tmp_path / "socket", patience=20)
             daemon.busy = ["a", "b"]
             asked = [asyncio.create_task(gate.publish(route, b"x\n", columns=False)) for route in ["a"] * 300 + ["b"]]
-            while daemon.routes["a"] < 512:  # over the first connection, and then over the second
+            while daemon.routes["a"] < 512:  # on the first connection, then on the second
                 await asyncio.sleep(0.01)
             assert daemon.routes["b"] == 0
             daemon.busy = ["a"]

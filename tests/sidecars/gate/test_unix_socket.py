@@ -1,4 +1,4 @@
-"""The unix socket at its path: what is there and is no socket stays, and errors name the option."""
+"""The unix socket: an existing file that is not a socket is kept, and errors name the option."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald.errors import InvalidInput
 
 
 def refusal(root: Path, path: object, *more: str) -> tuple[int, str, str]:
-    """Of a gate that is to listen there alone."""
+    """Return the error of a gate that listens only on the path."""
     return refused(run(sidecar("gate", "--root", root, "--listen", "", "--uds", path, *more)))
 
 
@@ -69,7 +69,7 @@ def test_a_socket_that_was_left_is_taken_over_and_one_that_answers_is_not(daemon
             f"--uds {path}: another process listens there",
             f"fuser {path}",
         )
-        done = run(sidecar("gate", "--root", daemon.root, "--listen", "", "--uds", path, "--check"))  # as at a reload
+        done = run(sidecar("gate", "--root", daemon.root, "--listen", "", "--uds", path, "--check"))  # as for a reload
         assert done.returncode == 0
         assert gate.stop() == 0
     assert not path.exists()
