@@ -1,4 +1,4 @@
-// Say what a client that openapi-generator makes for Go gets from a gate.
+// Print the answers of a gate to the Go client that openapi-generator generates.
 package main
 
 import (

@@ -1,4 +1,4 @@
-"""Use a gate with the client that openapi-generator makes for Python, and print its answers."""
+"""Use the Python client that openapi-generator generates for a gate, and print the gate's answers."""
 
 from __future__ import annotations
 

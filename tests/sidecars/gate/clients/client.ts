@@ -1,4 +1,4 @@
-// Say what a client that openapi-generator makes for TypeScript gets from a gate.
+// Print the answers of a gate to the TypeScript client that openapi-generator generates.
 import { Configuration, DefaultApi, ResponseError } from './openapi_client';
 
 declare const process: { argv: string[] };

@@ -1,4 +1,4 @@
-"""A browser for all tests of a module."""
+"""Fixture: one browser for all tests of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from browsing import Chromium, lack
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Chromium]:
-    """The browser; without it the test is skipped, unless CHROMIUM_REQUIRED is set."""
+    """A running browser; without Chromium the test is skipped, unless CHROMIUM_REQUIRED is set."""
     if why := lack():
         pytest.skip(why)
     with Chromium() as browser:

@@ -1,4 +1,4 @@
-"""The strip shows what is in archives: all of a segment, or some of its routes, also after it has been reclaimed."""
+"""The strip marks segments as archived, completely or for some routes, even after they have been reclaimed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def built(tmp_path: Path) -> Built:
 
 
 def text(gate: Gate) -> str:
-    """The words of the overview."""
+    """Return the visible text of the overview."""
     return " ".join(re.sub("<[^>]*>", " ", gate.get("/").body.decode()).split())
 
 
 def band(gate: Gate) -> dict[str, str]:
-    """Of each piece of the strip what its title says of archives."""
+    """Return the archive state in the title of each piece of the strip."""
     source = html.unescape(gate.get("/").body.decode())
     titles = re.findall(r'<g id="seg-(\d+)".*?<title>(.*?)</title>(.*?)</g>', source, re.DOTALL)
     bands = {"f-archived": "archived", "archived": "archived in part"}
@@ -126,5 +126,5 @@ def test_a_long_history_of_deletions_is_looked_at_some_in_each_walk_and_none_twi
 
     runs = [list(found(bundled, source).gone) for _ in range(4)]
     assert runs == [[(4, 4)], [(2, 4)], [(1, 4)], [(1, 4)]]
-    monkeypatch.setattr(History, "reclaimed_segments", None)  # it is not asked again
+    monkeypatch.setattr(History, "reclaimed_segments", None)  # it is not called again
     assert list(found(bundled, source).gone) == [(1, 4)]

@@ -1,4 +1,4 @@
-"""A page that cannot be made, by a bug, says so where it is open, is logged once, and goes on when it can."""
+"""A page that a bug prevents from rendering reports it to open browsers, logs it once, and recovers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ overview._spark = broken
 
 @pytest.fixture
 def flag(tmp_path: Path) -> Path:
-    """While this is there, no overview can be made."""
+    """A file that makes every overview fail while it exists."""
     return tmp_path / "broken"
 
 

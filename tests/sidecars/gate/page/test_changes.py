@@ -1,4 +1,4 @@
-"""Of a part that is live, only what has changed is sent."""
+"""Updates of a live part contain only the changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_part_is_sent_whole_when_rows_come_go_or_change_places() -> None:
 
 
 def test_of_rows_that_have_gone_nothing_is_kept() -> None:
-    """A page that follows records for days has as many of them as have come."""
+    """Otherwise a page that follows records for days would keep every row ever sent."""
     sent: Sent = {}
     for number in range(3):
         changes("live_x", table(**{f"r{number}": number}), sent)

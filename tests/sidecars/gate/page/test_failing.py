@@ -1,4 +1,4 @@
-"""What the operating system refuses while a picture of the log is taken is said on the page, which does not fail."""
+"""Operating system errors during a snapshot of the log are shown on the page, which does not fail."""
 
 from __future__ import annotations
 

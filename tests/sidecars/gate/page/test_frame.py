@@ -1,4 +1,4 @@
-"""A page is HTML that can do nothing but what the gate sends it, is live over events, and says what went wrong."""
+"""Pages load only resources of the gate, receive live updates as events, and report errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENTS = {"Accept": "text/event-stream"}
 
 
 def events(response: HTTPResponse, count: int) -> list[tuple[str, str]]:
-    """The next events of a stream: name and data."""
+    """Read the next events of a stream; return their names and data."""
     found: list[tuple[str, str]] = []
     name = ""
     while len(found) < count:
@@ -55,7 +55,7 @@ def test_a_page_is_bound_by_its_headers(gate: Gate) -> None:
 
 
 def test_a_page_holds_no_script_and_no_style_and_refers_to_nothing_elsewhere(gate: Gate) -> None:
-    """Its addresses are relative, as a proxy may remove a prefix from them."""
+    """All addresses are relative, because a proxy may strip a path prefix."""
     for path in [*(place.path for place in PLACES), "/login", "/routes/orders", "/no/such/page"]:
         html = gate.get(path, accept="text/html").body.decode()
         referred = re.findall(r"""(?:src|href|action|data-live)=["']([^"']*)""", html)
@@ -85,7 +85,7 @@ def test_events_bring_the_parts_first_and_then_only_what_has_changed(gate: Gate)
     assert f'data-build="{build}"' in html
     assert ids <= set(re.findall(r'id="(\w+)"', html))
     assert "live_state" in ids
-    assert "live_state" not in {name for parts in changed for name, _ in parts}  # the daemon runs as before
+    assert "live_state" not in {name for parts in changed for name, _ in parts}  # the daemon's state has not changed
     assert any(parts for parts in changed)
 
 
@@ -93,7 +93,7 @@ def test_a_gate_ends_although_somebody_looks(gate: Gate) -> None:
     with gate.asked("GET", "/", headers=EVENTS) as response:
         events(response, 2)
         assert gate.stop() == 0
-        assert response.read().endswith(b"\n")  # it was ended, not cut off
+        assert response.read().endswith(b"\n")  # the stream ended properly
 
 
 def test_what_goes_wrong_is_a_page_for_people(gate: Gate) -> None:
@@ -104,7 +104,7 @@ def test_what_goes_wrong_is_a_page_for_people(gate: Gate) -> None:
 
 
 def test_a_login_has_a_bound(gate: Gate) -> None:
-    """Whoever can connect may send one, and it is parsed while all others wait."""
+    """Logins need no authentication, and parsing one blocks all other requests."""
     for form, status in [(b"a=1&" * 1000, 400), (b"token=" + b"x" * 5000, 413)]:
         answer = gate.ask("POST", "/login", form, {"Content-Type": "application/x-www-form-urlencoded"})
 

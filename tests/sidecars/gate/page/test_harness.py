@@ -1,4 +1,4 @@
-"""The browser of these tests notices what a page must not do, and never stays behind."""
+"""The test browser detects forbidden behaviour of a page, and its processes always exit."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class _Page(http.server.BaseHTTPRequestHandler):
             self.wfile.write(list(_BAD.values())[int(number)][0].encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    """A server with good and bad pages."""
+    """Address of a server with good and bad pages."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -84,7 +84,7 @@ def test_a_visit_has_the_size_and_the_colours_that_are_asked_for(chromium: Chrom
 
 def test_a_visit_without_javascript_runs_no_script(chromium: Chromium, origin: str) -> None:
     with chromium.visit(origin, javascript=False) as visit:
-        visit.page.goto("/bad/2")  # it would open a dialog
+        visit.page.goto("/bad/2")  # a script would open a dialog
         assert visit.page.inner_text("p") == "here"
 
 

@@ -1,4 +1,4 @@
-"""The view of history shows every event of the ledgers, page by page, and what made each deletion legal."""
+"""The history view shows every ledger event, page by page, and the reason that each deletion was allowed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from wald.files.layout import Root
 from wald.files.uptime import ClockStep, add_step
 from wald_gate.page.history import COUNT
 
-CUTS = COUNT  # so that there are some pages
+CUTS = COUNT  # enough for several pages
 
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log that was cut a hundred times, of which half was read and deleted, and whose daemon was killed."""
+    """A gate on a log with a hundred cuts, half of them read and deleted, whose daemon was killed."""
     root = tmp_path_factory.mktemp("history") / "log"
     with Daemon(root) as daemon:
         daemon.ask("ROUTE ADD orders")
@@ -41,13 +41,13 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 
 
 def events(answer: Answer) -> list[tuple[str, str]]:
-    """Of each event its id and its name, as they stand."""
+    """Return the id and name of each event, in page order."""
     assert answer.status == 200, answer.body
     return re.findall(r'<li id="(e-[^"]*)".*?<span class="what">(.*?)</span>', answer.body.decode(), re.DOTALL)
 
 
 def pages(gate: Gate, query: str = "") -> list[Answer]:
-    """The pages that follow each other by the link to older events."""
+    """Follow the links to older events; return all pages."""
     found = [gate.get(f"/history?{query}")]
     while older := re.search(r'<a href="([^"]*)" rel="next">Older</a>', found[-1].body.decode()):
         found.append(gate.get(urljoin("/history", html.unescape(older[1]))))

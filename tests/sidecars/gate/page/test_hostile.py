@@ -1,4 +1,4 @@
-"""In a real browser nothing that a stranger has written is ever carried out, and all of it can be seen."""
+"""A real browser never executes untrusted content, and shows all of it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log that is full of it."""
+    """A gate on a log full of hostile content."""
     root = tmp_path_factory.mktemp("hostile") / "log"
     with Daemon(root) as daemon:
         for name in ("hostile", *hostile.EDGE_NAMES):
@@ -118,7 +118,7 @@ def append(root: Path, route: str, *records: dict[str, object]) -> None:
 
 
 def first_of(gate: Gate) -> int:
-    """The sequence of the first hostile record."""
+    """Return the sequence of the first hostile record."""
     return int(gate.get("/v1/head").json()["sequence"]) - len(RECORDS) + 1
 
 

@@ -1,4 +1,4 @@
-"""Every view in a browser: live, without JavaScript, by keyboard, by the rules of accessibility, small, and dark."""
+"""Every view in a browser: live updates, no JavaScript, keyboard, accessibility, small screens and dark mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GONE = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_R
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log as an operator meets it, whose daemon runs."""
+    """A gate on a realistic log with a running daemon."""
     place = tmp_path_factory.mktemp("views")
     with Daemon(place / "log") as daemon:
         live_in(daemon, place / "vault")
@@ -62,7 +62,7 @@ def goto(visit: Visit, path: str) -> None:
 def test_every_view_is_for_everyone(
     chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool, views: tuple[str, ...]
 ) -> None:
-    """By axe-core: names, roles, contrast, order of headings, and what else it can see."""
+    """axe-core checks names, roles, contrast, heading order and its other rules."""
     from axe_playwright_python.base import AXE_SCRIPT
 
     with chromium.visit(gate.origin, size=size, dark=dark) as visit:
@@ -87,7 +87,7 @@ def test_no_view_is_wider_than_a_phone(
 def test_no_mark_of_a_cursor_hides_another_one_on_a_phone(chromium: Chromium, gate: Gate) -> None:
     with chromium.visit(gate.origin, size=PHONE) as visit:
         goto(visit, "/")
-        visit.page.locator(".at path").nth(1).wait_for()  # once the segments were counted
+        visit.page.locator(".at path").nth(1).wait_for()  # shown once the segments are counted
         signs, legend = visit.page.evaluate(
             """[
                 [...document.querySelectorAll(".at path")].map((sign) => {
@@ -156,7 +156,7 @@ def test_what_has_the_focus_is_in_the_order_of_the_page_and_can_be_seen(
                 }"""
             )
             if place < 0 or (seen and place < seen[-1]):
-                break  # around, to the beginning
+                break  # the focus has wrapped around
             assert outlined, place
             seen.append(place)
         assert seen

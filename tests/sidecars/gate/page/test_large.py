@@ -1,4 +1,4 @@
-"""With 10,000 segments and 1,000 routes every view is a page of bounded size, and so is each of its updates."""
+"""With 10,000 segments and 1,000 routes, every view and every update has a bounded size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NODES = 7_000
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on such a log, to which records are sent and which is cut meanwhile."""
+    """A gate on a large log that receives records and is cut during the tests."""
     root = tmp_path_factory.mktemp("large") / "log"
     large(root, 10_000, 1_000)
     routes = [f"route-{number:04}" for number in range(1000)]

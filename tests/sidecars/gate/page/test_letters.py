@@ -1,4 +1,4 @@
-"""The page of a route says where its groups' dead letters go and how many there are, to those who may read them."""
+"""The route page shows where dead letters go and how many there are, to clients with the right to read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHIEF, READER = ({"Authorization": f"Bearer {token['name']}"} for token in TOKEN
 
 @pytest.fixture
 def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
-    """A gate with tokens, which gives a record up after its first try."""
+    """A gate with tokens and one try per record."""
     config, tokens = tmp_path / "gate.toml", tmp_path / "tokens"
     config.write_text(CONFIG)
     lines = [{**token, "sha256": hashlib.sha256(str(token["name"]).encode()).hexdigest()} for token in TOKENS]
@@ -38,7 +38,7 @@ def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
 
 
 def letters(gate: Gate, rights: dict[str, str] = CHIEF) -> str:
-    """What the page says of dead letters; "": nothing."""
+    """Return the dead-letter section of the page, or "" without one."""
     answer = gate.ask("GET", "/routes/orders", headers=rights)
     assert answer.status == 200, answer.body
     found = re.search(r'<section aria-labelledby="letters">.*?</section>', answer.body.decode(), re.DOTALL)
@@ -63,16 +63,16 @@ def ask_group(gate: Gate, verb: str, **fields: object) -> dict[str, Any]:
 
 
 def lease(gate: Gate, line: bytes) -> int:
-    """Send a record and have it leased."""
+    """Send a record and lease it; return its sequence."""
     send(gate, line)
     [record] = ask_group(gate, "lease", wait=20)["records"]
     return int(record["sequence"])
 
 
 def give_up(gate: Gate, sequence: int) -> None:
-    """Fail, and ask for the next one."""
+    """Reject a record; check that it is not leased again."""
     assert ask_group(gate, "nack", sequences=[sequence], reason="odd") == {"refused": []}
-    assert ask_group(gate, "lease")["records"] == []  # it is not tried again
+    assert ask_group(gate, "lease")["records"] == []  # it is not retried
 
 
 def test_dead_letters_are_counted_where_they_are_and_on_the_way_there(gate: Gate, daemon: Daemon, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Logging in and out with a browser."""
+"""Login and logout in a browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED = "status of 401"
 
 @pytest.fixture
 def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
-    """A gate that asks for tokens, on a log with a record."""
+    """A gate that requires tokens, on a log with one record."""
     daemon.ask("PUB orders 2\nx\n")
     (tmp_path / "tokens").write_text(entry("ann", admin=True))
     with Gate(daemon.root, "--tokens", tmp_path / "tokens") as gate:

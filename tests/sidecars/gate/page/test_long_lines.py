@@ -1,4 +1,4 @@
-"""A line in pieces on the page: shown once it has ended; a look for its end delays no other reader."""
+"""Lines split into pieces: the page shows them once complete, and the search for their end delays no other reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald_gate.page.records import COUNT, Newest, Query, excerpt, read_record
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """A log with a record on each of two routes."""
+    """A log with one record on each of two routes."""
     log = Built(tmp_path / "log")
     log.lines("a", [b"first"])
     log.lines("b", [b"other"])
@@ -24,7 +24,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def live(newest: Newest) -> tuple[list[tuple[int, str]], int]:
-    """The rows, oldest first, and how many have come since the look before."""
+    """Return the rows, oldest first, and the number of arrivals since the previous call."""
     found = newest.read_on()
     return [(row.sequence, str(row.value)) for row in reversed(found.rows)], found.arrived
 

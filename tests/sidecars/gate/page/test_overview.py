@@ -1,4 +1,4 @@
-"""What is wrong is of the moment of the daemon's sign, a segment is as full as it is, and a line is of one group."""
+"""The overview is consistent: findings match the daemon's state, fill levels are exact, and each row is one group's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = 30
 
 
 def findings(source: str) -> str:
-    """What is wrong, as HTML; "" if nothing is."""
+    """Return the HTML of the findings, or "" without any."""
     found = re.search(r'<ul class="findings">(.*?)</ul>', source, re.DOTALL)
     return html.unescape(found[1]) if found else ""
 
@@ -28,7 +28,7 @@ def sign(source: str) -> str:
 
 
 def written(source: str) -> float:
-    """What of the width of the active segment is drawn as written, in percent."""
+    """Return the percentage of the active segment's width that is drawn as written."""
     found = re.search(
         r'class="room" x="[^"]*" width="([^"]*)%".*?class="body" x="[^"]*" width="([^"]*)%"', source, re.DOTALL
     )
@@ -43,7 +43,7 @@ def test_what_is_wrong_is_of_the_same_moment_as_the_sign_of_the_daemon(gate: Gat
     seen = set()
 
     def say(state: str) -> bool:
-        """Whether it says so; in every picture until then, findings and sign say the same."""
+        """Check that findings and daemon state agree; return True if the state is the expected one."""
         source = gate.get("/").body.decode()
         now = sign(source)
         seen.add(now)
@@ -71,7 +71,7 @@ def test_the_active_segment_is_drawn_as_full_as_it_is_although_no_daemon_says_so
     daemon.kill()
     eventually(lambda: sign(gate.get("/").body.decode()) == "not running")
 
-    assert before == frozen == written(gate.get("/").body.decode()) < 5  # a record in 64 MiB
+    assert before == frozen == written(gate.get("/").body.decode()) < 5  # one record in 64 MiB
 
 
 def test_each_line_of_the_cursors_is_of_one_group_and_the_most_behind_come_first(gate: Gate, root: Path) -> None:

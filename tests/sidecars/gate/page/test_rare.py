@@ -1,4 +1,4 @@
-"""Records of a route that is in few of many segments are found a stretch at a time, so no page takes long to make."""
+"""Records of a route found in few segments are searched in limited steps, so that every page renders quickly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEGMENTS = 40
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
-    """Forty segments, of which the first, one in the middle and the last have a record of the rare route."""
+    """Forty segments, of which the first, a middle one and the last have a record of the rare route."""
     monkeypatch.setattr(records, "_SEGMENTS", 5)
     return made(tmp_path / "log", SEGMENTS)
 
@@ -56,7 +56,7 @@ def test_links_lead_to_all_records_of_a_rare_route(built: Built, back: bool) -> 
 def test_a_page_of_a_rare_route_costs_what_its_stretch_does(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def cost(segments: int) -> int:
         monkeypatch.setattr(records, "_SEGMENTS", segments)
-        result_of(excerpt(built.log, "rare", Query()))  # what is imported then is not counted
+        result_of(excerpt(built.log, "rare", Query()))  # warm up imports, which do not count
         return steps(lambda: result_of(excerpt(built.log, "rare", Query())))
 
     assert 2 * cost(5) < cost(SEGMENTS)

@@ -1,4 +1,4 @@
-"""The view of records shows what is in the log from any position, page by page, to who may read it."""
+"""The records view shows the log from any position, page by page, to clients with the right to read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = [b"line %d" % number for number in range(1, 3 * COUNT + 1)]
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate on a log with two routes, of which one has three pages of records and the other three records."""
+    """A gate on a log with two routes: one has three pages of records, the other three records."""
     root = tmp_path_factory.mktemp("records") / "log"
     with Daemon(root) as daemon:
         daemon.ask("ROUTE ADD orders")
@@ -37,13 +37,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 
 
 def rows(answer: Answer) -> list[int]:
-    """The sequences of the rows, as they stand."""
+    """Return the sequences of the rows in page order."""
     assert answer.status == 200, answer.body
     return [int(found) for found in re.findall(r'<tr id="r(\d+)"', answer.body.decode())]
 
 
 def link(answer: Answer, text: str) -> str:
-    """Where a link of the page leads."""
+    """Return the target of a link on the page."""
     found = re.search(rf'<a href="([^"]*)"[^>]*>{text}</a>', answer.body.decode())
     assert found, text
     return urljoin("/records", html.unescape(found[1]))
@@ -207,4 +207,4 @@ def test_a_client_sees_records_of_its_routes_only(daemon: Daemon, tmp_path: Path
             assert answer.status == 403, path
             assert "of secret" not in answer.body.decode()
         assert "never issued" in gate.get("/records/3", **allowed).body.decode()
-        assert gate.get("/records?route=orders").status == 303  # to where a token is typed
+        assert gate.get("/records?route=orders").status == 303  # to the login page

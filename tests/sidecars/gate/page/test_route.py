@@ -1,4 +1,4 @@
-"""The page of a route: what costs records is not offered beside what helps, and who has what is said."""
+"""The route page puts commands that lose records after safe ones, and shows which worker has which records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shown(gate: Gate) -> str:
 
 
 def folded(source: str) -> str:
-    """What a reader sees only who opens a detail."""
+    """Return the text inside collapsed details."""
     return html.unescape(" ".join(re.findall(r"<details.*?</details>", source, re.DOTALL)))
 
 
@@ -66,7 +66,7 @@ def test_who_has_which_records_is_said_and_which_wait(gate: Gate) -> None:
     rows = re.findall(r'<tr><th scope="row">packing</th><td>.*?>([\d,]+)</a>(?: to ([\d,]+))?</td>', table[0])
     assert rows[:3] == [("1", "5"), ("6", ""), ("8", "10")]
     assert ("7", "") in rows
-    assert len(rows) == 19  # all 18 that are leased, and the one that waits
+    assert len(rows) == 19  # 18 rows of leased records, one of the delayed record
     assert "<script>alert" not in source
     assert "\u202e" not in source
 

@@ -1,4 +1,4 @@
-"""A log is drawn from the left to the right: nothing overlaps, nothing vanishes, and cursors stay in their order."""
+"""The strip draws a log from left to right: no pieces overlap or vanish, and cursors keep their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = [look for look in Look if look not in (Look.ACTIVE, Look.RECLAIMED)]
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Piece]:
-    """Segments with gaps between some of them, the last of which may be active."""
+    """Generate segments, some with gaps between them; the last may be active."""
     count = draw(st.integers(0, 12) | st.integers(150, 240))
     random = draw(st.randoms(use_true_random=False))
     base, found = 1, []

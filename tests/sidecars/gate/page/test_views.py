@@ -1,4 +1,4 @@
-"""The overview and the routes show what the commands say, to each client what it may see, and hostile text as text."""
+"""The overview and routes views match the commands, respect each client's rights, and show hostile text as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = '"><script>alert(1)</script>\u202e\x1b[31m'
 
 
 class Text(HTMLParser):
-    """The words of a page that a reader sees, and what is in it that could do something."""
+    """Parser that collects a page's visible words and its active elements."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def tokens(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guarded(daemon: Daemon, tokens: Path) -> Iterator[Gate]:
-    """A gate with tokens; records of two routes, of which a reader may see one."""
+    """A gate with tokens and records on two routes, one of which the reader may see."""
     daemon.ask("ROUTE ADD payroll")
     daemon.ask("PUB payroll 2\nx\n")
     daemon.ask("PUB orders 2\nx\n")
@@ -67,7 +67,7 @@ def guarded(daemon: Daemon, tokens: Path) -> Iterator[Gate]:
 
 
 def session(gate: Gate, token: str) -> dict[str, str]:
-    """The header of a browser that has logged in."""
+    """Log in; return the cookie header of the session."""
     answer = gate.ask("POST", "/login", f"token={token}".encode(), FORM)
     assert answer.status == 303
     return {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
@@ -78,12 +78,12 @@ def test_the_overview_shows_head_segments_and_cursors(gate: Gate, root: Path) ->
     gate.post("/v1/cut")
     gate.post("/v1/routes/orders/records", b"three\n")
     wald("cursor", "set", "orders", 1, "--group", "billing", "--root", root)
-    eventually(lambda: re.search(r"active 1 .*pinned 1", text(gate.get("/"))))  # after a walk through the segments
+    eventually(lambda: re.search(r"active 1 .*pinned 1", text(gate.get("/"))))  # after the segments are scanned
     found = text(gate.get("/"))
 
     assert "Head 3" in found
     assert "2 segments, records 1 to 3" in found
-    assert "orders/billing 1 2" in found  # processed up to 1, and 2 behind
+    assert "orders/billing 1 2" in found  # processed up to 1, lag 2
     assert "daemon running" in found
 
 
@@ -99,9 +99,9 @@ def test_a_route_without_a_cursor_has_no_mark_and_no_line(gate: Gate, root: Path
     assert 'id="mark-1"' in gate.get("/").body.decode()
 
 
-@pytest.mark.slow  # it takes its time
+@pytest.mark.slow  # waits for the rate interval
 def test_rates_are_said_to_be_over_the_time_since_the_picture_before(gate: Gate) -> None:
-    """A page without its script is loaded now and then."""
+    """Without JavaScript, a page is loaded only now and then."""
     gate.get("/")
     gate.post("/v1/routes/orders/records", b"x\n" * 10_000)
     began = time.monotonic()
@@ -166,7 +166,7 @@ def test_what_there_is_not_is_said(gate: Gate) -> None:
 
 
 def test_hostile_text_is_shown_and_does_nothing(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """In a query, in a path, and in the name of a group, which other users may choose."""
+    """The text is in a query, in a path, and in a group name, which other users can choose."""
     query = "%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E%E2%80%AE%1B%5B31m"
     (root / "routes" / "orders" / "cursors" / f"{HOSTILE.replace('/', '_')}.cursor").write_text("1\n")
     paths = (f"/routes?find={query}", f"/routes/{query}", f"/{query}", "/", "/routes", "/routes/orders")
@@ -214,7 +214,7 @@ def test_a_reader_learns_nothing_of_the_routes_of_others(guarded: Gate) -> None:
 
 
 def test_commands_for_a_reader_name_no_path_of_the_machine(guarded: Gate) -> None:
-    """Who administers the log can type them as they are."""
+    """An admin gets commands that can be pasted unchanged."""
     reader, chief = session(guarded, "reader"), session(guarded, "chief")
     for seen, named in ((reader, "ROOT"), (chief, str(guarded.root))):
         source = guarded.ask("GET", "/records/2", headers=seen).body.decode()

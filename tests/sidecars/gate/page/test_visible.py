@@ -1,4 +1,4 @@
-"""Whatever bytes a record has, its HTML has no markup but ours, and shows all of them by what prints."""
+"""The HTML of any record contains only our markup and represents every byte by printable characters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NAMED = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 class Parsed(HTMLParser):
-    """HTML as a browser takes it apart: which tags there are, and the text; escapes are made what they stand for."""
+    """HTML as parsed by a browser: its tags, its text, and the text with escapes decoded."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: set[str] = set()
         self.text = self.meant = ""
         self._marked = False
-        self.feed(str(html))  # not as Markup, of which each piece would be escaped again
+        self.feed(str(html))  # a plain str, as slices of Markup would be escaped again
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -59,7 +59,7 @@ def test_a_value_as_text_says_each_byte_and_no_more_than_prints(value: bytes) ->
     parsed = Parsed(shown(value, "text").html)
     assert parsed.tags <= {"span class=escape"}
     assert all(prints(each) or each == "\n" for each in parsed.text)
-    # A byte that is no UTF-8 reads as the character of its number.
+    # A byte that is not valid UTF-8 is shown as the character with its code.
     meant = value.decode(errors="surrogateescape")
     assert parsed.meant == "".join(chr(ord(each) - 0xDC00) if "\udc80" <= each <= "\udcff" else each for each in meant)
 
