@@ -1,4 +1,4 @@
-"""Help of all programs, programs run by ``wald NAME``, and what a removed command answers."""
+"""Help of all programs, programs run by ``wald NAME``, and the message for removed commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``wald history``: what happened, in order, and a judgement on each deletion."""
+"""``wald history``: events in order, and a verdict on each deletion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wald.format.times import utc
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Three segments of two routes; the first was read, archived and reclaimed."""
+    """A log with three segments of two routes; the first was read, archived and reclaimed."""
     built = Built(tmp_path / "log")
     for _ in range(3):
         built.lines("a", [b"one", b"two"])
@@ -55,7 +55,7 @@ def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(bui
 
 def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     _, lines = history(built, "--since", "1h", "--route", "b")
-    assert {line.split()[1] for line in lines[:-1]} == {"reclaimed"}  # of the sealer's lines the clock is an old one
+    assert {line.split()[1] for line in lines[:-1]} == {"reclaimed"}  # the sealer used an older clock
     _, lines = history(built, "--until", "yesterday")
     assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
@@ -67,7 +67,7 @@ def test_a_route_that_neither_the_log_nor_a_line_knows_is_not_found(built: Built
     assert code == 3
     assert "there is no route 'nosuch'" in message
     code, lines = history(built, "--route", "a", "--since", "2100-01-01T00:00:00Z")
-    assert (code, len(lines)) == (0, 1)  # it has no line of that time
+    assert (code, len(lines)) == (0, 1)  # no line from that time
 
 
 def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> None:
@@ -77,7 +77,7 @@ def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> Non
     assert any(" reclaimed " in line for line in lines)
     later = ("--route", "a", "--since", "2100-01-01T00:00:00Z")
     code, message, _ = refusal_of("history", "--root", built.root.path, *later)
-    assert code == 3  # the lines of another time are not read for it
+    assert code == 3  # lines of other times are not searched
     assert "there is no route 'a'" in message
 
 

@@ -1,4 +1,4 @@
-"""A log is made when it is asked for, and a daemon that is told to make none takes no other directory for one."""
+"""Creation of a log on request, and a daemon that must not create one and rejects any other directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``wald inspect --content`` and ``wald verify``: good files are shown as they are, bad ones with what is bad."""
+"""``wald inspect --content`` and ``wald verify``: intact files are shown unchanged, damaged ones with their damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from running import Daemon, eventually, output_of, refusal_of, wald
 
 @pytest.fixture
 def log(daemon: Daemon, root: Path) -> Path:
-    """Six records: three sealed, three active; the cursor at 2; no daemon any more."""
+    """A log with three sealed and three active records and the cursor at 2; the daemon has stopped."""
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\nthree\n")
     output_of("cut", "--root", root)
     eventually(lambda: list((root / "segments").glob("*.wal.zst")))
@@ -101,7 +101,7 @@ def test_content_of_a_file_that_is_not_of_a_log(tmp_path: Path) -> None:
 
 
 def test_content_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
-    """Reported, with the path; never read short."""
+    """A truncated segment is reported with its path instead of being shown as complete."""
     path = next((log / "segments").glob("*.wal.zst"))
     os.truncate(path, path.stat().st_size - 1)
     code, message, _ = refusal_of("inspect", "--content", path)

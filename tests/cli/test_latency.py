@@ -1,4 +1,4 @@
-"""``wald status --latency``: the daemon's own numbers, and what follows from them."""
+"""``wald status --latency``: the daemon's own measurements and the conclusions drawn from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locales and paths that are not UTF-8: every command prints, and JSON stays JSON."""
+"""Locales and paths that are not UTF-8: every command prints, and JSON stays valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gating import Gate
 from running import TIMEOUT_SECONDS, Daemon, output_of, run, sidecar, wald
 
 TEXT = "grüß 日".encode()
-# All commands in one interpreter; an error of Python ends it.
+# Run all commands in one interpreter; an exception ends it.
 RUN = """
 import json, sys
 from wald.cli import cli
@@ -29,7 +29,7 @@ for line in json.loads(sys.argv[1]):
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[Path]:
-    """A log in a directory whose name is Latin-1, with text, bytes that are not text, and a reason in a ledger."""
+    """A log in a directory with a Latin-1 name, containing text, non-text bytes, and a reason in a ledger."""
     root = tmp_path / os.fsdecode(b"l\xf6g")
     with Daemon(root):
         output_of("route", "add", "a", "--root", root)

@@ -1,4 +1,4 @@
-"""Who may do what: every row of the table in docs/cli.md, tried by the owner, a member of the group and a stranger."""
+"""Permissions: every row of the table in docs/cli.md, tried by the owner, a member of the group and a stranger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = f"[routes.owners]\nwriters = [{OWNER.user_id}]\n[routes.members]\nwri
 def daemon() -> Iterator[Daemon]:
     """A daemon of ``OWNER`` with every kind of file in its root."""
     with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
+        parent = Path(name)  # other users cannot enter pytest's
         os.chown(parent, OWNER.user_id, OWNER.group_id)
         parent.chmod(0o755)
         (parent / "wald.toml").write_text(SETTINGS)
@@ -44,7 +44,7 @@ def daemon() -> Iterator[Daemon]:
             ):
                 assert run([*OWNER.prefix, *line]).returncode == 0
             first = running.root / f"segments/{1:020d}.wal.zst"
-            eventually(lambda: list(first.parent.glob(f"{1:020d}.*")) == [first])  # sealed, and the raw one is gone
+            eventually(lambda: list(first.parent.glob(f"{1:020d}.*")) == [first])  # sealed; the raw file is gone
             yield running
 
 
@@ -63,7 +63,7 @@ def acting_as(user: User) -> Iterator[None]:
 
 
 def may(user: User, act: Callable[[], object]) -> bool:
-    """Whether the operating system and the daemon let ``user`` do it."""
+    """Return True if the operating system and the daemon let ``user`` do it."""
     try:
         with acting_as(user):
             answer = act()
@@ -121,7 +121,7 @@ def is_lock(path: Path) -> bool:
 
 
 def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
-    """All the ways to do what a row says."""
+    """Return every way to perform the action of a row."""
     root = daemon.root
     fifo = root / "routes/a/in"
     match what:
@@ -198,7 +198,7 @@ def test_every_row_is_tried(daemon: Daemon) -> None:
 @pytest.mark.parametrize("what", [what for what in TABLE if what not in LINES and what != NAMED])
 def test_a_verb_or_a_file(daemon: Daemon, what: str) -> None:
     for act in acts(daemon, what):
-        tried = {user: may(user, act) for user in reversed(USERS)}  # the owner's last: it may change what there is
+        tried = {user: may(user, act) for user in reversed(USERS)}  # the owner goes last: its actions may change files
         assert [["no", "yes"][tried[user]] for user in USERS] == TABLE[what]
 
 

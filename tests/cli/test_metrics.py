@@ -1,4 +1,4 @@
-"""``wald metrics`` gives what ``wald explain`` shows, for Prometheus."""
+"""``wald metrics``: the numbers of ``wald explain``, for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NS = 10**9
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Two sealed segments of routes a and b, and an active one."""
+    """A log with two sealed segments of routes a and b, and an active one."""
     built = Built(tmp_path / "root")
     for _ in range(2):
         built.lines("a", [b"x"] * 5)
@@ -34,12 +34,12 @@ def built(tmp_path: Path) -> Built:
 
 
 def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample by its name and the values of its labels, that of the route first."""
+    """Map each sample's name and label values, the route's first, to its value."""
     return samples_of(output_of("metrics", *options, "--root", built.root.path).decode())
 
 
 def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
-    """Records, seconds, bytes that it pins, and when the oldest unread record was written."""
+    """The samples are its lag in records and seconds, the bytes it pins, and the time of its oldest unread record."""
     built.log.set_cursor("a", 5)
     explained = output_of("explain", "--json", "--root", built.root.path).splitlines()
     groups = [line for line in map(json.loads, explained) if line["kind"] == "group"]
@@ -57,7 +57,7 @@ def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
 
 
 def test_the_cost_is_linear_in_the_groups(built: Built) -> None:
-    """Any owner of a cursor can make thousands, none of which is a work group."""
+    """Any cursor owner can create thousands of groups, none of which is a work group."""
 
     def cost(groups: int) -> int:
         for number in range(groups):
@@ -101,7 +101,7 @@ def test_a_cursor_that_cannot_be_trusted_is_shown(built: Built) -> None:
 
 
 def test_the_name_of_a_file_cannot_forge_a_sample(built: Built) -> None:
-    """A file that is named like a cursor counts as one, whatever its name is."""
+    """A file with the suffix of a cursor counts as one, whatever the rest of its name."""
     name = 'x"} 1\nwald_forged 1\n#\udcff'
     (built.root.cursor_directory("a") / f"{name}.cursor").touch()
     found = samples(built)
@@ -117,7 +117,7 @@ def test_a_retired_route_is_left_out(built: Built) -> None:
 
 
 def test_what_ran_when_is_read_off_the_ledgers(built: Built) -> None:
-    """A program that has not run yet has no time."""
+    """A program that has not run yet has no timestamp."""
     built.log.set_cursor("a", 12)
     built.log.set_cursor("b", 12)
     before = samples(built)
@@ -129,7 +129,7 @@ def test_what_ran_when_is_read_off_the_ledgers(built: Built) -> None:
 
 
 def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> None:
-    """The ledger is its own; without --record nothing is written. A log that is damaged keeps its last good time."""
+    """Only --record writes to the ledger. A damaged log keeps the time of its last good verification."""
     output_of("verify", "--root", built.root.path)
     assert not (built.root.ledger / "verify.jsonl").exists()
     output_of("verify", "--record", "--root", built.root.path)
@@ -169,7 +169,7 @@ def test_without_a_log_it_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_work_group_has_how_many_records_are_where(built: Built) -> None:
-    """Beside its owner, and without one; a group without workers has none of it."""
+    """The counts exist with and without an owner; a group without workers has none of these samples."""
     built.log.set_cursor("b", 6, "plain")
     with Owning(built.root.path, "a", "g") as owner:
         first, second, *_ = owner.lease("worker-1", 6)

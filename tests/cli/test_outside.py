@@ -1,4 +1,4 @@
-"""No program writes outside the log and the archive that it is given, and none makes what all users may write to."""
+"""No program writes outside its log and archive, and none creates anything writable for all users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
 def state(place: Path, *, without: tuple[Path, ...] = ()) -> dict[str, tuple[object, ...]]:
-    """Everything below ``place`` except what is in ``without``: a change of any of it shows."""
+    """Map everything below ``place`` except ``without`` to its metadata and content, so that any change shows."""
     found: dict[str, tuple[object, ...]] = {}
     for path in (place, *place.rglob("*")):
         if any(path == each or each in path.parents for each in without):
@@ -42,7 +42,7 @@ def state(place: Path, *, without: tuple[Path, ...] = ()) -> dict[str, tuple[obj
 
 @pytest.fixture
 def lived(tmp_path: Path) -> Path:
-    """A directory with a log and its archive, as a full life leaves them."""
+    """A directory with a log and its archive after every program has run on them."""
     place = tmp_path / "inside"
     place.mkdir()
     Life(place / "log", place / "archive").live()
@@ -50,7 +50,7 @@ def lived(tmp_path: Path) -> Path:
 
 
 def kinds(place: Path) -> Iterator[Path]:
-    """What a life has made, once of each kind: names that differ in digits only are of one kind."""
+    """Yield one path of each kind below ``place``: names that differ only in digits are of the same kind."""
     found: dict[str, Path] = {}
     for path in sorted(place.glob("*/**/*")):
         relative = path.relative_to(place)
@@ -59,7 +59,7 @@ def kinds(place: Path) -> Iterator[Path]:
 
 
 def replace(path: Path, target: Path, link: str) -> None:
-    """Put a link in the place of ``path``, to its like outside, or to where nothing is yet."""
+    """Replace ``path`` with a link, either to the same file moved outside or to a target that does not exist."""
     target.parent.mkdir()
     if link == "to its like":
         path.rename(target)
@@ -75,7 +75,7 @@ def replace(path: Path, target: Path, link: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("link", ["to its like", "to nothing"])
 def test_no_link_leads_a_program_outside(lived: Path, tmp_path: Path, link: str) -> None:
-    """In the place of each kind of file and directory that a log and an archive have in their life."""
+    """A link replaces each kind of file and directory that a log and an archive can contain."""
     led = []
     for number, path in enumerate(kinds(lived)):
         place, outside = tmp_path / f"{number}", tmp_path / f"{number}-outside"
@@ -90,7 +90,7 @@ def test_no_link_leads_a_program_outside(lived: Path, tmp_path: Path, link: str)
 
 @pytest.mark.parametrize("folder", _FOLDERS)
 def test_a_directory_of_the_log_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None:
-    """By the daemon and by every other program; the root itself may be one."""
+    """The daemon and every other program refuse it; only the root itself may be a link."""
     root, link = tmp_path / "log", tmp_path / "link"
     root.mkdir()
     link.symlink_to(root)
@@ -125,7 +125,7 @@ def test_a_route_that_is_a_link_is_none(tmp_path: Path) -> None:
 
 
 def test_the_mode_of_a_fifo_elsewhere_is_not_changed(tmp_path: Path) -> None:
-    """A route's FIFO may be a link to it; the settings must agree with its mode."""
+    """A route's FIFO may be a link; the settings must then match the mode of its target."""
     root, outside = tmp_path / "log", tmp_path / "fifo"
     output_of("init", "--root", root)
     output_of("route", "add", "r", "--root", root)
@@ -176,7 +176,7 @@ def test_no_name_on_a_command_line_leads_outside(tmp_path: Path, way: str) -> No
 
 
 def test_no_name_over_the_socket_leads_outside(tmp_path: Path) -> None:
-    """Not even with a NUL in it; 127 bytes are a name."""
+    """NUL bytes are rejected too; a name may have up to 127 bytes."""
     root = tmp_path / "inside" / "log"
     root.parent.mkdir()
     with Daemon(root) as daemon:
@@ -200,7 +200,7 @@ def test_no_name_in_the_settings_leads_outside(tmp_path: Path, name: str) -> Non
 
 
 def test_directories_that_can_be_no_routes_are_left_alone(tmp_path: Path) -> None:
-    """Whatever is in them."""
+    """Their contents do not matter."""
     root = tmp_path / "log"
     output_of("init", "--root", root)
     planted = root / "routes"
@@ -234,7 +234,7 @@ def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path, what: str) -
 
 @pytest.mark.slow
 def test_no_variable_of_the_environment_leads_outside(tmp_path: Path) -> None:
-    """Not where temporary files, homes and caches usually are."""
+    """The variables name the usual places of temporary files, home directories and caches."""
     outside = tmp_path / "outside"
     names = ("TMPDIR", "TEMP", "TMP", "HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
     for name in names:
@@ -261,7 +261,7 @@ _APART = (
     "/dev/null",
     "/dev/tty",
     "/proc/self/comm",  # the name of the process itself
-    "/proc/self/fd/",  # what was opened before, below a directory of ours
+    "/proc/self/fd/",  # opened earlier below a known directory
 )
 _PATH = re.compile(r'"(/[^"]*)"|\d<(/[^>]*)>')
 
@@ -269,7 +269,7 @@ _PATH = re.compile(r'"(/[^"]*)"|\d<(/[^>]*)>')
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=oct)
 def test_nothing_is_ever_writable_for_all_nor_made_outside(tmp_path: Path, umask: int) -> None:
-    """Nor for a moment: every system call of a full life that makes or changes something is looked at."""
+    """The test checks every system call that creates or changes something while all programs run."""
     place, traces = tmp_path / "inside", tmp_path / "traces"
     place.mkdir()
     traces.mkdir()

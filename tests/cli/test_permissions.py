@@ -1,4 +1,4 @@
-"""Who may not do a thing is told so, with a code of its own and the user or group to be; damage it is not."""
+"""Missing permissions: a distinct exit code and the user or group to run as, never reported as damage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = needs_root
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Path]:
-    """The log of ``OWNER``, two records on route a; no daemon runs. Tests change nothing in it."""
+    """A log of ``OWNER`` with two records on route a; no daemon runs, and the tests change nothing."""
     with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
+        parent = Path(name)  # other users cannot enter pytest's
         os.chown(parent, OWNER.user_id, OWNER.group_id)
         parent.chmod(0o755)
         with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
@@ -73,7 +73,7 @@ def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line:
 
     assert code == NotPermitted.exit_code, message
     assert message.startswith(f"{log / wanted}"), message
-    assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # he is in the group already
+    assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # already in the group
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``wald head``, ``where``, ``route``, ``cursor``, ``cut``: what is, for people and for programs."""
+"""``wald head``, ``where``, ``route``, ``cursor``, ``cut``: output for people and for programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> Non
 
 
 def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
-    """The lag of a route counts from its own last record, not from the head of the log."""
+    """The lag counts up to the last record of the route, not to the head of the log."""
     output_of("route", "add", "b", "--fifo", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
     output_of("append", "b", "--root", root, stdin=b"4\n5\n")
@@ -135,7 +135,7 @@ def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]
 
 
 def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
-    """A misspelt one would keep everything for ever, and nobody would know."""
+    """A misspelled group would otherwise pin every later record unnoticed."""
     output_of("append", "a", "--root", root, stdin=b"one\n")
     assert wald("cursor", "set", "a", 1, "--root", root).stderr == b""
     first = wald("cursor", "set", "a", 1, "--group", "typo", "--root", root)
@@ -185,7 +185,7 @@ def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Pa
 
 
 def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon: Daemon, root: Path) -> None:
-    """In the first batch nothing is left to tell whose it was; what comes behind it tells of its own route only."""
+    """The route of the damaged first batch is unknown; later batches reveal the last record of one route only."""
     output_of("route", "add", "b", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"x\n" * 10)
 

@@ -1,4 +1,4 @@
-"""Every question of docs/questions.md is answered by its command, on a log whose answers are known."""
+"""Every question of docs/questions.md: its command gives the expected answer on a known log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from running import run
 from wald.format.names import Kind, segment_name
 
 ROOT = Path(__file__).parents[2]
-# The beginning of each question → exit code, and what the answer says.
+# The beginning of each question → exit code and expected parts of the answer.
 ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Is the daemon alive": (0, (r"the daemon \(pid \d+; epoch 2, since \S+\) runs", r"OK$")),
     "Did the daemon crash": (0, (r"epoch 1 was killed .* found at 20\S+Z: nothing acknowledged was lost",)),
@@ -61,12 +61,12 @@ def test_every_question_has_an_answer_here() -> None:
 
 
 def copied(root: Path, at: Path) -> Path:
-    """The log without its daemon; `wald repair` wants that, and other questions want the routes as they are."""
+    """Copy the log without its daemon, for `wald repair` and for commands that change routes."""
     return Path(shutil.copytree(root, at / "copy", ignore=shutil.ignore_patterns("wald.sock", "*.tmp")))
 
 
 def asked(command: str, root: Path) -> tuple[int, str]:
-    """Exit code and output of a command, with its words as a shell parts them."""
+    """Split a command like a shell, run it, and return exit code and output."""
     program, *arguments = shlex.split(command.replace("$WALD_ROOT", str(root)))
     line = [sys.executable, "-m", program.replace("-", "_"), *arguments]
     done = run(line, env={"WALD_ROOT": str(root)})
@@ -84,7 +84,7 @@ def test_a_question_is_answered(question: str, command: str, root: Path, tmp_pat
 
 
 def test_the_answers_change_with_damage(root: Path, tmp_path: Path) -> None:
-    """A segment with records 5 and 6 is damaged: each command says so, and none takes it for something else."""
+    """The segment with records 5 and 6 is damaged: every command reports damage and nothing else."""
     copy = copied(root, tmp_path)
     segment = copy / "segments" / segment_name(5, Kind.SEALED)
     data = bytearray(segment.read_bytes())

@@ -1,4 +1,4 @@
-"""``wald read``: which records, in which form, and what moves the cursor."""
+"""``wald read``: selection of records, output formats, and commits of the cursor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = b"".join(b"%d\n" % number for number in range(1, 101))
 
 
 def fill(daemon: Daemon) -> Path:
-    """Records 1 to 100 on route a: half of them sealed, half active."""
+    """Append records 1 to 100 to route a, half of them sealed and half active."""
     root, lines = daemon.root, NUMBERS.splitlines(keepends=True)
     output_of("route", "add", "a", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"".join(lines[:50]))
@@ -29,7 +29,7 @@ def fill(daemon: Daemon) -> Path:
 
 @pytest.fixture
 def log(daemon: Daemon) -> Path:
-    """A log of its own, for a test that changes it."""
+    """A separate log for a test that changes it."""
     return fill(daemon)
 
 
@@ -77,7 +77,7 @@ def test_from_to_and_limit_say_which(shared: Path, options: list[str], first: in
 
 
 def test_a_time_is_when_the_daemon_took_it(shared: Path) -> None:
-    """The time that ``where`` prints of a record is one from which on that record is read."""
+    """Reading from the time that ``where`` prints for a record starts with that record."""
     reported = json.loads(output_of("where", 51, "--json", "--root", shared))
     at = datetime.fromtimestamp(reported["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
 
@@ -94,7 +94,7 @@ def test_a_cursor_is_set_behind_all_that_is_older_than_a_time(log: Path) -> None
 
 
 def test_times_may_be_those_that_people_type(shared: Path) -> None:
-    """Also one that begins like an option."""
+    """The times include one that looks like an option."""
     assert numbers("--from", "-1h", "--to", "now", "--root", shared) == list(range(1, 101))
     assert numbers("--from", "yesterday", "--to", "1h ago", "--root", shared) == []
 
@@ -136,7 +136,7 @@ def test_reading_again_does_not_move_the_cursor_back(log: Path) -> None:
 
 
 def test_follow_waits_for_more_and_commits_when_idle(log: Path) -> None:
-    """Records that come later are read, and the cursor follows although nothing more comes after them."""
+    """Records appended later are read, and the cursor moves past them even if no more arrive."""
     with launched(
         command("read", "a", "--from", "101", "--follow", "--commit", "--root", log), stdout=subprocess.PIPE
     ) as process:
@@ -150,7 +150,7 @@ def test_follow_waits_for_more_and_commits_when_idle(log: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error_worth_words(log: Path) -> None:
-    """``wald read | head``: quiet, the exit code that a shell gives for it, and what was not taken is not committed."""
+    """``wald read | head`` prints no error, exits like a process killed by SIGPIPE, and commits no unwritten record."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
@@ -163,7 +163,7 @@ def test_a_reader_that_leaves_is_no_error_worth_words(log: Path) -> None:
 
 
 def test_damage_is_reported_and_the_rest_is_read(log: Path, daemon: Daemon) -> None:
-    """Exit code 4 at the end, a line on stderr with path and offset, and every record behind the damage."""
+    """The exit code is 4, stderr names path and offset, and every record after the damage is printed."""
     daemon.stop()
     path = next((log / "segments").glob("*.wal.zst"))
     with path.open("r+b") as file:

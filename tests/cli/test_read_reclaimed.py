@@ -1,4 +1,4 @@
-"""``wald read`` over a range that is no longer there says so: an error, or a line and an exit code of its own."""
+"""``wald read`` over a reclaimed range: an error, or a line on stderr and a distinct exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wald.format.names import Kind
 
 
 def fill(path: Path) -> Built:
-    """Records 1 to 20 on a and b by turns, four in a segment a second; 1 to 8 were read and reclaimed."""
+    """Build a log of records 1 to 20, alternating between a and b, four per segment and second; reclaim 1 to 8."""
     built = Built(path / "root")
     for base in range(1, 21, 4):
         for number in range(base, base + 4):
@@ -58,9 +58,9 @@ THERE = b"9\n11\n13\n15\n17\n19\n"
 def test_from_a_place_that_was_named_it_is_an_error(
     shared: Built, options: list[object], first: int, last: int, records: int
 ) -> None:
-    """Whatever a group has processed; no record comes, lest somebody takes the rest for all of it."""
+    """No record is printed, so the rest cannot be mistaken for the whole range; cursors do not matter."""
     done = wald("read", "a", *options, "--root", shared.root.path)
-    if not records:  # of this route there was nothing
+    if not records:  # the route had none there
         assert (done.returncode, done.stdout, done.stderr) == (0, THERE, b"")
         return
     assert done.stdout == b""
@@ -143,7 +143,7 @@ def test_the_hint_keeps_the_group_whose_cursor_is_to_move(tmp_path: Path) -> Non
 
 
 def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_path: Path) -> None:
-    """They were deleted unread (--unread expire), or the cursor was set back."""
+    """The records were deleted unread (--unread expire), or the cursor was moved back."""
     built = fill(tmp_path)
     root = built.root.path
     assert wald("cursor", "set", "a", 4, "--rewind", "--root", root).returncode == 0
@@ -182,7 +182,7 @@ def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
 
 
 def test_commit_ends_at_damage_with_the_cursor_in_front_of_it(tmp_path: Path) -> None:
-    """Behind it the cursor would let RECLAIM delete the segment; to go on is for the operator to say."""
+    """A cursor beyond the damage would let RECLAIM delete the segment; the operator decides about that."""
     built = Built(tmp_path / "root")
     for line in (b"one", b"two", b"three"):
         built.lines("a", [line])

@@ -1,4 +1,4 @@
-"""``wald read`` as people type it: the last records, those of a time, those that match; and what goes together."""
+"""Typical ``wald read`` command lines: the last records, a time span, a pattern, and allowed combinations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald.errors import InvalidInput
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Route a has records 1 to 30 and 34 to 40, of which the first 30 are sealed; route b has 31 to 33."""
+    """A log in which route a has records 1 to 30, all sealed, and 34 to 40; route b has 31 to 33."""
     with Daemon(tmp_path_factory.mktemp("shell") / "log") as daemon:
         root = daemon.root
         for route in ("a", "b", "empty"):
@@ -81,7 +81,7 @@ def time_of(root: Path, sequence: int) -> str:
     ],
 )
 def test_options_that_say_which_records_go_together(root: Path, options: str, expected: list[int]) -> None:
-    """``{34}`` is the time of record 34."""
+    """``{34}`` is replaced with the time of record 34."""
     words = [re.sub(r"\{(\d+)\}", lambda found: time_of(root, int(found[1])), word) for word in options.split()]
 
     assert numbers(root, *words) == expected
@@ -146,7 +146,7 @@ def test_times_of_values_with_newlines_stand_once(tmp_path: Path) -> None:
 
 
 def test_the_last_records_and_then_those_that_come(tmp_path: Path) -> None:
-    """``-n 2 -f`` is like that of tail(1); with --grep only what matches."""
+    """``-n 2 -f`` works as in tail(1), and --grep filters the output."""
     with Daemon(tmp_path / "log") as daemon:
         root = daemon.root
         output_of("route", "add", "a", "--root", root)

@@ -1,4 +1,4 @@
-"""Bad input: one line that names what is wrong and where, a hint, a documented exit code, and nothing changed."""
+"""Bad input: one line that names the fault and its place, a hint, a documented exit code, and no change to the log."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LONG = "x" * 200
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
-    """Every regular file below ``root`` but the segments that a daemon makes ready beside."""
+    """Map every regular file below ``root`` except preallocated segments to its content."""
     files = (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("spare-"))
     return {str(path): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
 def served_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Ten records on route a, the cursor at 5, a running daemon; shared, because no test may change it."""
+    """A running daemon with ten records on route a and the cursor at 5, shared because no test may change it."""
     with Daemon(tmp_path_factory.mktemp("served") / "log") as daemon:
         output_of("route", "add", "a", "--root", daemon.root)
         output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
@@ -35,7 +35,7 @@ def served_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def stopped_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without a daemon."""
+    """The same log without a daemon."""
     with Daemon(tmp_path_factory.mktemp("stopped") / "log") as daemon:
         output_of("route", "add", "a", "--root", daemon.root)
         output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
@@ -46,7 +46,7 @@ def stopped_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(served_root: Daemon) -> Iterator[Path]:
-    """Whatever a test tries there, every byte must be the same afterwards."""
+    """The log of a running daemon; every byte must be unchanged after the test."""
     before = snapshot(served_root.root)
     yield served_root.root
     assert snapshot(served_root.root) == before
@@ -55,7 +55,7 @@ def served(served_root: Daemon) -> Iterator[Path]:
 
 @pytest.fixture
 def stopped(stopped_root: Path) -> Iterator[Path]:
-    """The same without a daemon."""
+    """The log without a daemon; every byte must be unchanged after the test."""
     before = snapshot(stopped_root)
     yield stopped_root
     assert snapshot(stopped_root) == before
@@ -79,7 +79,7 @@ def stopped(stopped_root: Path) -> Iterator[Path]:
     ids=str,
 )
 def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
-    """No command but run makes a root, and each says which directory has none."""
+    """Only `wald run` creates a root; every other command names the directory that has none."""
     for path in (tmp_path / "absent", tmp_path):
         code, message, hint = refusal_of(*arguments, "--root", path, stdin=b"x\n")
         assert (code, message, hint) == (
@@ -91,7 +91,7 @@ def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
 
 
 def test_a_directory_of_something_else_is_not_to_be_made_a_log(tmp_path: Path) -> None:
-    """A hint is for typing: `wald run` would refuse."""
+    """The hint must work when typed, and `wald run` would refuse the directory."""
     (tmp_path / "passwd").touch()
     code, message, hint = refusal_of("head", "--root", tmp_path)
 
@@ -182,7 +182,7 @@ def test_illegal_route_name(stopped: Path, arguments: tuple[object, ...], names:
 
 
 def test_illegal_route_name_in_the_config(stopped: Path, tmp_path: Path) -> None:
-    """A file can hold what an argument cannot: NUL."""
+    """A configuration file can contain NUL, unlike an argument."""
     path = tmp_path / "wald.toml"
     path.write_text('[routes."a\\u0000b"]\nfifo = true\n')
     code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
@@ -198,7 +198,7 @@ def test_illegal_group_name(stopped: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("read",), ("read", "a"), ("read", "a", "--commit")], ids=str)
 def test_from_a_sequence_never_issued(stopped: Path, arguments: tuple[object, ...]) -> None:
-    """The number after the last one is the next record; any above it was never issued."""
+    """Reading may start at the next sequence; any higher one was never issued."""
     code, message, hint = refusal_of(*arguments, "--from", 12, "--root", stopped)
 
     assert code == NotFound.exit_code
@@ -255,7 +255,7 @@ def test_cursor_that_is_no_sequence(stopped: Path, sequence: str) -> None:
 
 
 def test_damaged_cursor(served: Path) -> None:
-    """Neither shown as a number nor read from nor replaced unasked."""
+    """A damaged cursor is not shown as a number, read from, or replaced without --rewind."""
     path = served / "routes/a/cursors/processed.cursor"
     reported = path.read_bytes()
     path.write_bytes(b"nonsense\n")
@@ -321,7 +321,7 @@ def test_socket_absent(stopped: Path, arguments: tuple[object, ...]) -> None:
 
 
 def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> None:
-    """A socket nobody listens on is no daemon."""
+    """A socket without a listener does not count as a daemon."""
     daemon.kill()
     code, message, _ = refusal_of("append", "a", "--retry-for", "0", "--root", root, stdin=b"x\n")
 
@@ -332,7 +332,7 @@ def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> No
 
 
 def test_a_daemon_that_goes_and_stays_away_is_given_up(daemon: Daemon, root: Path) -> None:
-    """What was durable before it went is reported; the rest is not claimed."""
+    """Records that were durable before the daemon died are reported, and no others."""
     with launched(
         command("append", "a", "--retry-for", "200ms", "--root", root),
         stdin=subprocess.PIPE,
@@ -351,7 +351,7 @@ def test_a_daemon_that_goes_and_stays_away_is_given_up(daemon: Daemon, root: Pat
 
 
 def test_file_to_append_is_absent(served: Path, tmp_path: Path) -> None:
-    """Found out before anything of the other files is sent."""
+    """The missing file is detected before any other file is sent."""
     present = tmp_path / "present"
     present.write_bytes(b"x\n")
     for absent in (tmp_path / "absent", tmp_path):
@@ -400,7 +400,7 @@ def test_retired_route_takes_nothing(daemon: Daemon, root: Path) -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    """Each error of wald has its own code, and the command line's docstring lists them all."""
+    """Each wald error has a distinct exit code, and the command line's docstring lists all of them."""
     import wald.cli.entry
     from wald.errors import WaldError
 
@@ -412,7 +412,7 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_an_offset_from_utc_of_a_day_or_more_is_refused(tmp_path: Path) -> None:
-    """The system takes it, and no time can have it."""
+    """The operating system accepts such a time zone, but Python cannot represent its times."""
     with Daemon(tmp_path / "log") as daemon:
         output_of("route", "add", "a", "--root", daemon.root)
         done = wald("read", "a", "--since", "1h", "--root", daemon.root, env={"TZ": "UTC+25"})

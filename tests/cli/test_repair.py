@@ -1,4 +1,4 @@
-"""``wald repair``: says what it would do, refuses what it must not do, and leaves a log that verifies."""
+"""``wald repair``: it announces its changes, refuses unsafe ones, and leaves a log that passes verification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wald.errors import Damaged, Locked, NotFound, Partial, Refused
 
 @pytest.fixture
 def log(daemon: Daemon, root: Path) -> Path:
-    """Three sealed records, and three active ones; no daemon any more."""
+    """A log with three sealed and three active records; the daemon has stopped."""
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\nthree\n")
     output_of("cut", "--root", root)
     eventually(lambda: list((root / "segments").glob("*.wal.zst")))
@@ -31,7 +31,7 @@ def log(daemon: Daemon, root: Path) -> Path:
 
 @pytest.fixture
 def damaged(log: Path) -> Path:
-    """The same with nothing left of the first three records."""
+    """The same log with the first three records overwritten by zeros."""
     (sealed,) = (log / "segments").glob("*.wal.zst")
     sealed.write_bytes(bytes(sealed.stat().st_size))
     return log
@@ -78,7 +78,7 @@ def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> N
 def test_a_second_repair_keeps_the_bytes_that_a_killed_one_has_put_on_record(
     daemon: Daemon, root: Path, tmp_path: Path
 ) -> None:
-    """It was killed after the line in the ledger, before the new file had its name."""
+    """The first repair was killed after its ledger line and before it renamed the new file into place."""
     for value in (b"one\n", b"two\n", b"three\n"):
         output_of("append", "a", "--root", root, stdin=value)
     daemon.stop()
@@ -108,7 +108,7 @@ def test_a_log_of_which_no_segment_is_left_goes_on_behind_what_was_given_up(log:
 
 
 def test_no_other_program_changes_the_log_meanwhile(damaged: Path, tmp_path: Path) -> None:
-    """Also one whose ledger does not exist yet."""
+    """This includes programs whose ledger does not exist yet."""
     trace, sealed = tmp_path / "trace", damaged / "segments/00000000000000000001.wal.zst"
     line = [strace(), "-f", "-qq", "-o", str(trace), "-P", str(sealed), "-einject=unlink:delay_enter=4000000:when=1"]
     with subprocess.Popen([*line, *command("repair", "--accept-loss", "--root", damaged)]) as process:
@@ -147,7 +147,7 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
 
 
 def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -> None:
-    """The line about the sealed segment is gone, and the ledger whole as far as it goes."""
+    """The ledger lacks the line of the sealed segment and is otherwise intact."""
     ledger = log / "ledger/segments.jsonl"
     ledger.write_bytes(b"")
     verified = wald("verify", "--root", log)

@@ -1,4 +1,4 @@
-"""Root may run any program on the log of another user: what it makes there is that user's, whose programs go on."""
+"""Programs run by root on another user's log: new files belong to that user, whose programs continue to work."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PROGRAMS = {
     "archive": sidecar("archive", "pack", "a", "--group", "p"),
     "archive elsewhere": sidecar("archive", "pack", "a", "--group", "q", "--dest", "../cold"),
 }
-MAKES_NOTHING = ("append", "cut")  # the daemon makes it
+MAKES_NOTHING = ("append", "cut")  # the daemon makes the files
 
 
 class Log:
-    """The log ``OWNER`` in ``place``, a directory of theirs."""
+    """A log of ``OWNER`` below ``place``, a directory of the same user."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.root = place / "log"
 
     def paths(self) -> set[Path]:
-        return set(self.place.rglob("*")) - {self.root.with_name("log.log")}  # what the test has opened
+        return set(self.place.rglob("*")) - {self.root.with_name("log.log")}  # the test's log file
 
     def does(self, user: User, line: list[str]) -> None:
         """Run a program as ``user``."""
@@ -51,7 +51,7 @@ class Log:
         assert done.returncode == 0, (line, done.stderr.decode())
 
     def all_goes_on(self) -> None:
-        """Every program, as ``OWNER``; a file that belongs to root would end one."""
+        """Run every program as ``OWNER``; a file that belongs to root would make one fail."""
         for line in PROGRAMS.values():
             self.does(OWNER, line)
 
@@ -59,7 +59,7 @@ class Log:
 @pytest.fixture
 def log() -> Iterator[Log]:
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)  # where pytest keeps its files others cannot go
+        place = Path(name)  # other users cannot enter pytest's
         os.chown(place, OWNER.user_id, OWNER.group_id)
         place.chmod(0o755)
         (place / "cold").mkdir()
@@ -68,14 +68,14 @@ def log() -> Iterator[Log]:
 
 
 def foreign(log: Log) -> set[Path]:
-    """What does not belong to ``OWNER``."""
+    """Return the paths that do not belong to ``OWNER``."""
     status = {path: path.lstat() for path in log.paths()}
     groups = {OWNER.group_id, CONSUMERS}
     return {path for path, each in status.items() if each.st_uid != OWNER.user_id or each.st_gid not in groups}
 
 
 def test_the_owner_goes_on_after_root_has_run_each_program(log: Log) -> None:
-    """Root runs each first, so that it makes all that the program makes."""
+    """Root runs each program first, so root creates all of its files."""
     host = User("host", OWNER.user_id, OWNER.group_id, (CONSUMERS,))
     with Daemon(log.root, prefix=host.prefix) as daemon:
         for words in ("ROUTE ADD a", "ROUTE ADD b", "PUB a 2\nx", "CUT"):
@@ -104,7 +104,7 @@ def test_the_owner_goes_on_with_a_log_that_root_has_made(log: Log) -> None:
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_the_owner_goes_on_after_a_daemon_of_root(log: Log, end: str) -> None:
-    """And while it runs the owner's programs reach it."""
+    """The owner's programs can also connect to root's daemon while it runs."""
     with Daemon(log.root, prefix=OWNER.prefix) as daemon:
         assert daemon.stop() == 0
     with Daemon(log.root) as daemon:
@@ -131,7 +131,7 @@ def test_what_root_makes_on_its_own_log_stays_its_own(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_a_group_of_its_own_gives_it(log: Log) -> None:
-    """With the set-group-id bit, or without."""
+    """New files inherit the directory's OS group with or without the set-group-ID bit."""
     for mode in (0o2750, 0o750):
         place = log.place / f"{mode:o}"
         place.mkdir()
@@ -145,7 +145,7 @@ def test_a_directory_with_a_group_of_its_own_gives_it(log: Log) -> None:
 
 
 def test_what_the_owner_puts_in_place_of_a_directory_is_not_given_away(log: Log) -> None:
-    """A link to a directory of root: the file is made there, and is root's."""
+    """A link leads to a directory of root: a file created there stays root's."""
     secret = log.place / "secret"
     secret.mkdir()
     (log.place / "link").symlink_to(secret)
@@ -156,7 +156,7 @@ def test_what_the_owner_puts_in_place_of_a_directory_is_not_given_away(log: Log)
 
 @pytest.mark.parametrize("what", ["file", "link"])
 def test_a_socket_that_was_replaced_is_not_given_away(log: Log, what: str) -> None:
-    """A link or a second name of a file of root has the name by the time that the socket is to be given."""
+    """A symbolic or hard link to root's file replaces the socket before its owner is changed."""
     secret, path = log.place / "secret", log.place / "socket"
     secret.touch(0o600)
     if what == "file":

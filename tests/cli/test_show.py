@@ -1,4 +1,4 @@
-"""``wald show`` gives a record back from wherever it is, and says what became of one that is nowhere."""
+"""``wald show``: it returns a record from any place that holds it, and explains why a record is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIME_NS = 1_600_000_000_000_000_001
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Records 1 to 3 of lines, 4 and 5 with keys, times and headers; all in one complete segment, 6 in the next."""
+    """A complete segment with plain records 1 to 3, and 4 and 5 with keys, times and headers; the next one has 6."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"one", b"two", b"\xff\x00"])
     built.columns("a", [b"four", b"f\nve"], keys=[b"k", None], times_ns=[TIME_NS, -1], headers=[HEADERS, None])
@@ -37,13 +37,13 @@ def shown(built: Built, sequence: int, *arguments: object) -> dict[str, Any]:
 
 
 def content(found: dict[str, Any]) -> tuple[object, ...]:
-    """What must be the same wherever the record is."""
+    """Return the fields that must be equal wherever the record is stored."""
     names = ("sequence", "route", "value", "value_hex", "key", "headers", "append_time_ns", "event_time_ns")
     return tuple(found.get(name) for name in names)
 
 
 def reclaim(built: Built) -> None:
-    """As wald-reclaim leaves it; the ledger has the line that the deletion needs."""
+    """Delete the segment like wald-reclaim, with the ledger line that a deletion needs."""
     entry = {"event": "reclaimed", "base": 1, "last": 5, "rule": "read", "at": 1_700_000_100_000_000_000, "routes": []}
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
     ledger.append(entry)

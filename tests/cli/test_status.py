@@ -1,4 +1,4 @@
-"""``wald status`` is right about the daemon whatever has become of it, and its exit code fits a monitoring system."""
+"""``wald status``: it reports the daemon's state correctly in every case, with exit codes for monitoring systems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD, DOWN, FAILING, WARNING = 0, 6, 13, 14
 
 
 def status(root: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer."""
+    """Return exit code and answer."""
     done = wald("status", "--root", root, "--json", *arguments)
     assert done.stderr == b"", done.stderr.decode()
     return done.returncode, json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_a_frozen_daemon_is_not_alive(root: Path, daemon: Daemon) -> None:
 
 
 def test_a_killed_daemon_is_dead_though_its_pid_is_that_of_another_process(root: Path, daemon: Daemon) -> None:
-    """The number in the lock file has gone to another process since: this one."""
+    """The PID in the lock file now belongs to another process: this one."""
     daemon.kill()
     wrote = json.loads((root / "lock").read_text())
     (root / "lock").write_text(json.dumps(wrote | {"pid": os.getpid()}))
@@ -106,7 +106,7 @@ def test_a_log_on_which_no_daemon_ran(root: Path) -> None:
 
 
 def test_a_daemon_of_another_pid_namespace_is_alive(root: Path, daemon: Daemon) -> None:
-    """The kernel's list of locks does not show it there, and its number means nothing; it answers all the same."""
+    """Its lock is not in /proc/locks and its PID is meaningless in this namespace, but the daemon answers."""
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     done = run([*apart, *command("status", "--root", root, "--json")])
     if b"unshare failed" in done.stderr or b"Operation not permitted" in done.stderr:
@@ -119,7 +119,7 @@ def test_a_daemon_of_another_pid_namespace_is_alive(root: Path, daemon: Daemon) 
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """This process holds the lock of the daemon, and is none."""
+    """Hold the daemon's lock in this process, which is not a daemon."""
     with (root / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -145,7 +145,7 @@ def test_the_daemon_of_another_log_does_not_answer_for_this_one(root: Path, daem
 
 
 def settings(root: Path) -> dict[str, dict[str, str]]:
-    """Every setting with its value and its origin."""
+    """Return every setting with its value and origin."""
     found = json.loads(output_of("status", "--root", root, "--settings", "--json"))["settings"]
     assert isinstance(found, dict)
     return found
@@ -247,7 +247,7 @@ def test_a_time_in_which_nothing_can_answer_is_refused(root: Path, daemon: Daemo
 
 
 def test_a_listener_that_refuses_the_question_is_not_called_another_daemon(root: Path, daemon: Daemon) -> None:
-    """A daemon with too many connections answers so."""
+    """A daemon with too many connections refuses in this way."""
     daemon.stop()
     with held(root), socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(root / "wald.sock"))
@@ -268,7 +268,7 @@ def test_a_listener_that_refuses_the_question_is_not_called_another_daemon(root:
 
 
 def test_what_needs_the_daemon_says_at_once_that_it_is_frozen(daemon: Daemon, root: Path) -> None:
-    """And not after the time that a start may take."""
+    """The command does not wait for the time that a start may take."""
     daemon.process.send_signal(signal.SIGSTOP)
     try:
         eventually(lambda: status(root)[1]["daemon"]["life"] == "frozen")

@@ -1,4 +1,4 @@
-"""``wald status`` tells a reader what it tells the log's owner, though a reader may not open the lock."""
+"""``wald status``: readers get the same answer as the log's owner, although they may not open the lock."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ APART = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 @pytest.fixture
 def log() -> Iterator[Daemon]:
-    """A daemon of ``OWNER`` in its second life; the first was killed."""
+    """A daemon of ``OWNER`` that runs again after being killed."""
     with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
+        parent = Path(name)  # other users cannot enter pytest's
         os.chown(parent, OWNER.user_id, OWNER.group_id)
         parent.chmod(0o755)
         with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
@@ -38,7 +38,7 @@ def log() -> Iterator[Daemon]:
 
 
 def status(user: User, root: Path, *arguments: object, apart: bool = False) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer; ``apart``: in a PID namespace of its own, where the daemon's lock is not listed."""
+    """Return exit code and answer; ``apart``: in another PID namespace, where the daemon's lock is not listed."""
     line = [*user.prefix, *command("status", "--root", root, "--json", *arguments)]
     done = run([*APART, *line] if apart else line)
     if b"unshare" in done.stderr:
@@ -48,7 +48,7 @@ def status(user: User, root: Path, *arguments: object, apart: bool = False) -> t
 
 
 def answers(root: Path) -> list[tuple[object, ...]]:
-    """What the owner and the reader are told, but for ages and free space."""
+    """Return the answers for the owner and the reader, without ages and free space."""
     found = [status(user, root) for user in (OWNER, MEMBER)]
     return [(code, *(each[key] for key in ("verdict", "findings", "daemon", "last_crash"))) for code, each in found]
 
@@ -78,7 +78,7 @@ def test_a_daemon_that_has_ended_is_dead_to_a_reader_too(log: Daemon, end: str) 
 
 
 def test_a_reader_sees_that_a_daemon_starts_and_that_the_one_before_has_crashed(log: Daemon) -> None:
-    """The start has signed the lock, and has not written its report yet."""
+    """The starting daemon has touched the lock but not yet written its report."""
     log.kill()
     with (log.root / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -108,7 +108,7 @@ def test_a_daemon_that_a_reader_may_not_ask_is_not_called_down(log: Daemon) -> N
 
 
 def test_a_reader_does_not_ask_in_the_place_of_a_daemon_that_was_stopped(log: Daemon) -> None:
-    """Under systemd, something listens there, and a question would start the daemon."""
+    """Under systemd, the socket has a listener, and a request would start the daemon."""
     log.stop()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(log.socket_path))

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or broken: no file of the log takes their place, and done work is done."""
+"""Standard streams that are closed, full or broken: commands finish their work, and no log file gets descriptor 0–2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNUSABLE = {"closed": ">&-", "full": "> /dev/full", BROKEN: BROKEN}
 
 
 def ended(line: list[str], streams: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end with streams that a shell redirects, or with a pipe that nobody reads as stdout."""
+    """Run a command to its end with streams redirected by a shell, or with a pipe without a reader as stdout."""
     if streams == BROKEN:
         reading, writing = os.pipe()
         os.close(reading)
@@ -37,7 +37,7 @@ def started(line: list[str], streams: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def filled(daemon: Daemon, root: Path) -> Path:
-    """Two records of route a in two segments; a group has read the first."""
+    """A log with two records of route a in two segments; a group has read the first."""
     output_of("append", "a", "--root", root, stdin=b"one\n")
     output_of("cut", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"two\n")
@@ -50,7 +50,7 @@ def at(root: Path, group: str = "processed") -> bytes:
     return output_of("cursor", "get", "a", "--group", group, "--root", root)
 
 
-# Commands that work elsewhere: their line, and what they have done then.
+# Commands that change files: the command line and a check of its effect.
 WORK: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], bool]]] = {
     "append": (
         lambda root: command("append", "a", "--root", root),
@@ -148,7 +148,7 @@ def test_a_daemon_and_a_gate_run_without_streams(root: Path, streams: str) -> No
         assert not any(name.startswith(str(root)) for name in names), names
         output_of("route", "add", "a", "--root", root)
         output_of("append", "a", "--root", root, stdin=b"one\n")
-        daemon.send_signal(signal.SIGHUP)  # writes to the journal
+        daemon.send_signal(signal.SIGHUP)  # makes the daemon write to the journal
         output_of("append", "a", "--root", root, stdin=b"two\n")
         gate = started(sidecar("gate", "--root", root, "--listen", "", "--uds", gate_socket), streams)
         try:

@@ -1,4 +1,4 @@
-"""``wald top`` as a person uses it: in a terminal, live; and printed once for whoever has none."""
+"""``wald top`` in a terminal, where it refreshes, and without one, where it prints once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALTERNATE, _BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class Terminal:
-    """``wald top`` in a terminal of its own."""
+    """``wald top`` in a new pseudo-terminal."""
 
     def __init__(self, *arguments: object, columns: int = 80, rows: int = 24) -> None:
         self._keyboard, terminal = pty.openpty()
@@ -66,7 +66,7 @@ class Terminal:
         os.write(self._keyboard, keys)
 
     def screen(self) -> list[str]:
-        """The lines of the last screen that was drawn to its end."""
+        """Return the lines of the last completely drawn screen."""
         while readable(self._keyboard):
             self.written += os.read(self._keyboard, 1 << 16)
         frames = self.written.split(_HOME)
@@ -77,18 +77,18 @@ class Terminal:
         return any(re.search(pattern, line) for line in self.screen())
 
     def fills(self, columns: int, rows: int) -> bool:
-        """Whether the last screen has this size."""
+        """Return True if the last screen has this size."""
         shown = self.screen()
         return (len(shown), {len(line) for line in shown}) == (rows, {columns})
 
     def leave(self) -> int:
-        """The exit code, once it ends."""
+        """Wait for the process to end; return its exit code."""
         eventually(lambda: (self.screen(), self.process.poll() is not None)[1])
         self.screen()
         return self.process.wait()
 
     def is_restored(self) -> bool:
-        """Whether it is as it was: its modes, the page it shows, the cursor."""
+        """Return True if modes, screen buffer and cursor are restored."""
         modes = termios.tcgetattr(self._terminal)
         left = self.written.rpartition(_ALTERNATE)[2]
         return modes == self.modes and _BACK in left and left.rfind(b"\x1b[?25h") > left.rfind(b"\x1b[?25l")
@@ -96,7 +96,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of a thousand routes, one of which holds something back; a test leaves it as it was."""
+    """A log of a thousand routes, one of which pins a segment; tests must not change it."""
     built = Built(tmp_path_factory.mktemp("many") / "log")
     for number in range(1000):
         add_route(built.root, built.disk, f"route-{number:04}")
@@ -143,7 +143,7 @@ def test_other_ways_to_leave_restore_the_terminal_too(live: Terminal, way: str) 
 
 
 def test_a_screen_that_was_suspended_comes_back(live: Terminal) -> None:
-    """Nobody does job control here, so the kernel goes on at once where a shell would wait for ``fg``."""
+    """Without job control the kernel does not stop the process, where a shell would wait for ``fg``."""
     live.press(b"\x1a")
     eventually(lambda: live.shows("^head ") and live.written.count(_ALTERNATE) == 2)
 

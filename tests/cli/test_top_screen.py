@@ -1,4 +1,4 @@
-"""The screen of ``wald top`` fits whatever terminal there is, and tells what it leaves out."""
+"""The screen of ``wald top``: it fits terminals of any size and counts the rows it omits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_rows(*rows: Row) -> Snapshot:
 
 
 def table(snapshot: Snapshot, *, width: int, height: int) -> list[str]:
-    """The headings and what is below them."""
+    """Return the headings and the lines below them."""
     shown = [line.plain for line in lines(snapshot, width=width, height=height)]
     return shown[next(number for number, line in enumerate(shown) if line.startswith("ROUTE")) :]
 
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_summed_up() -> None:
 
 
 def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
-    """Two groups may pin the same segment: what all of them pin is no sum."""
+    """Two groups may pin the same segment, so their pinned bytes cannot be added."""
     rows = [replace(ROW, group=group, held_bytes=GIB) for group in "abcdefghijklm"]
     shown = table(with_rows(*rows), width=80, height=16)
 
@@ -162,7 +162,7 @@ def test_the_screen_fits_every_terminal(width: int, height: int, rows: int, held
 
 
 def test_names_cannot_move_the_cursor() -> None:
-    """A file in a route's directory may be called anything."""
+    """A file in a route's directory may have any name, including control characters."""
     snapshot = replace(with_rows(replace(ROW, group="\x1b[2J\n\udcff")), root="\x1b[31m", problems=("\x1b]0;x\x07",))
     shown = plain(snapshot, width=120)
 

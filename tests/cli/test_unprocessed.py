@@ -1,4 +1,4 @@
-"""What a group has not processed, and skipping a record that it cannot process, on record and never another one."""
+"""Unprocessed records of a group, and skips of a failing record: always recorded, and never of another record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def skips(root: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def filled(root: Path, daemon: Daemon) -> Path:
-    """Records 1 to 3 and 5 of route a, 4 of b; the group has processed 1."""
+    """A log with records 1 to 3 and 5 of route a, and 4 of b; the group has processed 1."""
     output_of("route", "add", "b", "--root", root)
     for route, lines in (("a", b"1\n2\n3\n"), ("b", b"4\n"), ("a", b"5\n")):
         output_of("append", route, "--root", root, stdin=lines)
@@ -55,7 +55,7 @@ def test_a_group_that_has_processed_everything_has_nothing_left(filled: Path) ->
 
 
 def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> None:
-    """The group goes back to records that RECLAIM has deleted meanwhile."""
+    """The group moves back to records that RECLAIM has deleted."""
     output_of("cursor", "set", "a", 5, "--root", filled)
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
@@ -70,7 +70,7 @@ def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> Non
 
 @pytest.fixture
 def robbed(filled: Path) -> Path:
-    """The records 1 to 5 are reclaimed, and the group is set back to 0; record 6 is there."""
+    """The log after records 1 to 5 were reclaimed and the group moved back to 0; record 6 exists."""
     output_of("cursor", "set", "a", 5, "--root", filled)
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
@@ -136,10 +136,10 @@ def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
 
 
 def skip_killed_at(filled: Path, expression: str) -> int:
-    """Return the exit code of a skip of record 2 under strace."""
+    """Skip record 2 under strace; return the exit code."""
     line = command("cursor", "skip", "a", 2, "--root", filled)
     tracing = [strace(), "-f", "-qq", "-o", os.devnull, "-e", expression]
-    return run([*tracing, *line], env={"PYTHONDONTWRITEBYTECODE": "1"}).returncode  # compiling renames files, too
+    return run([*tracing, *line], env={"PYTHONDONTWRITEBYTECODE": "1"}).returncode  # writing .pyc files also renames
 
 
 def events(root: Path) -> list[str]:
@@ -195,7 +195,7 @@ def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) 
 
 
 def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_path: Path) -> None:
-    """The command refuses 2 for ever. After the skip the drain gives it 3 and 5 without a restart."""
+    """The command always rejects record 2. After the skip the drain passes it 3 and 5 without a restart."""
     seen = tmp_path / "seen"
     script = f'read line; if [ "$line" = 2 ]; then exit 1; fi; echo "$line" >> {seen}'
     line = sidecar("drain", "a", "--root", filled, "--batch-records", 1, "--exit-at-end", "--", "sh", "-c", script)

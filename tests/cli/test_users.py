@@ -1,4 +1,4 @@
-"""The rights of a route's cursor owners: every row of the table in docs/users.md, tried by five real users."""
+"""Permissions of a route's cursor owners: every row of the table in docs/users.md, tried by five real users."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from wald.errors import NotFound, NotPermitted, Refused
 
 pytestmark = needs_root
 
-LOCKS = (".lock", ".drain", ".command", ".ask")  # a user who may open a file may hold its lock
+LOCKS = (".lock", ".drain", ".command", ".ask")  # private, since opening a file allows locking it
 USERS = (HOST, ALICE, MEMBER, STRANGER)
 TABLE = {what: said for what, *said in rows("docs/users.md", "## Who may do what in a route with cursor owners")}
 SETTINGS = f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n[routes.b]\n[routes.gone]\n"
 
 
 class Log:
-    """A log of ``HOST``; a daemon runs."""
+    """A log of ``HOST`` with a running daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -30,7 +30,7 @@ class Log:
         self.cursors = self.route / "cursors"
 
     def as_user(self, user: User, *line: object) -> tuple[int, str]:
-        """Exit code and stderr of a command."""
+        """Run a command; return its exit code and stderr."""
         done = run([*user.prefix, *map(str, line)], stdin=b"")
         return done.returncode, done.stderr.decode()
 
@@ -67,7 +67,7 @@ def removing(log: Log, group: str) -> list[str]:
 
 
 def changes(directory: Path, *names: str) -> list[list[str]]:
-    """Making a name in a directory by all means, and renaming, replacing and removing those that are there."""
+    """Return commands that create a name in a directory in every way, and rename existing names."""
     scratch = directory / "scratch"
     makes = ("touch", "mkdir", "mkfifo", "ln -s /etc/passwd")
     lines = [shell(f'{make} "$1"; rm -r "$1"', scratch) for make in makes]
@@ -78,7 +78,7 @@ def changes(directory: Path, *names: str) -> list[list[str]]:
 
 
 def acts(log: Log, what: str, user: User) -> list[list[str]]:
-    """The ways to do what a row says."""
+    """Return the commands that perform the action of a row."""
     root, mine = log.root, user.name
     match what:
         case "reading segments, the head, ledgers, and all cursors":
@@ -125,7 +125,7 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
 
 @pytest.mark.parametrize("what", TABLE)
 def test_a_row(log: Log, what: str) -> None:
-    for user in reversed(USERS):  # the daemon's user last, who may change what there is
+    for user in reversed(USERS):  # the daemon's user goes last and may change files
         lines = acts(log, what, user)
         assert lines, what
         tried = {" ".join(line[-6:]): log.as_user(user, *line) for line in lines}
