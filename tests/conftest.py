@@ -1,4 +1,4 @@
-"""Configuration of every test: mark those that start Spark, allow slow machines, and pass interrupts to programs."""
+"""Configuration of all tests: mark tests that start Spark, allow slow machines, and restore the handling of SIGINT."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sharing import ByFixtures, begins_elsewhere
 from users import lack
 from xdist.remote import Producer
 
-_NEED_JAVA = {"spark", "cluster"}  # tests that start Spark in another process are marked by hand
+_NEED_JAVA = {"spark", "cluster"}  # tests that start Spark in another process carry the mark explicitly
 _NEED_BROWSER = {"chromium"}
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-gc.disable()  # each worker collects all tests, and they are not garbage; see pytest_collection_finish
+gc.disable()  # no garbage arises while each worker collects all tests; see pytest_collection_finish
 
-# A shell starts a command in the background with this signal ignored, and every program that a test starts inherits it.
+# A shell ignores this signal in background commands, and every program that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -38,9 +38,9 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by our marker
+@pytest.hookimpl(tryfirst=True)  # before -m selects by these marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path)  # the same in all workers
+    items.sort(key=lambda item: item.path)  # same order in all workers
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
@@ -74,24 +74,24 @@ def _skip_without_program() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the packages without which tests were skipped; add the names of those tests to $SKIPPED_TO."""
+    """Name the packages whose absence caused skips; append the names of skipped tests to $SKIPPED_TO."""
     skipped = terminalreporter.stats.get("skipped", [])
     packages = programs.packages_of([str(report.longrepr[2]) for report in skipped])
     if packages:
         terminalreporter.write_line(f"skipped for want of programs: apt-get install {' '.join(packages)}")
     if to := os.environ.get("SKIPPED_TO"):
-        with Path(to).open("a") as file:  # what failed may run once more
+        with Path(to).open("a") as file:  # append: failed tests may run again
             file.writelines(f"{report.nodeid}\n" for report in skipped)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFixtures | None:
-    """With ``--dist loadscope``; the other ways are as xdist has them."""
+    """Replace the scheduler of ``--dist loadscope``; other modes keep those of xdist."""
     return ByFixtures(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")
 def other_users() -> None:
-    """Skips a test that needs some, where there can be none."""
+    """Skip a test that needs other Unix users if the machine cannot provide them."""
     if why := lack():
         pytest.skip(why)

@@ -1,4 +1,4 @@
-"""The text of metrics, read by Prometheus's own parser."""
+"""Prometheus's own parser reads the text of the metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wald.exposition import Endpoint, Histogram, Metric, Response, Samples, coun
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """The value of each sample by its name and its labels."""
+    """Return the value of each sample by its name and its labels."""
     families = text_string_to_metric_families(text.decode())
     return {(each.name, tuple(each.labels.items())): each.value for family in families for each in family.samples}
 
 
 def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
-    """A value that is a bound counts under it."""
+    """A value equal to a bound counts in that bucket."""
     taken = Histogram(1, 2.5)
     for value in (0.5, 1, 2, 100):
         taken.observe(value)
@@ -34,7 +34,7 @@ def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
 
 
 def test_a_histogram_that_grows_meanwhile_agrees_with_itself() -> None:
-    """Another thread reads it than the one that counts."""
+    """One thread renders the histogram while another counts."""
 
     class Growing(list[int]):
         def __iter__(self) -> Iterator[int]:
@@ -50,7 +50,7 @@ def test_a_histogram_that_grows_meanwhile_agrees_with_itself() -> None:
 
 
 def test_label_values_come_back_as_they_were() -> None:
-    """A file may be named like the cursor of a group that no group can have."""
+    """A cursor file may have a name that is not a valid group name."""
     names = ('quo"te', "back\\slash", "new\nline", "\\n", "ü", "")
     taken: Samples = {(name,): number for number, name in enumerate(names)}
 
@@ -66,7 +66,7 @@ def test_a_name_that_is_not_utf_8_does_not_end_the_text() -> None:
 
 
 def test_numbers_keep_every_digit() -> None:
-    """Up to 2**53, as Prometheus counts in doubles."""
+    """Numbers are exact up to 2**53, because Prometheus uses doubles."""
     taken = [counter("a_total", "Large", 2**53 - 1), gauge("b", "Never", float("inf")), gauge("c", "Part", 0.1)]
 
     assert samples(render(taken)) == {("a_total", ()): 2**53 - 1, ("b", ()): float("inf"), ("c", ()): 0.1}

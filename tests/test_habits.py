@@ -69,7 +69,7 @@ def test_the_version_is_that_of_the_newest_release() -> None:
 
 
 def test_the_modules_of_the_benchmarks_can_be_imported() -> None:
-    """No other test loads most of them, and no type checker reads them."""
+    """No other test loads most of these modules, and the type checker skips them."""
     modules = sorted(f"benchmarks.{path.stem}" for path in (ROOT / "scripts/benchmarks").glob("[!_]*.py"))
     assert "benchmarks.ledgers" in modules
 

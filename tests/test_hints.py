@@ -27,7 +27,7 @@ TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a module with its line, except docstrings, examples, and the help of options."""
+    """Yield the line and text of every string of a module, except docstrings, examples, and the help of options."""
     tree = ast.parse(path.read_text())
     silent: set[int] = set()
     for node in ast.walk(tree):
@@ -43,7 +43,7 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_commands_in_words_come_from_where_the_root_is_added() -> None:
-    """``wald.hints.command_line`` quotes it, too."""
+    """``wald.hints.command_line`` adds the root and quotes it."""
     assert len(FILES) > 100
     assert [
         (str(path), number, words)
@@ -54,7 +54,7 @@ def test_commands_in_words_come_from_where_the_root_is_added() -> None:
 
 
 def facts_given() -> Iterator[tuple[set[str], set[str], str]]:
-    """Yield the cases among which an error or a hint has one, the names of its facts, and its place."""
+    """Yield the possible cases of each error or hint, the names of its facts, and its place in the source."""
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
@@ -87,7 +87,7 @@ def test_each_template_is_given_the_facts_that_it_needs() -> None:
 
 
 def test_the_core_raises_errors_with_facts_and_leaves_the_hints_to_their_module() -> None:
-    """A journal entry and a status show the hint of an error, or ask for one."""
+    """Journal entries and statuses may reuse the hint of an error or call ``hint_for``."""
     assert [
         f"{path.relative_to(ROOT)}:{node.value.lineno}: {ast.unparse(node.value)}"
         for path in CORE
@@ -121,7 +121,7 @@ def test_a_hint_for_lost_routes_names_one_alternative() -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A root that has to be quoted, with a daemon; route a has records 1 and 2, b is retired."""
+    """Root whose path needs quoting, with a running daemon; route a has records 1 and 2, route b is retired."""
     root = tmp_path_factory.mktemp("hints") / "my log"
     with Daemon(root):
         for name in "ab":

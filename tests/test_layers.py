@@ -1,6 +1,6 @@
-"""Layers: format < store < daemon < cli; imports go downward, and heavy packages are imported late.
+"""Layers: format < store < daemon < cli; imports point downward, and heavy packages are imported late.
 
-Most rules read the source (``ast``); a process tells which modules a command loads.
+Most rules read the source (``ast``); for some, a process reports the modules that a command loads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from wald.format.head import Head, encode_head
 from wald.writing.daemon_lock import Lock
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ("wald_archive", "wald_drain", "wald_gate", "wald_reclaim", "wald_spark")  # of sidecars/, which is a folder
+PROGRAMS = ("wald_archive", "wald_drain", "wald_gate", "wald_reclaim", "wald_spark")  # in sidecars/
 PACKAGES = ("wald", *PROGRAMS, "pyspark_wald")
 SOURCES = sorted(path for folder in ("wald", "sidecars") for path in (ROOT / folder).rglob("*.py"))
 
-# The longest prefix of a module's name that is a key decides what of ours it may import.
+# The longest matching prefix decides which wald modules a module may import.
 PURE = ("wald.errors", "wald.hints", "wald.format")
 FILES_ROOM = (*PURE, "wald.files")
 SEGMENTS_ROOM = (*FILES_ROOM, "wald.segments")
@@ -114,12 +114,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PROGRAMS, SIDECARS),
     "wald_gate": (*SIDECARS, "wald.aio", "wald.settings", "wald.systemd"),
     "wald_reclaim": (*SIDECARS, "wald.settings"),
-    "wald_archive": (*SIDECARS, "wald.repairing"),  # makes new logs, and writes to no other
+    "wald_archive": (*SIDECARS, "wald.repairing"),  # creates logs, but never writes to existing ones
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }
 
-# Packages of others, by layer: format touches no file and no clock, store says nothing to anybody.
+# Forbidden imports, by layer: format uses neither files nor clock, and the store does not print or log.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "wald.format": (
         "os",
@@ -134,7 +134,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CORE, ("logging", "structlog", "click", "argparse", "watchfiles")),
 }
 
-# Slow to import: these modules may; any other only inside a function, when it is really needed.
+# Slow packages: only the listed modules may import them at the top; others import them inside a function.
 HEAVY: dict[str, tuple[str, ...]] = {
     "numpy": ("wald.reading.arrow", "wald_spark"),
     "pyarrow": ("wald.reading.arrow", "wald_spark"),
@@ -164,7 +164,7 @@ MODULES = {module_name(path): path for path in SOURCES}
 
 @cache
 def imports_of(path: Path) -> list[Import]:
-    """Return every import of a file; ``from a import b`` is one of a.b if that is a module of ours."""
+    """Return every import of a file; ``from a import b`` imports a.b if that is a wald module."""
     found: list[Import] = []
     for node, lazy in statements(ast.parse(path.read_text()), lazy=False):
         if isinstance(node, ast.Import):
@@ -209,10 +209,10 @@ def test_modules_import_only_what_their_layer_may() -> None:
         allowed = rule(module, MAY_IMPORT)
         assert allowed is not None, f"{module} is in no layer"
         if under(module, PROGRAMS):
-            allowed = (*allowed, module.split(".", maxsplit=1)[0])  # each its own parts, and none those of another
+            allowed = (*allowed, module.split(".", maxsplit=1)[0])  # its own modules, but not those of other sidecars
         ours = [found.name for found in imports_of(MODULES[module]) if under(found.name, PACKAGES)]
         if under(module, (*PROGRAMS, "wald.daemon")):
-            ours = [name for name in ours if name != "wald"]  # for its version; the package alone loads nothing
+            ours = [name for name in ours if name != "wald"]  # only for its version; it loads nothing
         return [name for name in ours if not under(name, allowed)]
 
     assert len(MODULES) > 100
@@ -220,7 +220,7 @@ def test_modules_import_only_what_their_layer_may() -> None:
 
 
 def test_packages_of_others_stay_out_of_their_layers() -> None:
-    """No clock in format, no log in store."""
+    """For example, format uses no clock and the store no logging."""
 
     def misplaced(module: str) -> list[str]:
         return [each.name for each in imports_of(MODULES[module]) if under(each.name, rule(module, FORBIDDEN) or ())]
@@ -229,7 +229,7 @@ def test_packages_of_others_stay_out_of_their_layers() -> None:
 
 
 def test_slow_imports_are_done_where_they_are_needed() -> None:
-    """None where a short command would wait for it."""
+    """Short commands must not wait for slow imports."""
 
     def eager(module: str) -> list[str]:
         slow = tuple(package for package, homes in HEAVY.items() if not under(module, homes))
@@ -239,7 +239,7 @@ def test_slow_imports_are_done_where_they_are_needed() -> None:
 
 
 def test_no_module_needs_itself_to_be_imported() -> None:
-    """Imports never form a cycle, not even late imports."""
+    """Imports never form a cycle, not even late ones."""
     graph = {
         module: {found.name for found in imports_of(path) if found.name in MODULES and found.name != "wald"}
         for module, path in MODULES.items()
@@ -249,7 +249,7 @@ def test_no_module_needs_itself_to_be_imported() -> None:
 
 @pytest.mark.parametrize("command", ["append", "positions", "routes", "cursors", "read"])
 def test_short_commands_load_nothing_heavy(command: str) -> None:
-    """A command of clients loads no Arrow, no log, no metrics and no daemon."""
+    """Client commands load neither Arrow, log, metrics nor daemon."""
     script = f"import sys, wald.cli.{command}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
 
@@ -259,7 +259,7 @@ def test_short_commands_load_nothing_heavy(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with one route, whose head says that one record is durable."""
+    """A log with one route, whose head reports one durable record."""
     made = create_root(tmp_path_factory.mktemp("layers") / "log", Disk(), now="2026-11-21T10:00:00Z")
     made.head.write_bytes(encode_head(Head(1, 1, 100, 1, 10**18)))
     made.route("a").mkdir()
@@ -268,7 +268,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("line", ["head", "append a", "cursor list", "cursor get a"])
 def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str) -> None:
-    """A shell calls them often, and pays for each module."""
+    """Scripts run these commands often, and each imported module costs time."""
     script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     command = [sys.executable, "-c", script, *line.split(), "--root", str(root)]
     command += ["--retry-for=0"] if "append" in line else []
@@ -286,7 +286,7 @@ def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str)
 
 
 def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> None:
-    """It reads the report of the last run, whose lines are those of a ledger."""
+    """The command reads the report of the last run, which is stored in the format of a ledger."""
     log = Root(root)
     Lock(log, Disk(), now="2026-11-21T10:00:00Z").release()
     script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
@@ -299,7 +299,7 @@ def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> Non
 
 
 def test_help_loads_nothing_that_reads_a_log() -> None:
-    """Help of a command imports the command's options, not its implementation."""
+    """The help of a command imports its options, not its implementation."""
     script = """if True:
         import sys, wald.cli
         from wald.cli.entry import run

@@ -157,7 +157,7 @@ def test_file_that_is_no_text_is_reported_with_the_offset(tmp_path: Path) -> Non
 
 
 def test_misspelt_variable_is_reported_and_those_of_others_are_not() -> None:
-    """Kubernetes sets WALD_PORT and the like for a service called wald; WALD_ROOT is the command line's."""
+    """Kubernetes sets WALD_PORT and others for a service called wald; WALD_ROOT belongs to the command line."""
     others = {"WALD_PORT": "tcp://10.0.0.1:80", "WALD_SERVICE_HOST": "10.0.0.1", "WALD_ROOT": "/x", "PATH": "/bin"}
 
     assert load(None, others) == Config()

@@ -33,14 +33,14 @@ MAPPED = [
 PRINTING = re.compile(
     r"print|(rich\.)?print|click\.(echo|secho|progressbar)|sys\.std(out|err)\.(buffer\.)?(write|writelines)|sys\.exit|exit|quit"
 )
-# These write to stderr, each for its reason, and never to stdout.
+# Modules that may write to stderr, but never to stdout.
 STDERR_WRITERS = {
     ROOT / "wald/daemon/startup.py",  # the log of the daemon
-    ROOT / "wald/logging.py",  # records that a handler could not send, where the standard library's handlers write too
+    ROOT / "wald/logging.py",  # records that a handler could not send, as in the standard library
     ROOT / "sidecars/wald_spark/session.py",  # after the JVM's own output
 }
 STREAMS = re.compile(r"sys\.__?std(out|err)__|sys\.std(out|err)(?!\.fileno|\.isatty)")
-# Of wald, only the disk may call these: a test replaces it to make them fail.
+# Only the disk may call these functions: tests replace it to make them fail.
 DISK = ROOT / "wald/files/disk.py"
 DURABLE = {"os.fsync", "os.fdatasync", "os.sync", "os.ftruncate", "os.truncate", "os.posix_fallocate", "os.pwritev"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -53,7 +53,7 @@ DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
 CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py"))
 OTHERS = PAGES + [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
-OPENING = re.compile(r'(?:#.*\n)*r?"""(.*?)"""', re.DOTALL)  # quicker than to parse a file
+OPENING = re.compile(r'(?:#.*\n)*r?"""(.*?)"""', re.DOTALL)  # faster than parsing the file
 # A path that exists on one machine only: a home, a work directory, or a scratch directory in code.
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
 ADDRESS = re.compile(r"https?://[\w.-]*(?:pypi|pythonhosted|/simple)", re.IGNORECASE)
@@ -76,25 +76,25 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def calls(path: Path) -> set[str]:
-    """Yield the functions that a file calls, as written."""
+    """Return the names of the functions that a file calls, as written."""
     found = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     return {ast.unparse(function) for function in found if isinstance(function, ast.Name | ast.Attribute)}
 
 
 def passed(call: ast.Call) -> list[str]:
-    """Yield the arguments of a call, as written."""
+    """Return the arguments of a call, as written."""
     return [ast.unparse(value) for value in (*call.args, *(keyword.value for keyword in call.keywords))]
 
 
 def test_the_rules_are_asked_of_every_file() -> None:
-    """None of the lists of files has come to be empty."""
+    """No list of files is empty."""
     assert len(SOURCES) > 100 < len(TESTS)
     assert min(map(len, (LIBRARIES, MAPPED, SCRIPTS, PAGES, LOCKS))) > 2
     assert all(path.exists() for path in (*STDERR_WRITERS, *LOCKS))
 
 
 def test_modules_say_what_they_are_in_their_first_sentence() -> None:
-    """Every module opens with a docstring whose first paragraph is a whole sentence."""
+    """Every module starts with a docstring whose first paragraph is a full sentence."""
 
     def says_nothing(path: Path) -> bool:
         docstring = OPENING.match(text(path))
@@ -105,7 +105,7 @@ def test_modules_say_what_they_are_in_their_first_sentence() -> None:
 
 
 def test_only_commands_print_and_exit() -> None:
-    """Libraries return values: only ``wald.cli`` and the module ``command`` of a sidecar print, and only they exit."""
+    """Libraries return values: only ``wald.cli`` and the module ``command`` of a sidecar print or exit."""
 
     def prints(path: Path) -> list[str]:
         nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)] if "sys." in text(path) else []
@@ -119,7 +119,7 @@ def test_only_commands_print_and_exit() -> None:
 
 
 def test_only_the_disk_makes_bytes_durable() -> None:
-    """So a test that replaces the disk sees every step that a crash may come between."""
+    """A test that replaces the disk then sees every step at which a crash can happen."""
     named = [path for path in SOURCES if any(call.removeprefix("os.") in text(path) for call in DURABLE)]
     others = [path for path in named if path.is_relative_to(ROOT / "wald") and path != DISK]
 
@@ -128,7 +128,7 @@ def test_only_the_disk_makes_bytes_durable() -> None:
 
 
 def test_layers_list_their_modules() -> None:
-    """The docstring of a layer, or of a room of the store, names each module, so that a reader finds it."""
+    """The docstring of each layer names all of its modules."""
 
     def unlisted(package: Path) -> set[str]:
         listed = set(re.findall(r"\w+", ast.get_docstring(tree(package / "__init__.py")) or ""))
@@ -138,21 +138,21 @@ def test_layers_list_their_modules() -> None:
 
 
 def test_no_file_names_a_machine() -> None:
-    """Nothing in the repository holds on one machine only, or spells out where packages come from."""
+    """No file contains a path of one machine or the address of a package index."""
     files = [path for path in SOURCES + TESTS + SCRIPTS + OTHERS if path.exists() and path != Path(__file__)]
 
     assert breaking(files, lambda path: MACHINE_PATH.findall(text(path)) + ADDRESS.findall(text(path))) == {}
 
 
 def test_tests_wait_for_conditions() -> None:
-    """A test that sleeps is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
-    named = [path for path in TESTS if "sleep" in text(path)]  # a file is parsed only if it may break the rule
+    """A sleeping test is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
+    named = [path for path in TESTS if "sleep" in text(path)]  # parse a file only if it may break the rule
 
     assert list(breaking(named, lambda path: "time.sleep" in calls(path))) == ["tests/support/running.py"]
 
 
 def test_the_language_is_plain() -> None:
-    """Names, comments and messages; the documents are held to the same words by tests/docs."""
+    """Names, comments and messages are checked here; tests/docs applies the same word list to the documents."""
     assert breaking(SOURCES + SCRIPTS, lambda path: VAGUE.findall(text(path))) == {}
 
 
@@ -169,7 +169,7 @@ def test_locks_pin_every_package_by_hash() -> None:
 
 
 def test_lock_holds_what_the_project_asks_for() -> None:
-    """Every requirement of the package and of the dev group is pinned."""
+    """The lock pins every requirement of the package and of the dev group."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -182,7 +182,7 @@ def test_lock_holds_what_the_project_asks_for() -> None:
 
 
 def test_the_locks_differ_in_spark_only() -> None:
-    """Failures on the older Spark must be due to Spark."""
+    """Failures with the older Spark must be caused by Spark."""
     newer, older = (
         dict(re.findall(r"^([a-z0-9-]+)==(\S+)", path.read_text(), re.MULTILINE)) for path in (LOCK, SPARK_LOCK)
     )
@@ -193,7 +193,7 @@ def test_the_locks_differ_in_spark_only() -> None:
 
 
 def test_what_is_deployed_is_what_was_tested() -> None:
-    """The lock of images and packages has the runtime requirements, at the tested versions, and no tools."""
+    """The lock of images and packages has the runtime requirements at the tested versions, and no tools."""
     everything, runtime = (
         {entry.split(" ")[0]: set(re.findall(r"sha256:\w+", entry)) for entry in re.split(r"\n(?=[a-z])", text)}
         for text in (LOCK.read_text(), RUNTIME_LOCK.read_text())
@@ -206,7 +206,6 @@ def test_what_is_deployed_is_what_was_tested() -> None:
 
 
 def test_doctests_hold() -> None:
-    """The examples in docstrings are true."""
     modules = [path for path in SOURCES if ">>>" in path.read_text()]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *map(str, modules)],

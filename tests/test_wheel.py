@@ -24,10 +24,10 @@ PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
 PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
 # Tests that import public modules and start programs of each package. The others (cli, daemon, store, spark) take
-# many minutes, and find no other gap in a wheel; the tests of docs, deploy and the sources are not about it.
+# many minutes and find no further gaps; the tests of docs, deploy and the sources do not use the wheel.
 SUBJECTS = ("producer", "python", "sidecars/drain")
 
-pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
+pytestmark = pytest.mark.slow  # `make test-wheel` runs this file
 
 
 def run(*words: object, cwd: Path, stdin: str = "") -> str:
@@ -40,7 +40,7 @@ def run(*words: object, cwd: Path, stdin: str = "") -> str:
 
 
 def required(requirements: list[str], extras: Iterable[str]) -> set[str]:
-    """The names of the packages that satisfy ``requirements``, and of those that they require themselves."""
+    """Return the names of the packages that satisfy ``requirements``, including indirect dependencies."""
     names: set[str] = set()
     asked = ["", *extras]
     for requirement in map(Requirement, requirements):
@@ -51,7 +51,7 @@ def required(requirements: list[str], extras: Iterable[str]) -> set[str]:
 
 
 def link(name: str, site: Path) -> None:
-    """Put an installed package into another environment."""
+    """Link an installed package into another environment."""
     found = distribution(name)
     for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
         target = site / part
@@ -74,7 +74,7 @@ def environment(directory: Path, wheel: Path, extras: Iterable[str]) -> Path:
 
 
 def built(kind: str, source: Path, directory: Path) -> Path:
-    """A distribution of ``source``, a checkout or an unpacked sdist."""
+    """Build a distribution of ``source``, a checkout or an unpacked sdist."""
     run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", directory, cwd=source)
     (file,) = directory.iterdir()
     return file
@@ -168,12 +168,12 @@ def test_the_sdist_passes_the_tests_of_its_sources(source: Path) -> None:
 
 
 def test_the_tests_of_the_sdist_pass_with_the_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
-    """In a directory that has all of the sdist but the packages, so that only the wheel can be imported."""
+    """The test directory is the sdist without its packages, so that only the wheel can be imported."""
     programs = environment(tmp_path / "environment", wheel, EXTRAS)
     (site,) = (tmp_path / "environment").glob("lib/python3*/site-packages")
     for name in required(PROJECT["dependency-groups"]["dev"], ()):
         link(name, site)
-    (programs / "bagit.py").symlink_to(Path(sys.executable).with_name("bagit.py"))  # which tests call by this path
+    (programs / "bagit.py").symlink_to(Path(sys.executable).with_name("bagit.py"))  # tests call it by this path
     shutil.copytree(source, tmp_path / "tests")
     for package in PACKAGES:
         shutil.rmtree(tmp_path / "tests" / package.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""A fault at any system call of a program: the same command again does the rest, as if there had been no fault."""
+"""After a fault at any system call of a program, running the command again gives the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from every_call import Disturbed, some_of
 from every_program import PROGRAMS
 
-FAULTS = 2  # of each program; `make torture TORTURE='--mode faults'` tries more
+FAULTS = 2  # per program; `make torture TORTURE='--mode faults'` tries more
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every program gives a long line whole whose pieces lie around a deleted segment, and RECLAIM keeps it until then."""
+"""Every program reads a long line whole if its pieces surround a deleted segment; RECLAIM keeps unread pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = b"begins and ends"
 
 
 def laid(path: Path, *, between: bytes = b"") -> Built:
-    """Record 1 of route a is in the first and the third segment; with ``between``, a piece is in the second, too."""
+    """Record 1 of route a begins in the first segment and ends in the third; ``between`` adds a piece in the second."""
     built = Built(path)
     built.piece("a", b"begins ", begins=True, ends=False)
     built.cut()
@@ -40,7 +40,7 @@ def laid(path: Path, *, between: bytes = b"") -> Built:
 
 @pytest.fixture(scope="module")
 def deleted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """RECLAIM has deleted the second segment."""
+    """Log whose second segment RECLAIM has deleted."""
     built = laid(tmp_path_factory.mktemp("deleted") / "root")
     reclaim(built)
     assert bases(built.root) == [1, 5]
@@ -49,7 +49,7 @@ def deleted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The second segment has only a piece of the long line, and its index is damaged."""
+    """Log whose second segment contains only a piece of the long line and has a damaged index."""
     built = laid(tmp_path_factory.mktemp("shrunk") / "root", between=b"and goes on ")
     shrink(built, 2, b=4)
     path = built.path(2, Kind.SEALED)

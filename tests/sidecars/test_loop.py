@@ -1,4 +1,4 @@
-"""Whoever watches is woken by what is wanted, by time, and by nothing else; and stops when told to."""
+"""A watcher wakes only for wanted changes and at the end of each period, and stops on request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -
 
 
 def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_path: Path) -> None:
-    """However much else changes, the next look comes when its time has come."""
+    """Other changes neither wake the watcher nor delay the next periodic wake-up."""
     looks = watch_files(lambda: [tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
     next(looks)
     writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
@@ -63,7 +63,7 @@ def test_a_directory_that_is_missing_is_looked_for_every_period(tmp_path: Path) 
 
 @pytest.mark.parametrize("call", ["inotify_init1:error=EMFILE", "inotify_add_watch:error=ENOSPC"])
 def test_without_events_it_looks_every_period_and_reports_it_once(tmp_path: Path, call: str) -> None:
-    """A node with many containers uses up the instances and watches of a user."""
+    """A node with many containers can exhaust a user's inotify instances and watches."""
     script = f"""
 import threading, pathlib, wald.loop
 looks = wald.loop.watch_files(
@@ -89,7 +89,7 @@ def test_it_ends_when_told_to(tmp_path: Path) -> None:
 
 
 def test_after_a_signal_nothing_is_begun_though_no_other_thread_has_run() -> None:
-    """The lock of the event keeps those from running that wait for it, as a busy machine may."""
+    """Holding the event's lock keeps waiting threads from running, as on a busy machine."""
     with stop_on_signals() as stop:
         with stop._cond:  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_after_a_signal_nothing_is_begun_though_no_other_thread_has_run() -> Non
 
 
 def test_a_hangup_sets_the_event_unless_it_is_ignored() -> None:
-    """As for a process that ``nohup`` has started."""
+    """``nohup`` starts a process that ignores SIGHUP."""
     for ignored in (False, True):
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
         try:
@@ -119,7 +119,7 @@ def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
 
 
 def _repeatedly(change: Callable[[], object]) -> threading.Event:
-    """Make a change again and again until the event is set: no watch is there from the very first moment."""
+    """Repeat a change until the event is set, because the watch starts with a short delay."""
     done = threading.Event()
 
     def run() -> None:

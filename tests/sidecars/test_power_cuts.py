@@ -1,4 +1,4 @@
-"""A power cut at any moment of a whole program: unread records outlive it, and the same command then finishes."""
+"""Unread records survive a power cut at any moment of a program, and the same command then completes."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from wald.files.identity import read_identity
 from wald.format.names import DEFAULT_GROUP
 from wald.retention.cursors import read_cursors
 
-STATES = 24  # of a program, at most, evenly chosen
+STATES = 24  # maximum per program, evenly spaced
 DAEMON_STATES = 200
-STEP = 5  # the promise that is the clock step
+STEP = 5  # index of the promise that is the clock step
 HOUR_NS = 3_600_000_000_000
 Positions = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program to cut the power of.
+    """A program whose power is cut.
 
     Attributes:
-        prepare: makes the log that it finds.
-        line: its command line.
-        after: the cursors once it has ended; those of the log before, if it moves none.
-        damages: whether the log is damaged before it has ended.
+        prepare: creates the log.
+        line: command line of the program.
+        after: cursors after the program has ended; empty if it moves none.
+        damages: True if the log is damaged until the program has ended.
     """
 
     prepare: Callable[[Path], None]
@@ -97,7 +97,7 @@ def test_unread_records_outlive_a_power_cut_of(name: str, tmp_path: Path, monkey
     before = cursors(root)
     log_of_two_routes(tmp_path / "whole")
     truth = {route: numbered(tmp_path / "whole", route) for route in ("a", "b")}
-    monkeypatch.setenv("WALD_SEGMENT_MAX_BYTES", "64KiB")  # each state holds all content
+    monkeypatch.setenv("WALD_SEGMENT_MAX_BYTES", "64KiB")  # small, because each state contains all files
     platter = recorded(program.line(root), base, tmp_path / "trace")
     assert cursors(root) == before | program.after | {key: at for key, at in cursors(root).items() if key not in before}
     states = platter.states
@@ -162,12 +162,12 @@ def test_acknowledged_records_and_a_clock_step_outlive_a_power_cut_of_the_daemon
     built.lines("a", [b"before"])
     built.crash()
     (base / ACKNOWLEDGED).touch()
-    # The kernel marks in transfers the bytes that have left a pipe, and no pipe outlives a power cut.
+    # The kernel updates the mapped transfers file as bytes leave a pipe; pipes do not survive a power cut.
     line = [sys.executable, "-c", DAEMON, str(root)]
     platter = recorded(line, base, tmp_path / "trace", mapped=["log/transfers"])
     wanted = [b"before", *(value for n in range(4) for value in (b"%d." % n + b"a" * 900, b"%d.b" % n))]
     assert list(numbered(root, None).values()) == wanted
-    promised = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]  # records by promises; one is the clock step
+    promised = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]  # records by number of promises; one promise is the clock step
     states = platter.states
     for number, state in enumerate(states[:: 1 + len(states) // DAEMON_STATES]):
         shutil.rmtree(base)
@@ -202,7 +202,7 @@ def numbered(root: Path, route: str | None) -> dict[int, bytes]:
 
 
 def assert_unread(root: Path, truth: dict[str, dict[int, bytes]], when: str) -> None:
-    """Assert that each unread record is readable, a ledger explains each that is gone, and nothing is damaged."""
+    """Assert that each unread record is readable, a ledger explains each missing one, and nothing is damaged."""
     assert errors(root) == [], when
     for number in sorted({number for records in truth.values() for number in records}):
         there = wald.open(root).where(number)

@@ -1,4 +1,4 @@
-"""Programs that keep running while another log, or an older copy of theirs, takes the place of their log."""
+"""Running programs detect that another log, or an older copy, has replaced their log."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def append(root: Path, *texts: str) -> None:
 
 
 def another_log(daemon: Daemon, root: Path) -> None:
-    """As by ``mv R old``, and a start of a new one."""
+    """Replace the log as ``mv R old`` and the start of a new daemon do."""
     daemon.stop()
     root.rename(root.with_name("old"))
     daemon.start_again()
 
 
 def older_copy(daemon: Daemon, root: Path) -> None:
-    """As by ``rsync -a --delete copy/ R/``."""
+    """Replace the log as ``rsync -a --delete copy/ R/`` does."""
     copy_back(daemon, root, root.with_name("copy"))
 
 
 @dataclass
 class Program:
-    """One that keeps running; it writes into files."""
+    """A running program and the files with its output."""
 
     process: subprocess.Popen[bytes]
     stdout: Path
@@ -94,7 +94,7 @@ def test_they_end_with_the_right_words(
         programs.append(start(tmp_path / "reclaim", sidecar("reclaim", "--root", root, "--watch", "--grace", 0)))
         eventually(lambda: not list((root / "segments").glob("00000000000000000001.*")))  # reclaim works
         eventually(lambda: follower.stdout.read_text().split() == ALL)
-        for each in programs:  # so that none looks while half of it is there
+        for each in programs:  # no program may see a half-replaced log
             each.process.send_signal(signal.SIGSTOP)
         replace(daemon, root)
         append(root, *(f"new-{number}" for number in range(30)))

@@ -1,4 +1,4 @@
-"""What the programs beside the daemon serve over HTTP while they run."""
+"""Sidecars serve metrics over HTTP while they run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @contextmanager
 def serving(*arguments: object, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """A program while it runs; stopped, it ends with ``code``."""
+    """Run a program, then stop it; it must exit with ``code``."""
     with launched(sidecar(*map(str, arguments)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -38,9 +38,9 @@ def serving(*arguments: object, code: int = 0) -> Iterator[subprocess.Popen[byte
 
 
 def samples(address: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample by its name and the values of its labels, that of the route first.
+    """Return the value of each sample by its name and label values, the route first.
 
-    Nothing before the program listens.
+    Return nothing before the program listens.
     """
     try:
         status, text = get(address, "/metrics")
@@ -72,7 +72,7 @@ def test_reclaim_counts_by_rule_and_by_what_keeps_a_segment(daemon: Daemon) -> N
 
 
 def test_drain_counts_runs_records_and_dead_letters(daemon: Daemon) -> None:
-    """A record that the command cannot process is counted as a failure, then as a dead letter."""
+    """A record that the command cannot process counts as a failure, then as a dead letter."""
     root, address = daemon.root, free_address()
     output_of("append", "a", "--root", root, stdin=b"good\nbad\n")
     command = ("sh", "-c", "! grep -q bad")
@@ -91,7 +91,7 @@ def test_drain_counts_runs_records_and_dead_letters(daemon: Daemon) -> None:
 
 
 def test_drain_shows_how_long_its_command_fails(daemon: Daemon, tmp_path: Path) -> None:
-    """From the first failure on, until the command processes these records."""
+    """The time counts from the first failure until the command processes these records."""
     root, address, mended = daemon.root, free_address(), tmp_path / "mended"
     output_of("append", "a", "--root", root, stdin=b"x\n")
     with serving("drain", "feed", "--root", root, "--metrics", address, "a", "--", "test", "-e", mended):

@@ -1,4 +1,4 @@
-"""Every program of a log at once, each system call that changes a name or makes something durable held back."""
+"""All programs of a log run at once while system calls that rename, delete or sync files are delayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDS = 3
 
 
 def slowly(path: Path, line: list[str], milliseconds: int) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line of ours to its end."""
+    """Run a wald command to its end, with delayed system calls."""
     inject = f"inject={CALLS}:delay_enter={1000 * milliseconds}"
     return run([strace(), "-f", "--seccomp-bpf", "-o", str(path), "-e", f"trace={CALLS}", "-e", inject, *line])
 
@@ -26,7 +26,7 @@ def slowly(path: Path, line: list[str], milliseconds: int) -> subprocess.Complet
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["the daemon", "the others", "all"])
 def test_what_was_acknowledged_is_in_the_log_or_in_the_archive(tmp_path: Path, held: str) -> None:
-    """Cuts and seals, archiving, a cursor that moves, and reclaim with nothing to wait for, again and again."""
+    """Cuts, seals, archiving, cursor moves and reclaim without a grace period, repeated several times."""
     root, dest = tmp_path / "log", tmp_path / "archive"
     delays = {"the daemon": (20, 0), "the others": (0, 20), "all": (10, 15)}[held]
     sent: dict[int, bytes] = {}
@@ -68,5 +68,5 @@ def test_what_was_acknowledged_is_in_the_log_or_in_the_archive(tmp_path: Path, h
     left = [record.value for record in records(root)]
     assert archived
     assert archived == values[: len(archived)]
-    assert left == [value for value in values if value in left]  # in order, each once; a segment may stay in between
+    assert left == [value for value in values if value in left]  # in order, each once; gaps are allowed
     assert set(values[len(archived) :]) <= set(left)

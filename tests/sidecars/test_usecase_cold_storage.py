@@ -1,6 +1,7 @@
-"""Cold storage from inside: what scripts/usecase-cold-storage.sh sees, as names, ledger lines, cursors and pins.
+"""Cold storage from inside: the names, ledger lines, cursors and pins behind scripts/usecase-cold-storage.sh.
 
-To archive is to consume: nothing else has to read the route, and nothing is let go before the bundles are reported.
+Archiving consumes the route: no other reader is needed, and RECLAIM deletes nothing before the ledger lists the
+bundles.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ RANGES = [(1, 250), (251, 500), (501, 750), (751, 1000)]
 
 @pytest.fixture
 def year(tmp_path: Path) -> Built:
-    """1000 records on the route archive, all of them sealed, and nobody who reads them."""
+    """1000 sealed records on the route archive, which has no cursor."""
     built = Built(tmp_path / "log")
-    for start in range(0, 1000, 400):  # batches do not end where bundles do
+    for start in range(0, 1000, 400):  # batches and bundles end at different records
         built.lines("archive", RECORDS[start : start + 400])
     built.cut()
     built.seal()
@@ -48,7 +49,7 @@ def year(tmp_path: Path) -> Built:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Where the script makes what it needs; a short path, as that of a socket has to be."""
+    """Working directory of the script; its path is short, because it contains a Unix socket."""
     programs.program("jq")
     programs.program("zstd")
     with tempfile.TemporaryDirectory() as path:
@@ -66,21 +67,21 @@ def archive(year: Built, dest: Path) -> None:
 
 
 def reclaim(year: Built) -> list[int]:
-    """One pass without a grace period; the bases of what it let go."""
+    """Run one pass without a grace period; return the bases of the deleted segments."""
     before = reclaiming.bases(year.root)
     reclaiming.reclaim(year, Limits(require_archived=True))
     return sorted(set(before) - set(reclaiming.bases(year.root)))
 
 
 def reported(year: Built) -> list[dict[str, Any]]:
-    """What the archive's ledger says; its chain must be whole."""
+    """Return the entries of the archive's ledger; assert that its chain is intact."""
     decoded = read_ledger(year.root.ledger / "archive.jsonl")
     assert decoded.broken_lines == []
     return decoded.entries
 
 
 def pinned(year: Built) -> list[bool]:
-    """Of each sealed segment, whether anybody holds it back."""
+    """Return True for each sealed segment that a cursor pins."""
     claims = read_cursor_snapshot(year.root, log_id=year.log_id)
     sealed = [segment for segment in list_segments(year.root).segments if segment.kind is Kind.SEALED]
     return [any(claims.pins(sealed_index(segment, year.log_id).routes)) for segment in sealed]
@@ -94,7 +95,7 @@ def test_before_it_is_archived_everything_is_kept(year: Built) -> None:
 
 
 def test_a_run_is_begun_told_and_finished_in_the_ledger(year: Built, dest: Path) -> None:
-    """The intention first, then a line for each bundle, chained by ``after``, and the end."""
+    """The intent comes first, then a line for each bundle, chained by ``after``, then the end."""
     archive(year, dest)
     begun, *archived, finished = reported(year)
 
@@ -129,7 +130,7 @@ def test_the_cursor_moves_to_the_last_record(year: Built, dest: Path) -> None:
 
 
 def test_to_acknowledge_is_not_to_archive(year: Built) -> None:
-    """Where bundles are required, a cursor alone does not let go."""
+    """With ``require_archived``, a cursor alone does not free a segment."""
     year.log.set_cursor("archive", 1000)
 
     assert pinned(year) == [False]
@@ -160,7 +161,7 @@ def test_what_comes_later_goes_into_another_bag_that_follows_the_first(year: Bui
 def script(scratch: Path, path: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PATH": path, "TMPDIR": str(scratch)}
     done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert list(scratch.iterdir()) == []  # it takes away what it has made
+    assert list(scratch.iterdir()) == []  # the script removes its files
     return done
 
 

@@ -1,7 +1,7 @@
-"""The timecode bus from inside: what scripts/usecase-smpte-timecode.sh sees, as names, cursors, pins and ledger lines.
+"""The timecode bus from inside: the names, cursors, pins and ledger lines behind scripts/usecase-smpte-timecode.sh.
 
-A frame is kept while the slave needs it: by a rule about the cursor and the route's last record in a segment, not by
-how old a segment is or how many there are.
+A frame is kept while the slave needs it. Only the cursor and the route's last record in a segment decide this, not the
+age or the number of segments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FRAMES = [b"10:00:%02d:%02d" % divmod(frame, FRAMES_A_SECOND) for frame in range
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Where the script makes what it needs; a short path, as that of a socket has to be."""
+    """Working directory of the script; its path is short, because it contains a Unix socket."""
     programs.program("jq")
     programs.program("zstd")
     with tempfile.TemporaryDirectory() as path:
@@ -42,7 +42,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Built:
-    """750 frames on the route smpte; the log was cut behind 250 and 500."""
+    """750 frames on the route smpte; the log was cut after frames 250 and 500."""
     built = Built(tmp_path / "log")
     for start in (0, 250):
         built.lines("smpte", FRAMES[start : start + 250])
@@ -57,14 +57,14 @@ def segments(bus: Built) -> list[tuple[int, Kind]]:
 
 
 def pins(bus: Built) -> list[list[Pin]]:
-    """Who holds back each sealed segment."""
+    """Return the pins of each sealed segment."""
     claims = read_cursor_snapshot(bus.root, log_id=bus.log_id)
     sealed = [segment for segment in list_segments(bus.root).segments if segment.kind is Kind.SEALED]
     return [list(claims.pins(sealed_index(segment, bus.log_id).routes)) for segment in sealed]
 
 
 def reclaim(bus: Built) -> list[dict[str, Any]]:
-    """One pass without a grace period; what the ledger says of it."""
+    """Run one pass without a grace period; return its ledger entries."""
     before = len(reclaiming.ledger(bus.root.path))
     reclaiming.reclaim(bus)
     return reclaiming.ledger(bus.root.path)[before:]
@@ -84,7 +84,7 @@ def test_two_rotations_leave_two_sealed_segments_and_an_active_one(bus: Built) -
 
 
 def test_while_nobody_has_read_every_segment_is_pinned(bus: Built) -> None:
-    """The absent cursor is that of the default group; RECLAIM changes nothing and tells nothing."""
+    """The missing cursor is that of the default group; RECLAIM changes and reports nothing."""
     found = pins(bus)
 
     assert [(pin.route, pin.group, pin.at, pin.needs) for each in found for pin in each] == [
@@ -104,7 +104,7 @@ def test_the_slave_reads_every_frame_in_order_through_all_segments(bus: Built) -
         (251, 251, 500),
         (501, 501, 750),
     ]
-    assert reclaim(bus) == []  # to read is not to acknowledge
+    assert reclaim(bus) == []  # reading does not acknowledge
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_second_slave_that_lags_holds_its_frames(bus: Built) -> None:
 def script(scratch: Path, path: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PATH": path, "TMPDIR": str(scratch)}
     done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert list(scratch.iterdir()) == []  # it takes away what it has made
+    assert list(scratch.iterdir()) == []  # the script removes its files
     return done
 
 

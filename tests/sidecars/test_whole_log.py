@@ -1,4 +1,4 @@
-"""Whatever becomes of a log, each group reads exactly its next records. ``scripts/torture`` tries other seeds."""
+"""Each group reads exactly its next records, whatever happens to the log; ``scripts/torture`` tries other seeds."""
 
 from __future__ import annotations
 
