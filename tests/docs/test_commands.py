@@ -1,4 +1,4 @@
-"""The pages can be typed: every block that is to be run is run, against a log of its own."""
+"""Commands on the pages: every executable block is run against a separate log."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TYPED = [
     for page in PAGES
     if any(not block.mode and block.language in ("sh", "console", "python") for block in blocks(page))
 ]
-# Tests of their own type these: what they print is looked at, or they need a machine of their own.
+# Separate tests run these: they check the output, or need a separate machine.
 APART = {"docs/archive.md", "docs/files.md", "docs/install.md", "docs/operations.md", "docs/systemd.md"}
 
 
 def nothing(at: Path) -> AbstractContextManager[object]:
-    """The page makes its log itself."""
+    """No setup: the page creates the log."""
     return nullcontext()
 
 
@@ -44,14 +44,14 @@ def with_lines(at: Path) -> AbstractContextManager[object]:
 
 
 def with_empty_orders(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route orders has no record."""
+    """A daemon; route orders is empty."""
     daemon = Daemon(at / "log")
     output_of("route", "add", "orders", "--root", daemon.root)
     return daemon
 
 
 def with_orders(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route orders has two records, of which one of the page's commands refuses the second."""
+    """A daemon; route orders has two records, the second of which makes a command of the page fail."""
     for name, command in (("import.sh", "cat"), ("handle.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
         (at / name).write_text(f"#!/bin/sh\n{command}\n")
         (at / name).chmod(0o755)
@@ -63,7 +63,7 @@ def with_orders(at: Path) -> AbstractContextManager[object]:
 
 
 def with_backlog(at: Path) -> AbstractContextManager[object]:
-    """Three segments: one that all have read, one that route idle holds back, and the active one."""
+    """Three segments: one that all groups have read, one that route idle pins, and the active one."""
     built = Built(at / "log", now_ns=time.time_ns())
     for number in range(2):
         built.lines("access", [b"line %d" % number] * 1000)
@@ -98,13 +98,13 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
 
 @pytest.mark.parametrize("page", sorted(set(TYPED) - APART))
 def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
-    """From its first line to its last, in one shell."""
+    """All blocks run in order, in one shell."""
     with PREPARED[page](tmp_path):
         type_page(page, at=tmp_path, root=tmp_path / "log")
 
 
 def settings(page: str, mode: str) -> str:
-    """All settings of a page: with the mode "gate" those of the gate, without one those of the daemon."""
+    """Return all settings of a page: those of the gate with mode "gate", those of the daemon without a mode."""
     return "".join(block.text for block in blocks(page) if (block.language, block.mode) == ("toml", mode))
 
 
@@ -113,7 +113,7 @@ SETTINGS = [page for page in PAGES if settings(page, "")]
 
 @pytest.mark.parametrize("page", [page for page in SETTINGS if page != "docs/users.md"])
 def test_settings_can_be_loaded(page: str, tmp_path: Path) -> None:
-    """Those of docs/users.md name groups that only the machine of tests/deploy/test_users.py has."""
+    """The settings of docs/users.md name groups that exist only on the machine of tests/deploy/test_users.py."""
     path = tmp_path / "wald.toml"
     path.write_text(settings(page, ""))
 
@@ -129,7 +129,7 @@ def test_settings_of_the_gate_can_be_loaded(page: str, tmp_path: Path) -> None:
 
 
 def shell_lines(page: str, number: int) -> list[str]:
-    """What is to be typed in the nth block of a page."""
+    """Return the input of the nth block of a page."""
     return [block.text for block in blocks(page) if block.language == "sh"][number].splitlines()
 
 
@@ -152,7 +152,7 @@ def test_a_log_can_be_read_without_wald_as_it_says(tmp_path: Path) -> None:
 
 
 def test_an_archive_can_be_made_and_read_without_wald_as_it_says(tmp_path: Path) -> None:
-    """Two bags, with text and with JSON in them: every digest is checked, and every record comes, in order."""
+    """Two bags, with text and with JSON: every digest is checked, and every record is returned in order."""
     built = Built(tmp_path / "log")
     for number in range(2):
         built.lines("audit", [b"line %d" % number, b"and another"])

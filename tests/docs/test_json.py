@@ -1,4 +1,4 @@
-"""What commands print as JSON is what docs/json.md says: every key, its type, and no key besides."""
+"""JSON output of the commands matches docs/json.md: every key and its type, and no other keys."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from wald_spark.compact.command import command as wald_compact
 from wald_spark.export.command import command as wald_export
 
 HELPING = ("wald group release", "wald group skip", "wald group remove")
-APART = {"wald-audit", "wald-compact", "wald-export", "wald repair", *HELPING}  # tests of their own look at these
-RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back while a segment waits out its grace period
+APART = {"wald-audit", "wald-compact", "wald-export", "wald repair", *HELPING}  # separate tests check these
+RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back during the grace period of a segment
 
 
 def test_every_command_with_json_has_its_section() -> None:
@@ -87,7 +87,7 @@ def test_what_helps_a_work_group_prints_what_is_documented(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A log with a daemon: two sealed segments, which one group has read in part, and one that was reclaimed.
+    """A log with a daemon: two sealed segments, partly read by one group, and a reclaimed segment.
 
     One route is over its quota.
     """
@@ -100,7 +100,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         built.seal()
     built.lines("a", [b"four"])
     built.lines("d", [b"unread"])
-    built.lines("a", [random.Random(0).randbytes(64 << 10).replace(b"\n", b"-")])  # shrinking of its segment pays
+    built.lines("a", [random.Random(0).randbytes(64 << 10).replace(b"\n", b"-")])  # makes its segment worth shrinking
     built.cut()
     built.seal()
     built.lines("a", [b"five"])
@@ -116,7 +116,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def write_journal(built: Built, route: str, group: str) -> None:
-    """The journal of a work group with records of every kind; its owner has ended."""
+    """Write the journal of a work group with records of every kind; its owner has ended."""
     later_ns = time.time_ns() + 3600 * 10**9
     lines: list[JournalLine] = [
         JournalStart(built.log_id, route, group, 0, 1),
@@ -127,7 +127,7 @@ def write_journal(built: Built, route: str, group: str) -> None:
 
 
 def words_of(root: Path) -> list[tuple[str, list[str]]]:
-    """Each section, and the command lines that print what is in it."""
+    """Return each section with the command lines that print its objects."""
     at, bags = ["--root", str(root)], root.parent / "bags"
     sealed, raw = (str(max((root / "segments").glob(f"*{end}"))) for end in (".wal.zst", ".wal"))
     files = [sealed, raw, *(str(root / name) for name in ("head", "log.json", "ledger/segments.jsonl"))]
@@ -170,7 +170,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
 
 
 def test_each_command_prints_what_is_documented(root: Path) -> None:
-    """Every kind of object is printed by one of the command lines."""
+    """Every kind of object is printed by at least one of the command lines."""
     (root / "routes/b/in").write_text("a file, where a FIFO is expected")
     seen: dict[str, list[Table]] = {name: [] for name in sections()}
     for name, words in words_of(root):

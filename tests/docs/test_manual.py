@@ -1,4 +1,4 @@
-"""The manual pages and the completion, made from the commands."""
+"""Manual pages and shell completion, generated from the commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(page: Path) -> str:
-    """A page as ``man`` shows it, in one line."""
+    """Return a page as ``man`` shows it, in one line."""
     man = [programs.program("man"), "--warnings", "-l", str(page)]
     done = subprocess.run(man, env=os.environ | {"MANWIDTH": "4000"}, capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The pages as a whole: links lead somewhere, generated parts are up to date, the README is short."""
+"""The pages as a whole: no broken links, current generated parts, a short README."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    """`make docs` asks the same of the site; this asks it of the files, of which some are not in the site."""
+    """`make docs` checks the links of the site; this test checks the files, some of which are not in the site."""
     for page in PAGES:
         broken = []
         for link in links(page):
@@ -38,7 +38,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def test_the_readme_links_to_every_page() -> None:
-    """Those on Spark, and the front page of the site, by another one."""
+    """Exceptions are the Spark pages and the front page of the site, which other pages link to."""
     pages = {page for page in PAGES if page.startswith("docs/") and "/spark/" not in page} - {"docs/index.md"}
 
     linked = {link.partition("#")[0] for link in links("README.md") if not link.endswith(".png")}
@@ -46,13 +46,13 @@ def test_the_readme_links_to_every_page() -> None:
 
 
 def test_the_language_is_plain() -> None:
-    """What is generated speaks as the code does."""
+    """Generated parts are exempt: their wording comes from the code."""
     for document in DOCUMENTS:
         assert VAGUE.findall(GENERATED.sub("", (ROOT / document).read_text())) == [], document
 
 
 def test_every_block_says_what_it_is() -> None:
-    """Nothing is run that nobody has marked to be run, and no block is left out by a misspelt word."""
+    """Only marked blocks are run, and a misspelt mark does not exclude a block."""
     modes = {f"{language}{mode}" for language in ("sh", "python") for mode in ("", " spark", " not-run")}
     known = modes | {"console", "toml", "toml gate", "text", "{toctree}", "{eval-rst}"}
     for page in PAGES:
@@ -62,7 +62,7 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def test_generated_parts_are_up_to_date() -> None:
-    """Commands, settings and bytes are those of the code; `scripts/make-docs` writes them anew."""
+    """Commands, settings and bytes match the code; `scripts/make-docs` regenerates them."""
     line = [sys.executable, str(ROOT / "scripts/make-docs"), "--check"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
 
@@ -70,7 +70,7 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def layout(heading: str) -> dict[str, bytes]:
-    """The bytes of each field in the table below a heading of the page of the format."""
+    """Return the bytes of each field in the table below a heading of the format page."""
     return {row[2]: bytes.fromhex(row[1].strip("`")) for row in rows("docs/format.md", heading)}
 
 
@@ -90,7 +90,7 @@ def test_checksums_cover_what_the_page_says() -> None:
 
 
 def test_the_ledgers_it_shows_are_whole() -> None:
-    """Each example begins a ledger, and its lines follow one another."""
+    """Each example starts a ledger, and its lines form a chain."""
     page = (ROOT / "docs/format.md").read_text()
     ledgers = re.findall(r"```text\n(\{\"event\".*?\n)```", page, re.DOTALL)
     events = []

@@ -1,4 +1,4 @@
-"""The reference tells the truth where a program can check it: commands, settings, codes, promises."""
+"""Statements of the reference that a program can check: commands, settings, codes, promises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["
 
 
 def words_of(usage: str) -> list[str]:
-    """The program and the commands that a usage begins with."""
+    """Return the program and the commands at the start of a usage."""
     return re.findall(r"[a-z-]+", re.split(r" [A-Z\[]| --", usage.strip("`"))[0])
 
 
@@ -30,7 +30,7 @@ def options(text: str, *, before: str = "") -> set[str]:
 
 
 def documented(words: list[str]) -> set[str]:
-    """The options that the page gives a command in the section of its own."""
+    """Return the options in the page's section about a command."""
     heading = next(
         f"{'#' * level} {' '.join(words)}"
         for level in (2, 3, 4)
@@ -42,7 +42,7 @@ def documented(words: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("usage", [row[0] for row in OVERVIEW])
 def test_every_command_exists_with_its_options(usage: str) -> None:
-    """``X --help`` succeeds, and knows every option that the page gives X, and the page every one that it knows."""
+    """``X --help`` succeeds and lists the same options as the page."""
     program, *words = words_of(usage)
     module = program.replace("-", "_")
     on_spark = not (ROOT / "sidecars" / module).is_dir() and module != "wald"
@@ -75,7 +75,7 @@ def test_every_command_of_wald_is_in_the_overview() -> None:
 
 
 def test_every_command_that_has_a_section_is_in_the_overview() -> None:
-    """The sections are made from click; one that has others below it only groups them."""
+    """The sections are generated from click; a command with subcommands is only a group."""
     headings = re.findall(r"^##+ (wald.*)$", section("docs/cli.md", "## Who may do what"), re.MULTILINE)
     commands = [each for each in headings if not any(other.startswith(f"{each} ") for other in headings)]
 
@@ -83,12 +83,12 @@ def test_every_command_that_has_a_section_is_in_the_overview() -> None:
 
 
 def lines(text: str) -> list[str]:
-    """The command lines of a block, each with what a backslash goes on with, and without comments and its user."""
+    """Return the command lines of a block, with continuation lines joined and without comments and user prefix."""
     return [re.sub(r"\s+#.*|runuser -u wald -- ", "", line) for line in text.replace("\\\n", " ").splitlines()]
 
 
 def test_every_option_it_uses_exists() -> None:
-    """Also where a block is not run, as it needs a cluster, and where a command stands in a sentence."""
+    """This includes blocks that are not run because they need a cluster, and commands within a sentence."""
     known = {program: options(section("docs/cli.md", f"## {program}").split("\n## ")[0]) for program in PROGRAMS}
     for page in PAGES:
         given = [line for block in blocks(page) if block.language in ("sh", "console") for line in lines(block.text)]
@@ -126,7 +126,7 @@ def test_settings_are_those_of_the_daemon(heading: str, settings: list[Setting])
 def test_exit_codes_are_those_of_the_errors() -> None:
     named = {int(code): name for code, name, _ in rows("docs/cli.md", "## Exit codes") if name}
     everywhere: list[type[errors.WaldError]] = [errors.WaldError, *errors.WaldError.__subclasses__()]
-    classes = [each for each in everywhere if each.__module__ == errors.__name__]  # others end no command
+    classes = [each for each in everywhere if each.__module__ == errors.__name__]  # other errors do not exit a command
 
     assert named == {each.exit_code: each.__name__ for each in classes}
 
@@ -168,7 +168,7 @@ def test_the_readme_promises_nothing_else() -> None:
 
 
 def test_the_readme_is_as_fast_as_the_benchmarks() -> None:
-    """Every number of its table stands in the tables of the page."""
+    """Every number of the README table is in the tables of the page."""
     numbers = re.findall(r"\d[\d.,]*\d", " ".join(" ".join(row[1:]) for row in rows("README.md", "## How fast")))
 
     assert len(numbers) > 8

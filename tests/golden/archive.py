@@ -1,4 +1,4 @@
-"""The golden bag: what the first release of the archive's format makes of one small log."""
+"""The golden bag: the first release of the archive format applied to a small log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
 def sample_log(root: Path) -> Built:
-    """Every kind of record, two routes, and a last line without a newline; always with the same id."""
+    """Build a log with every kind of record, two routes, a last line without a newline, and a fixed id."""
     root.mkdir(parents=True)
     (root / "log.json").write_text(json.dumps({"log": LOG, "format": 1, "created": MOMENT}))
     built = Built(root)
@@ -40,12 +40,12 @@ def sample_log(root: Path) -> Built:
 
 
 def log_id_of(built: Built) -> str:
-    """As the archive has it."""
+    """Return the log id as the archive writes it."""
     return built.log_id.hex()
 
 
 def make(folder: Path, root: Path) -> None:
-    """Pack the sample log, which is made at ``root``, to ``folder``; uncompressed, as that does not change."""
+    """Pack the sample log, which is built at ``root``, to ``folder``; uncompressed, so that the bytes do not change."""
     archives.archive(sample_log(root), folder, size=Records(4), moment=MOMENT)
 
 

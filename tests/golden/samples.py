@@ -1,4 +1,4 @@
-"""What the golden files hold: for each, its value, and how it is encoded and decoded by the code of today."""
+"""The golden files: the value of each, and how the current code encodes and decodes it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sample:
     """One golden file.
 
     Attributes:
-        exact: False where parts are compressed: what zstd makes of them changes with its version.
+        exact: False if parts are compressed: the output of zstd depends on its version.
     """
 
     name: str
@@ -226,7 +226,7 @@ def _ledger_part() -> bytes:
 
 
 def _ledger_part_value(data: bytes) -> object:
-    """The lines, and the index without how long the frame is, which changes with the version of zstd."""
+    """Return the lines, and the index without the frame length, which depends on the version of zstd."""
     index = decode_part_index(data[-part_index_bytes(data[-FOOTER_BYTES:]) :])
     (frame,) = index.frames
     lines = zstandard.ZstdDecompressor().decompress(data[: frame.stored_bytes])
@@ -364,10 +364,10 @@ SAMPLES = [
     Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
     Sample("group.work", WORK, lambda: b"".join(encode_work(*line) for line in WORK), _work_value),
 ]
-SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal
-SHRUNK_SEGMENT = FOLDER / "shrunk.wal.zst"  # of that
+SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # sealed form of segment.wal
+SHRUNK_SEGMENT = FOLDER / "shrunk.wal.zst"  # shrunk form of the sealed segment
 
 
 def keeps(header: BatchHeader, _route: str) -> bool:
-    """What the shrunk golden segment keeps of the sealed one: all but the first two batches."""
+    """Return True for the batches of the sealed segment that the shrunk one keeps: all but the first two."""
     return header.last_sequence > 3

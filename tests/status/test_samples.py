@@ -1,4 +1,4 @@
-"""The samples of ``wald top`` from real logs: exact counts through cuts, seals and damage, and no disturbance."""
+"""The samples of ``wald top`` from real logs: exact counts despite cuts, seals and damage, without disturbance."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_look_takes_a_tenth_of_a_core_at_most_and_comes_no_sooner_than_asked(t
 
 
 def test_what_each_route_received_is_counted_to_the_record(built: Built) -> None:
-    """Their sequences are mixed; that segments are cut and sealed between two samples makes no difference."""
+    """Sequences of routes interleave; cuts and seals between two samples do not matter."""
     log_samples = LogSource(built.log)
     built.lines("a", [b"x"] * 10)
     first = log_samples.sample(1.0)
@@ -63,7 +63,7 @@ def test_what_each_route_received_is_counted_to_the_record(built: Built) -> None
 
 
 def test_what_a_group_processed_is_counted_to_the_record(built: Built) -> None:
-    """A cursor that moves over the records of other routes has processed its own ones only."""
+    """Records of other routes that a cursor passes do not count as processed."""
     built.lines("a", [b"x"] * 10)
     built.lines("b", [b"x"] * 500)
     built.lines("a", [b"x"] * 10)
@@ -98,7 +98,7 @@ def test_segments_are_counted_by_state(built: Built) -> None:
 
 
 def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Built) -> None:
-    """Wherever in the file a bit has flipped, there is an answer."""
+    """A flipped bit anywhere in the file does not prevent an answer."""
     built.lines("a", [b"x"] * 20)
     built.lines("a", [b"y"] * 20)
     built.cut()
@@ -134,7 +134,7 @@ def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Buil
 
 
 def test_sealing_counts_from_the_first_look_on(built: Built) -> None:
-    """Also a segment that is cut, sealed and reclaimed before the next one, and one that waited already."""
+    """This includes a segment that is cut, sealed and reclaimed between samples, and one that was already waiting."""
     for _ in range(3):
         built.lines("a", [b"x" * 100])
         built.cut()
@@ -169,13 +169,13 @@ def test_a_fresh_root_has_nothing_to_tell(built: Built) -> None:
 
 
 def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
-    """A root without one is not asked again before its lock file changes: to ask is to hold the lock for a moment."""
+    """Without a daemon, the lock is not tested again before its file changes, since testing briefly holds it."""
     Lock(built.root, built.disk, now="before").release()
     head_samples = HeadSource(built.log)
 
     assert head_samples.sample(0.0).daemon == ""
     descriptor = os.open(built.root.lock, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the file is as it was
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the file is unchanged
     assert head_samples.sample(1.0).daemon == ""
     os.close(descriptor)
     lock = Lock(built.root, built.disk, now="again")
@@ -185,7 +185,7 @@ def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
 
 
 def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
-    """What was seen before is not shown as if it were still so."""
+    """Earlier values are not shown as current."""
     built.lines("a", [b"x"])
     reported = built.root.head.read_bytes()
     watch = Sampler(HeadSource(built.log).sample)

@@ -1,4 +1,4 @@
-"""An event as a sentence: with exact numbers for the terminal and its pipes, with readable ones for the page."""
+"""Events as sentences: exact numbers for the terminal and its pipes, readable ones for the page."""
 
 from __future__ import annotations
 

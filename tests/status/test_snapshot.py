@@ -1,4 +1,4 @@
-"""What ``wald top`` says follows from two samples and the time between them."""
+"""The statements of ``wald top`` follow from two samples and the time between them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_before_the_first_look_there_is_nothing() -> None:
 
 
 def test_a_log_that_goes_backwards_has_no_rate() -> None:
-    """Another log has taken the place of the one of the sample before."""
+    """The log was replaced after the previous sample."""
     found = activity((PULSE, replace(PULSE, taken=11.0, sequence=5, written_bytes=64)), now_ns=NOW_NS)
 
     assert found is not None
@@ -125,7 +125,7 @@ def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends()
 @pytest.mark.parametrize("state", [State.ACTIVE, State.CUT, State.SEALED, State.RELEASED])
 @pytest.mark.parametrize(("pinned", "readable"), list(itertools.product([False, True], [False, True])))
 def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable: bool) -> None:
-    """Of one that cannot be read nobody knows who holds it back."""
+    """The groups that pin an unreadable segment are unknown."""
     segment = Segment(1, Kind.RAW, Path("1"))
     routes = RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
     pins = CursorSnapshot().blockers(routes) if pinned else NO_BLOCKERS

@@ -1,4 +1,4 @@
-"""A log whose answers are known: a daemon that was killed once; records that are active, archived and reclaimed."""
+"""A log with known answers: a daemon that was killed once; records that are active, archived and reclaimed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from wald.work.group import WorkGroup
 
 
 def answering(root: Path) -> Daemon:
-    """A daemon on the log of docs/questions.md.
+    """Start a daemon on the log of docs/questions.md.
 
-    web: 1 to 3 archived and reclaimed, 5 and 6 not processed; orders: 4 processed and reclaimed, 7 with a worker.
+    web: 1 to 3 archived and reclaimed, 5 and 6 not processed; orders: 4 processed and reclaimed, 7 leased by a worker.
     """
     daemon = Daemon(root, env={"WALD_STALL_TIMEOUT": "30s"})
     for route in ("web", "orders"):

@@ -1,4 +1,4 @@
-"""Archives for tests: packed in this process, proven, and restored; and ``wald-archive`` as a process."""
+"""Archives for tests: packed, verified and restored in this process; and ``wald-archive`` as a process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def archive(
     to: int | None = None,
     engine: Engine | None = None,
 ) -> list[Packed]:
-    """Everything in a log, or a root, that the group has not processed, into one bag; the clock stands still."""
+    """Pack all records of a log, or a root, that the group has not processed into one bag; the clock is fixed."""
     log = wald.open(source) if isinstance(source, Path) else source.log
     disk = disk or Unsynced()
     ledger = Ledger(log.root.ledger / "archive.jsonl", disk, owner="wald-archive")
@@ -60,7 +60,7 @@ def archive(
 
 
 def findings(*places: Path | str | Destination, root: Root | None = None) -> list[Finding]:
-    """All that a proof of ``places`` finds."""
+    """Return all findings of a verification of ``places``."""
     destinations = [
         place if not isinstance(place, str | Path) else open_destination(str(place), Disk()) for place in places
     ]
@@ -76,19 +76,19 @@ def errors(*places: Path | str, root: Root | None = None) -> list[tuple[str, str
 
 
 def ledger_lines(root: Root) -> list[dict[str, object]]:
-    """The archive's ledger, whose chain has to be whole."""
+    """Return the archive's ledger, whose chain must be intact."""
     decoded = read_ledger(root.ledger / "archive.jsonl")
     assert decoded.broken_lines == []
     return decoded.entries
 
 
 def bags(place: Path) -> list[Path]:
-    """Every bag, by route and sequence."""
+    """Return every bag, by route and sequence."""
     return sorted(path for path in place.glob("*/*") if path.is_dir())
 
 
 def files(place: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Return every file below a directory."""
     return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
@@ -101,30 +101,30 @@ def restored(
 
 
 def copied(place: Path, to: Path) -> Path:
-    """A copy to do harm to."""
+    """Return a copy that a test may damage."""
     shutil.copytree(place, to)
     return to
 
 
 def command(*arguments: object) -> list[str]:
-    """The command line of ``wald-archive ARGUMENTS`` under this interpreter."""
+    """Return the command line of ``wald-archive ARGUMENTS`` under this interpreter."""
     return [sys.executable, "-m", "wald_archive", *map(str, arguments)]
 
 
 def wald_archive(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end; neither the exit code nor stderr is judged."""
+    """Run it to completion; the exit code and stderr are not checked."""
     return run(command(*arguments), env=env)
 
 
 def output_of(*arguments: object, env: Mapping[str, str] | None = None) -> bytes:
-    """The stdout of a run that succeeds and has nothing to complain of."""
+    """Return the stdout of a run that succeeds without warnings."""
     done = wald_archive(*arguments, env=env)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     return done.stdout
 
 
 def refusal_of(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """Exit code, message and hint of a run that fails as every command has to: one line, one hint, no traceback."""
+    """Return exit code, message and hint of a failing run; it must print one line and one hint, no traceback."""
     done = wald_archive(*arguments, env=env)
     match = re.fullmatch(r"wald-archive: (.+)\n  hint: (.+)\n", done.stderr.decode())
     assert match, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""Manifests of bags that were never made: one bundle with the facts that a test cares for."""
+"""Manifests without bags: one bundle with the facts that a test needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manifest(
     previous: Previous | None = None,
     digest: str = "",
 ) -> Manifest:
-    """Records ``first`` to ``last``, none missing; the digest follows from the first one, unless it is given."""
+    """Return a manifest of records ``first`` to ``last`` without gaps; the default digest is derived from ``first``."""
     count = last - first + 1
     contents = Contents(first, last, after, count, 2 * count, 1, 2, (PartFacts("x", first, last, count, 2 * count),))
     sha256 = digest * 64 if digest else f"{first:064x}"

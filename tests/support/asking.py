@@ -17,7 +17,7 @@ CHUNK = 512 << 10  # read at once from a pipe
 
 
 def written(root: Path) -> object:
-    """Every byte of the raw segments and the head, and the names of the routes."""
+    """Return every byte of the raw segments and the head, and the names of the routes."""
     files = [*sorted(root.glob("segments/*.wal")), root / "head"]
     return [(path.name, path.read_bytes()) for path in files], sorted(os.listdir(root / "routes"))
 
@@ -29,7 +29,7 @@ def stat(daemon: Daemon) -> dict[str, Any]:
 
 
 def sequence(reply: str) -> int:
-    """The first sequence that a positive reply to PUB names."""
+    """Return the first sequence in a positive reply to PUB."""
     verdict, first, _ = reply.split()
     assert verdict == "OK"
     return int(first)
@@ -42,7 +42,7 @@ def is_quiet(client: Client) -> bool:
 
 @contextmanager
 def entering(daemon: Daemon) -> Iterator[Client]:
-    """A connection that has a place, once there is one."""
+    """Yield an admitted connection, retried until the daemon has a free slot."""
     while True:
         with Client(daemon.socket_path) as client:
             answer = ""

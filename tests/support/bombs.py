@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 GIB = 1 << 30
 MIB = 1 << 20
 ZEROS = bytes(MIB)
-MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with everything that our programs load has some 60
+MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with all imports of our programs needs about 60
 ADDRESS_SPACE_BYTES = 3 * GIB  # limit for a bomb on the test machine
-# Not wait4(2): to a process it counts the memory of the one that it was forked from.
+# Not wait4(2): its peak includes the memory of the parent process.
 _TELLING = """
 import atexit, pathlib, re, runpy, sys
 out, module, *sys.argv[1:] = sys.argv[1:]
@@ -23,7 +23,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run(module: str, *arguments: object) -> tuple[int, str, int]:
-    """Exit code, all that ``python -m module`` says, and the most memory that it had, in bytes."""
+    """Return exit code, output and peak memory in bytes of ``python -m module``."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "peak"
         line = ["prlimit", f"--as={ADDRESS_SPACE_BYTES}", sys.executable, "-c", _TELLING, out, module, *arguments]

@@ -119,7 +119,7 @@ class Visit:
 
 
 class Chromium:
-    """The browser, headless, with an empty profile; in a ``with`` block it ends at the end."""
+    """The headless browser with an empty profile; leaving a ``with`` block closes it."""
 
     def __enter__(self) -> Self:
         from playwright.sync_api import sync_playwright  # slow to import, and most workers start no browser

@@ -1,4 +1,4 @@
-"""Programs whose wall clock is not that of the machine."""
+"""Programs whose wall clock differs from the machine's."""
 
 from __future__ import annotations
 

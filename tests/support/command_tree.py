@@ -1,4 +1,4 @@
-"""The commands of a program of click, as a person types them."""
+"""The commands of a click program, as a user types them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 def commands(program: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command except groups, with its words, such as ``name`` and the groups above it."""
+    """Yield every command except groups, with its words: ``name`` and the groups above it."""
     if isinstance(program, click.Group):
         context = click.Context(program)
         for each in program.list_commands(context):

@@ -1,7 +1,7 @@
 """The Containerfile without an engine: its steps run unchanged on a temporary file system.
 
-The base is this machine's file system with an overlay in memory: later steps see a step's files, and the machine
-does not. Every stage starts from the base, because a stage only takes files from another that it copies.
+The base is this machine's file system with an overlay in memory: later steps see the files of earlier ones, and the
+machine does not. Every stage starts from the base, because a stage only copies files from another one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _FINAL = "final"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the Containerfile with its arguments, in order."""
+    """Return each instruction of the Containerfile with its arguments, in order."""
     text = re.sub(r"^#.*\n", "", (CONTEXT / "Containerfile").read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n", " ", text).splitlines()
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line]
 
 
 def environment() -> dict[str, str]:
-    """The variables that a container starts with."""
+    """Return the variables that a container starts with."""
     (variables,) = (arguments for name, arguments in instructions() if name == "ENV")
     return dict(each.split("=", 1) for each in shlex.split(variables))
 
 
 class Image:
-    """The file systems of the stages, of which the last is the image."""
+    """The file systems of the stages; the last one is the image."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -56,7 +56,7 @@ class Image:
         assert self._holder.stdout.readline() == b"mounted\n"
 
     def build(self) -> None:
-        """Carry out every step."""
+        """Run every step."""
         stage, at = "", "/"
         for name, arguments in instructions():
             if name == "FROM":

@@ -12,22 +12,22 @@ from wald.format.records import Record
 
 
 def records(root: Path, route: str | None = None) -> list[Record]:
-    """Every durable record, in order."""
+    """Return every durable record, in order."""
     return list(wald.open(root).records(route))
 
 
 def values(root: Path, route: str | None = None) -> list[bytes]:
-    """The bytes of every durable record."""
+    """Return the bytes of every durable record."""
     return [record.value for record in records(root, route)]
 
 
 def text(root: Path, route: str) -> bytes:
-    """A route as its producer wrote it: lines with the newlines they had."""
+    """Return a route as its producer wrote it: lines with their original newlines."""
     return b"".join(record.value + b"\n" * record.terminated for record in records(root, route))
 
 
 def errors(root: Path) -> list[str]:
-    """Everything that is wrong with a log."""
+    """Return all errors in a log."""
     return [f"{found.path}: {found.message}" for found in verify(Root(root)) if found.level is Level.ERROR]
 
 

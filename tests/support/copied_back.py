@@ -9,7 +9,7 @@ from running import Daemon
 
 
 def copy(daemon: Daemon, root: Path, to: Path) -> None:
-    """A copy of the log, while its daemon does not run."""
+    """Copy the log while its daemon is stopped."""
     daemon.stop()
     shutil.copytree(root, to, ignore=shutil.ignore_patterns("gate", "wald.sock"))
     daemon.start_again()

@@ -6,6 +6,6 @@ from collections.abc import Iterable, Mapping
 
 
 def table(counts: Mapping[str, int], wrong: Iterable[str]) -> str:
-    """A line for each count, and one for each fault."""
+    """Return a line for each count, and one for each fault."""
     lines = [f"{name.replace('_', ' '):>30}  {count:,}" for name, count in counts.items()]
     return "\n".join([*lines, *(f"{'FAULT':>30}  {words}" for words in wrong)])

@@ -1,4 +1,4 @@
-"""A small crashed log to damage and start again, and questions about it.
+"""A small crashed log for tests that damage and restart it.
 
 Records 1 and 2 are in a cut segment, 3 to 6 in the active one, in batches of 2, 1 and 1.
 """
@@ -46,7 +46,7 @@ def offsets(path: Path) -> list[int]:
 
 
 def readable(path: Path, route: str | None = None) -> list[bytes]:
-    """Every record that can be read, damage or not."""
+    """Return every readable record, despite damage."""
     reported: list[Damaged] = []
     return [record.value for record in wald.open(path).records(route, on_damage=reported.append)]
 
@@ -66,7 +66,7 @@ def start_again(path: Path, *, epoch: int = 2) -> Built:
 
 
 def goes_on(built: Built, kept: list[bytes], next_sequence: int) -> None:
-    """New records come behind the old ones, now and after another start."""
+    """Check that new records follow the old ones, now and after another start."""
     path, epoch = built.root.path, built.writer.epoch
     assert readable(path) == kept
     assert built.lines("web", [b"new"]) == next_sequence

@@ -1,4 +1,4 @@
-"""Damage by disks and crashes as functions of bytes, and the memory that a call takes."""
+"""Damage by disks and crashes as functions of bytes, and the memory that a call allocates."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 
 
 def flipped(data: bytes, bit: int) -> bytes:
-    """``data`` with one bit changed."""
+    """Return ``data`` with one bit changed."""
     changed = bytearray(data)
     changed[bit >> 3] ^= 1 << (bit & 7)
     return bytes(changed)
 
 
 def every_flip(data: bytes) -> Iterator[bytes]:
-    """``data`` with each of its bits changed, one at a time."""
+    """Yield ``data`` with each of its bits changed, one at a time."""
     return (flipped(data, bit) for bit in range(8 * len(data)))
 
 
 def every_truncation(data: bytes) -> Iterator[bytes]:
-    """``data`` cut at each of its bytes, the empty rest first."""
+    """Yield ``data`` truncated at each byte, starting with the empty prefix."""
     return (data[:length] for length in range(len(data)))
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory (bytes) that ``call`` held at once."""
+    """Return the peak memory of ``call`` in bytes."""
     tracemalloc.start()
     try:
         call()

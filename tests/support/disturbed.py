@@ -15,10 +15,10 @@ from wald.format.names import Kind
 from wald.segments.durable_end import read_head
 from wald.segments.raw_scan import RawFile, ScannedBatch, SegmentEnd
 
-THREADS_MIN = 2  # the turn and the background
+THREADS_MIN = 2  # commit rounds and background calls
 DESCRIPTORS_MAX = 512
 MEMORY_MAX_BYTES = 512 << 20
-_LOOKS = 1000  # at a segment that is cut while it is looked at
+_LOOKS = 1000  # for a segment that is cut during the check
 
 
 def invariants(
@@ -26,8 +26,7 @@ def invariants(
 ) -> list[str]:
     """Return the broken invariants of the daemon ``pid`` on the log at ``root``.
 
-    Its files in ``segments/`` have names there, including the newest raw segment, and whole batches reach the
-    head; every
+    Its open files in ``segments/`` have names, including the newest raw segment; complete batches reach the head; every
     thread is alive; descriptors and memory are within a budget.
     """
     found = _nameless(pid, root) + _newest_segment(pid, Root(root))
@@ -43,13 +42,13 @@ def invariants(
 
 
 def _nameless(pid: int, root: Path) -> list[str]:
-    """Files that are written to and have no name; one that another has just taken the name of is about to be closed."""
+    """Return files open for writing without a name, except one that is about to be closed after a rename over it."""
     looks = [{path for path, status in _written(pid, root) if status.st_nlink == 0} for _ in range(2)]
     return [f"{path}: written to, and the file has no name" for path in sorted(looks[0] & looks[1])]
 
 
 def _written(pid: int, root: Path) -> list[tuple[str, os.stat_result]]:
-    """Every file in ``segments/`` that the process may write to: its path as the kernel tells it, and its status."""
+    """Return every file in ``segments/`` that the process has open for writing: the kernel's path and the status."""
     folder = f"{(root / 'segments').resolve()}/"
     found = []
     for number in os.listdir(f"/proc/{pid}/fd"):
@@ -68,7 +67,7 @@ def _newest_segment(pid: int, root: Root) -> list[str]:
     found = []
     for _ in range(_LOOKS):
         newest, head = _newest_raw(root), read_head(root)
-        if newest is None or head is None:  # a directory that is read while names in it change may leave one out
+        if newest is None or head is None:  # reading a directory while its names change may miss one
             found = [f"{root.path}: there is no raw segment, or no head"]
             continue
         found = []
@@ -79,7 +78,7 @@ def _newest_segment(pid: int, root: Root) -> list[str]:
             whole = _whole_until(root.segment(head.segment, Kind.RAW), head)
             if whole != (head.position, head.sequence):
                 found.append(f"{root.head}: {head}; its segment is whole up to {whole}")
-        except FileNotFoundError as error:  # the head may be in it still when it is sealed already
+        except FileNotFoundError as error:  # the head may still be in it when it is already sealed
             found = [f"{error.filename}: is not there"]
             continue
         now = read_head(root)
@@ -94,7 +93,7 @@ def _newest_raw(root: Root) -> Path | None:
 
 
 def _whole_until(path: Path, head: Head) -> tuple[int, int]:
-    """Return the end of the whole batches of a raw segment up to ``head``, and their last record."""
+    """Return the end of the complete batches of a raw segment up to ``head``, and their last record."""
     sequence = head.segment - 1
     with path.open("rb") as file:
         for found in RawFile(file.fileno(), limit=head.position).scan():

@@ -1,4 +1,4 @@
-"""Wald-drain, as a process that a test runs or starts, and inside this one."""
+"""Wald-drain as a process that a test runs or starts, and inside this process."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ NOW_NS = 1_795_255_200_000_000_000
 
 
 def drain_command(*arguments: object) -> list[str]:
-    """The command line of ``wald-drain ARGUMENTS`` under this interpreter."""
+    """Return the command line of ``wald-drain ARGUMENTS`` under this interpreter."""
     return [sys.executable, "-m", "wald_drain", *map(str, arguments)]
 
 
 def drain(*arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end; neither the exit code nor stderr is judged."""
+    """Run it to completion; the exit code and stderr are not checked."""
     return run(drain_command(*arguments))
 
 
 def drain_refusal(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, message and hint of one that fails; what it reported of its work before that is passed over."""
+    """Return exit code, message and hint of a failing drain; earlier progress reports are ignored."""
     done = drain(*arguments)
     match = re.search(r"^wald-drain: (.+)\n  hint: (.+)\n\Z", done.stderr.decode(), re.MULTILINE)
     assert match, done.stderr.decode()
@@ -47,7 +47,7 @@ def drain_refusal(*arguments: object) -> tuple[int, str, str]:
 
 
 def await_line(process: subprocess.Popen[bytes], text: str) -> None:
-    """Return once it has reported this; to be called once, as what it says in the same moment is passed over."""
+    """Return once the process has reported ``text``; call it once, since it discards other lines read with it."""
     assert process.stderr is not None
     said = b""
     while text.encode() not in said:
@@ -58,7 +58,7 @@ def await_line(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def cursor(root: Path) -> int:
-    """The cursor of the group of drains on route a."""
+    """Return the cursor of the drain group on route a."""
     return wald.open(root).cursor("a").effective
 
 
@@ -83,8 +83,8 @@ class InProcess:
         now_ns: int = NOW_NS,
         **options: Any,
     ) -> None:
-        """Run a job to its end; the options are fields of a job."""
-        # Any: they are of many types.
+        """Run a job to completion; the options are fields of a job."""
+        # Any: their types differ.
         job: dict[str, Any] = {
             "command": tuple(map(str, words)),
             "stdin_format": "raw",
@@ -110,21 +110,21 @@ class InProcess:
         )
 
     def consumer(self, route: str, group: str, *, disk: Disk | None, now_ns: int) -> Consumer:
-        """A group on a route of the log."""
+        """Return a group on a route of the log."""
         return Consumer(wald.open(self.root), route, group, disk or Disk(), lambda: now_ns)
 
 
 class Gate:
-    """A FIFO by which a command says that it has come to a place, or waits there until a test lets it go on."""
+    """A FIFO with which a command signals progress, or on which it waits until a test releases it."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = path
 
     def await_writer(self) -> bytes:
-        """Return what somebody has written, once it is done."""
+        """Return the bytes of a writer once it has closed the FIFO."""
         return self.path.read_bytes()
 
     def let_reader_go(self) -> None:
-        """Return once somebody reads."""
+        """Return once the FIFO has a reader."""
         self.path.write_bytes(b"go\n")

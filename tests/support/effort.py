@@ -1,4 +1,4 @@
-"""Cost of calls, counted and not timed, so that quadratic work shows on a busy machine."""
+"""Cost of calls, counted instead of timed, so that quadratic work shows on a busy machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(work: Callable[[], object]) -> int:
-    """Return the number of Python instructions that ``work`` takes."""
+    """Return the number of Python instructions that ``work`` executes."""
     counted = 0
 
     def count(frame: FrameType, event: str, _argument: object) -> Any:  # itself

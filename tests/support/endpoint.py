@@ -1,4 +1,4 @@
-"""Asking a daemon over HTTP."""
+"""HTTP requests to a daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def free_address() -> str:
 
 
 def get(address: str, path: str) -> tuple[int, str]:
-    """Status and body."""
+    """Return status and body."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_SECONDS) as answer:
             return answer.status, answer.read().decode()
@@ -26,14 +26,14 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def metrics(address: str) -> dict[str, float]:
-    """Every sample by its name; the parser is Prometheus's own."""
+    """Return every sample by name; the parser is from Prometheus."""
     status, body = get(address, "/metrics")
     assert status == 200
     return {sample.name: sample.value for family in text_string_to_metric_families(body) for sample in family.samples}
 
 
 def samples_of(text: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample by its name and the values of its labels, that of the route first."""
+    """Return the value of each sample by its name and label values, with the route first."""
     return {
         (
             each.name,

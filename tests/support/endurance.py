@@ -1,13 +1,13 @@
 """A log under combined load and faults, with every record accounted for.
 
-producers   three over the socket, each on a separate route, and one that holds a FIFO and writes equal and long lines
-            too; lines are numbered
-consumers   one a route: reads from its cursor, expects the next number, moves the cursor
+producers   three over the socket, each on a separate route, and one that keeps a FIFO open and also writes equal and
+            long lines; lines are numbered
+consumers   one per route: reads from its cursor, expects the next number, moves the cursor
 sidecars    wald-reclaim without grace, and wald-archive for the first route, as processes
 faults      kills, stops, slow and failing system calls, a full disk, no descriptors, floods of CUT, jumping clocks
 
-A number that is too high shows a loss, one that is too low a repeated record. Read records may be deleted at once, so a
-storm can last as long as needed; it consists of rounds, each with a separate log.
+A number that is too high shows a loss, one that is too low a repeated record. Read records may be deleted immediately,
+so a storm can last as long as needed; it consists of rounds, each with a separate log.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SOCKETS = tuple(f"socket{number}" for number in range(3))
 FIFO = "fifo"
 DISK_BYTES = 128 << 20
 SIDECAR_SECONDS = 120.0  # limit for one of them under load
-STUCK_SECONDS = 120.0  # without a record, whatever was wrong before
+STUCK_SECONDS = 120.0  # without a record, after any fault
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "4MiB", "WALD_LOG_LEVEL": "error"}
 _CALLS = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev", "openat", "close")
 _FAILING = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev")
-_EQUAL = b"equal"  # a line that two takes from a pipe may confuse
+_EQUAL = b"equal"  # a line that two reads of a pipe may mix up
 _YEAR_NS = 365 * 86_400 * 10**9
 
 
@@ -61,8 +61,8 @@ class Storm:
 
     Attributes:
         faults: each with its weight.
-        delays: of the calls that change files: the share that is delayed, and the longest delay in ms; "": none.
-        pause_seconds: of a producer between two requests.
+        delays: share of delayed calls among those that change files, and the longest delay in ms; "": none.
+        pause_seconds: pause of a producer between two requests.
         cutters: number of connections that send nothing but CUT.
     """
 
@@ -196,7 +196,7 @@ class _Round:
         verbs[fault]()
 
     def _settle(self) -> None:
-        """Start the daemon again if it has ended; then records must flow and invariants hold."""
+        """Restart the daemon if it has ended; then records must flow and invariants hold."""
         if not self._daemon.wait_or_ready():  # by the fault, or a moment after it
             if self._daemon.process.returncode not in (0, -signal.SIGKILL):
                 self._tally.faults[f"given up with {self._daemon.process.returncode}"] += 1
@@ -221,7 +221,7 @@ class _Round:
         return ",".join(self._chance.sample(calls, self._chance.randrange(1, 4)))
 
     def _fail(self) -> None:
-        """Let a few calls fail; a daemon that cannot continue ends and is started again."""
+        """Let a few calls fail; a daemon that cannot continue ends and is restarted."""
         error, first = self._chance.choice(("EIO", "ENOSPC")), self._chance.randrange(1, 40)
         self._trace(f"inject={self._some(_FAILING)}:error={error}:when={first}+{self._chance.randrange(200, 2000)}")
 
@@ -255,7 +255,7 @@ class _Round:
                 self._daemon.ask("CUT")
 
     def _jump(self) -> None:
-        """Most clocks are wrong by seconds, some by years, and in the end they are right."""
+        """Set most clocks wrong by seconds and some by years; at the end they are correct."""
         offset = self._chance.choice((0, 0, 10**10, -(10**10), _YEAR_NS, -_YEAR_NS))
         with self._clock.open("r+b", buffering=0) as file:  # in place: the daemon has mapped it
             file.write(struct.pack("<q", offset))
@@ -287,7 +287,7 @@ def _cuts(root: Root) -> int:
 
 
 class _Sidecars:
-    """Sidecars that run next to the daemon, one after the other."""
+    """Sidecars that run concurrently with the daemon, one after the other."""
 
     def __init__(self, root: Path, archive: Path, full: threading.Event) -> None:
         self.runs: Counter[str] = Counter()
@@ -319,8 +319,8 @@ class _Load:
     """Producers, and a consumer for each, as threads.
 
     Attributes:
-        acknowledged: lines that the daemon has answered for, and those that a FIFO has taken.
-        read: by route, how many lines came in their order.
+        acknowledged: lines that the daemon has acknowledged, and lines written to a FIFO.
+        read: number of lines read in order, by route.
     """
 
     def __init__(self, daemon: Daemon, storm: Storm, seed: int, full: threading.Event) -> None:
@@ -359,7 +359,7 @@ class _Load:
 
     @contextmanager
     def lull(self) -> Iterator[None]:
-        """Let no one begin another request: a log that is cut all the time cannot be examined."""
+        """Pause new requests: a log that is cut constantly cannot be examined."""
         self._flowing.clear()
         try:
             yield
@@ -380,7 +380,7 @@ class _Load:
                 )
 
     def abandon(self) -> None:
-        """End everything that still runs."""
+        """Stop all remaining threads."""
         self._stopping.set()
         self._abandoned.set()
 
@@ -392,7 +392,7 @@ class _Load:
         return not self._stopping.is_set()
 
     def _lines(self, name: str, chance: random.Random, *, equal: int = 0, padding_max: int = 200) -> bytes:
-        """Return equal lines and numbered ones, the first of which tells the number of equal lines."""
+        """Return equal lines and numbered ones; the first of these contains the number of equal lines."""
         count = chance.choice((1, 1, 10, 200)) if padding_max <= 200 else 1
         first, self._sent[name] = self._sent[name], self._sent[name] + count
         padding = b"." * chance.randrange(padding_max)
@@ -410,7 +410,7 @@ class _Load:
 
     def _feed(self, name: str, seed: int) -> None:
         chance = random.Random(seed)
-        # Both ends, as a service manager holds it: the pipe outlives the daemon.
+        # Both ends, like a service manager: the pipe outlives the daemon.
         descriptor = os.open(self._daemon.root / f"routes/{name}/in", os.O_RDWR)
         try:
             while self._goes_on():
@@ -440,7 +440,7 @@ class _Load:
                     self._take(name, record.value)
                     done = record.sequence
             if done and not self._full.is_set():
-                with suppress(OSError):  # the disk is full after all; the next time will do
+                with suppress(OSError):  # the disk is full now; the next attempt will succeed
                     log.set_cursor(name, done)
             if over and self.read[name] >= self._sent[name]:
                 return

@@ -1,7 +1,7 @@
-"""A fault at a system call of a whole program, then the same command again, compared with runs without a fault.
+"""A fault at a system call of a program, then the same command again, compared with runs without a fault.
 
 A program first runs under strace, which lists the calls that touch its log, by path or by descriptor. A fault is one of
-these calls that kills the program, or fails. The two runs have to leave the same as one run, or two runs, without a
+these calls that kills the program, or fails. The two runs must leave the same state as one run, or two runs, without a
 fault.
 """
 
@@ -87,11 +87,11 @@ class Program:
     Attributes:
         prepare: makes the log, at ``log`` below the directory.
         line: its command line.
-        stdin: of the first run; the second one gets the rest.
+        stdin: input of the first run; the second one gets the rest.
         beside: context around both runs, such as a daemon.
-        again: allowed exit codes of a second run, as for a name that the first run has removed.
+        again: allowed exit codes of a second run, such as for a name that the first run has removed.
         prints: "all": the second run prints the same as a run without a fault; "rest": both together print at
-    least that.
+            least that.
         layout: True if the names of segments equal those of a run without a fault.
         retries: True if it starts processes that meet the same fault repeatedly, until strace detaches.
         assist: acts during a run: ``assist(root, process)``.
@@ -119,8 +119,8 @@ class Disturbed:
     """A program, its prepared log, and the results of runs without a fault.
 
     Attributes:
-    faults: all possible faults.
-    hits: number of tried faults that have hit the log.
+        faults: all possible faults.
+        hits: number of tried faults that have hit the log.
     """
 
     def __init__(self, program: Program, base: Path) -> None:
@@ -136,7 +136,7 @@ class Disturbed:
                 self._once = self._run(stdin, "trace=" + ",".join(_KINDS))
             trace = (base / "trace").read_text().splitlines()
             if not any("O_CREAT" in line and ".pyc" in line for line in trace):
-                break  # else it has compiled modules, and counts other calls the next time
+                break  # otherwise it compiles modules, and the next run has different calls
         self.hits = 0
         self.faults = self._faults(trace)
         self._expected: list[Mapping[str, object]] = [left(self._place)]
@@ -170,7 +170,7 @@ class Disturbed:
         return bool(hits) and all(f"{self._place}/" in each for each in hits)
 
     def _run_twice(self) -> None:
-        """Expect what two runs leave, too."""
+        """Add the state after two runs to the expected results."""
         with self._prepared() as stdin:
             self._run(stdin)
             self._run(stdin)
@@ -240,7 +240,7 @@ class Disturbed:
         return Run(process.returncode, out, err.decode(errors="replace"))
 
     def _output(self, process: subprocess.Popen[bytes], trace: Path | None) -> tuple[bytes, bytes]:
-        """Return the output of a program until it ends; let go of it at the first fault that ``trace`` shows."""
+        """Return the output of a program until it ends; detach at the first fault that ``trace`` shows."""
         while trace is not None:
             try:
                 return process.communicate(timeout=_LOOK_SECONDS)
@@ -313,7 +313,7 @@ def _tracer_of(pid: int) -> int:
 
 
 def _documented() -> set[int]:
-    """Return the exit codes that programs may end with, and that of a killed one."""
+    """Return the documented exit codes, and that of a killed program."""
     kinds = [WaldError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -321,7 +321,7 @@ def _documented() -> set[int]:
 
 
 def some_of(faults: Sequence[Fault], count: int, chance: random.Random) -> list[Fault]:
-    """Choose faults, as equally as possible of each system call and file."""
+    """Choose faults, spread evenly over system calls and files."""
     groups: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
         groups.setdefault((fault.call, _NUMBER.sub("", fault.line.partition(",")[0])), []).append(fault)

@@ -1,4 +1,4 @@
-"""The programs that change a log, or read it, each with a small log that it has something to do in."""
+"""The programs that change or read a log, each with a small log that gives it work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKED = (
 
 
 def log_of_two_routes(root: Path) -> None:
-    """Four sealed segments and an active one; group processed has read the first two, group slow nothing of b."""
+    """Build four sealed segments and an active one; group processed has read two, group slow nothing of b."""
     built = Built(root)
     for number in range(4):
         built.lines("a", [b"a%d.%d " % (number, line) + b"." * 600 for line in range(3)])
@@ -51,7 +51,7 @@ def log_with_a_slow_group(root: Path) -> None:
 
 
 def log_with_released_segments(root: Path) -> None:
-    """The first two segments are released; then the group moves back before the second."""
+    """Release the first two segments, then move the group back before the second."""
     log_of_two_routes(root)
     assert run(reclaim(root, "--grace", "300d")).returncode == 0
     assert list(root.glob("segments/*.released"))
@@ -68,7 +68,7 @@ def log_with_a_bad_index(root: Path) -> None:
 
 
 def log_with_a_bad_frame(root: Path) -> None:
-    """The index and a frame of a sealed segment, the head and a ledger are damaged."""
+    """Damage the index and a frame of a sealed segment, the head and a ledger."""
     log_with_a_bad_index(root)
     path = sorted(root.glob("segments/*.wal.zst"))[1]
     content = bytearray(path.read_bytes())
@@ -167,7 +167,7 @@ def stop_once_asked(root: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def answer(path: Path, request: bytes) -> bytes:
-    """Return the first line that a socket answers; nothing if it hangs up, or no process listens."""
+    """Return the first line that a socket answers; nothing if it disconnects, or no process listens."""
     with suppress(OSError), Client(path) as client:
         return client.ask(request).encode()
     return b""

@@ -1,4 +1,4 @@
-"""``wald doctor --json`` as a process, and its traces."""
+"""``wald doctor --json`` as a process, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Examined:
 def examine(
     root: Path, *arguments: object, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Examined:
-    """Run it to its end."""
+    """Run it to completion."""
     done = run([*prefix, *command("doctor", "--json", "--root", root, *arguments)], env=env)
     assert done.stdout, done.stderr.decode()
     return Examined(done.returncode, json.loads(done.stdout))
 
 
 def scratch_directories(directory: Path) -> list[Path]:
-    """Those of doctors that run, or were killed."""
+    """Return the scratch directories of doctors that are running or were killed."""
     return sorted(directory.glob("wald-doctor-*"))

@@ -20,11 +20,11 @@ _RANDOM = re.compile(r"[-.][0-9a-f]{16}(?=\.tmp$)")
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """Simulated death of the process."""
 
 
 class SteppingDisk(Disk):
-    """Calls ``step(name, path)`` before each change; knows which descriptors are open."""
+    """Disk that calls ``step(name, path)`` before each change, and knows which descriptors are open."""
 
     def __init__(self) -> None:
         self.descriptors: set[int] = set()
@@ -119,7 +119,7 @@ class SteppingDisk(Disk):
 
 
 class TracingDisk(SteppingDisk):
-    """Records the order of the steps; temporary names without their random part."""
+    """Disk that records the order of the steps; temporary names without their random part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class TracingDisk(SteppingDisk):
 
 
 class DyingDisk(SteppingDisk):
-    """Dies at its ``last``-th step (from 0), after ``part`` of the step's bytes."""
+    """Disk that dies at step ``last`` (from 0), after ``part`` of the step's bytes."""
 
     def __init__(self, last: int, *, part: float = 0.0) -> None:
         super().__init__()
@@ -147,9 +147,9 @@ class DyingDisk(SteppingDisk):
 
 
 class FailingDisk(SteppingDisk):
-    """Fails at its ``bad``-th step (from 0), and at the ``more`` after it; ``part`` as for :class:`DyingDisk`.
+    """Disk that fails at step ``bad`` (from 0) and the ``more`` steps after it; ``part`` as for :class:`DyingDisk`.
 
-    A descriptor of which a write or a sync failed must not be written to or synced again: that raises AssertionError.
+    A write or sync of a descriptor after a failed write or sync raises AssertionError.
     """
 
     def __init__(self, bad: int, *, more: int = 0, part: float = 0.0, number: int = errno.ENOSPC) -> None:
@@ -177,7 +177,7 @@ class FailingDisk(SteppingDisk):
 
 
 def until_it_survives(make: Callable[[int], Disk]) -> Iterator[Disk]:
-    """Disks that die or fail at step 0, 1, 2 …; the test breaks off when one has not."""
+    """Yield disks that die or fail at step 0, 1, 2 …; the test breaks once a disk has survived."""
     return map(make, itertools.count())
 
 

@@ -1,7 +1,7 @@
-"""Fill a small disk, kill the daemon, read everything, reclaim it: and input must flow again, whatever the numbers.
+"""Fill a small disk, kill the daemon, read and reclaim everything: input must flow again in every combination.
 
 Used by the tests (a few small disks) and by ``scripts/torture --mode full-disk`` (the whole table). The daemon never
-cuts by age here, so nothing but the room that was kept can get it out of a full disk.
+cuts by age here, so only the reserved space can recover it from a full disk.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from wald.setting_types import MIB, format_bytes
 SEGMENTS = (4 * MIB, 64 * MIB, 256 * MIB)
 RESERVES = (8 * MIB, 48 * MIB, 248 * MIB, 256 * MIB)
 ROUNDS = 2
-_LINE_BYTES = 4000  # with it a write to a FIFO is whole or not at all
+_LINE_BYTES = 4000  # up to this size, a write to a FIFO is atomic
 _LINES = 40  # of a request
-_FLOW_SECONDS = 120.0  # in which a row that is not wedged takes another two segments
-_QUIET_SECONDS = 2.0  # in which a request is answered that does not wait for room
+_FLOW_SECONDS = 120.0  # time in which a row that is not stuck accepts another two segments
+_QUIET_SECONDS = 2.0  # time in which a request that does not wait for space is answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Row:
 
 
 def table(disks: Iterable[int]) -> list[Row]:
-    """Every combination."""
+    """Return every combination."""
     return [Row(*row) for row in itertools.product(disks, SEGMENTS, RESERVES, (True, False))]
 
 
@@ -112,7 +112,7 @@ class _Walk:
             self._flood(fifo, wanted - (self.taken_bytes - begun))
 
     def _flood(self, fifo: int, limit: int) -> None:
-        """Write to both routes until nothing is taken any more, or more than ``limit`` bytes were."""
+        """Write to both routes until writes block, or more than ``limit`` bytes are written."""
         end = self.taken_bytes + limit
         with closing(Client(self.daemon.socket_path)) as client:
             while self.taken_bytes < end:

@@ -11,7 +11,7 @@ from running import Client, Daemon, eventually
 
 
 def connected(daemon: Daemon, count: int, closing: ExitStack) -> list[Client]:
-    """Connections that have a place."""
+    """Return admitted connections."""
     clients = [closing.enter_context(Client(daemon.socket_path)) for _ in range(count)]
     for client in clients:
         assert client.ask(b"PING\n") == "OK pong"
@@ -20,7 +20,7 @@ def connected(daemon: Daemon, count: int, closing: ExitStack) -> list[Client]:
 
 @contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
-    """Stop the daemon, so that it finds all requests of the block at once."""
+    """Stop the daemon, so that it receives all requests of the block at once."""
     daemon.process.send_signal(signal.SIGSTOP)
     status = Path(f"/proc/{daemon.process.pid}/stat")
     eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")

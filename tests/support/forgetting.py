@@ -12,7 +12,7 @@ _PRODUCERS = count(1)
 
 
 def forget(daemon: Daemon) -> None:
-    """Let the daemon forget all producers: as many others store a record each in another route."""
+    """Let the daemon forget all producers: the maximum number of others each store a record in another route."""
     daemon.ask("ROUTE ADD others")
     with Client(daemon.socket_path) as client:
         for producer in islice(_PRODUCERS, PRODUCERS_MAX):

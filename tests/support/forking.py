@@ -1,10 +1,8 @@
-"""Programs as forks of a process that has imported them already.
+"""Programs as forks of a process that has already imported them.
 
-An interpreter and our imports take a third of a second of processor time, most of a test that runs commands. A fork
-has
-a separate environment, working directory and descriptors, changes its user like setpriv, and ends like the program.
-Tests
-of interpreter start or of memory run ``python -m`` instead (:func:`forks`).
+An interpreter and our imports need a third of a second of processor time, most of a test that runs commands. A fork has
+a separate environment, working directory and descriptors, changes its user like setpriv, and exits like the program.
+Tests of interpreter start or of memory run ``python -m`` instead (:func:`forks`).
 """
 
 from __future__ import annotations
@@ -33,21 +31,21 @@ _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_gate", "wald_reclaim")
 # Programs of the tests.
 _SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "workgroup_worker", "working")}
 _PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # their late imports
-# What json looks for in bytes, and sockets in names; another user may not read the interpreter's directory later.
+# Codecs that json and sockets import late; another user may not be able to read the interpreter's directory.
 _ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "idna")
 _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")
 _PR_SET_DUMPABLE = 4  # prctl(2)
 _MESSAGE_BYTES = 1 << 17
 _NUMBER_BYTES = 8
 _DESCRIPTORS_MAX = 1 << 20
-_NOT_GIVEN = -1  # as subprocess has it
-_template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started when it is first asked
+_NOT_GIVEN = -1  # as in subprocess
+_template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started by the first request
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A process as any other; but it is a child of the template, which says how it ended.
+    """A process with the interface of Popen; it is a child of the template, which reports its exit status.
 
-    A standard stream that is not given is the null device.
+    An omitted standard stream is the null device.
     """
 
     def __init__(
@@ -79,11 +77,11 @@ class Forked(subprocess.Popen[bytes]):
         self.pid = _number(reported)
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended."""
+        """Return the exit code, or None if it is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once it ends."""
+        """Wait for the exit and return the code."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
@@ -129,7 +127,7 @@ def run_forked(
             process.wait(timeout)
         finally:
             process.kill()
-            process.wait()  # even after a timeout: only then nothing of it stays open
+            process.wait()  # even after a timeout: only then are all its descriptors closed
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(line, process.wait(), out.read(), err.read())
@@ -152,7 +150,7 @@ def _user_and_program(line: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def _act_as(user: int, group: int, *groups: int) -> None:
-    """Become another user for good; as after the exec(2) of setpriv, /proc/self belongs to that user."""
+    """Become another user permanently; as after the exec(2) of setpriv, /proc/self belongs to that user."""
     os.setgroups(groups)
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
@@ -160,7 +158,7 @@ def _act_as(user: int, group: int, *groups: int) -> None:
 
 
 def _asking() -> socket.socket:
-    """The connection to the template."""
+    """Return the connection to the template."""
     if not _template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -172,7 +170,7 @@ def _asking() -> socket.socket:
 
 
 def _serve(asking: socket.socket) -> None:
-    """Fork each program that a process asks for, and report its pid and its exit status, until no process can ask."""
+    """Fork each requested program and report its pid and exit status, until no client remains."""
     gc.freeze()  # objects that are never traversed are never copied
     events = select.poll()
     events.register(asking, select.POLLIN)
@@ -208,7 +206,7 @@ def _report(reporting: int, number: int) -> None:
 
 
 def _become(message: bytes, standard: list[int]) -> None:
-    """Be the program, with its standard streams and without the descriptors of others."""
+    """Run as the program, with its standard streams and without the descriptors of others."""
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
     os.closerange(3, _DESCRIPTORS_MAX)
@@ -224,9 +222,9 @@ def _become(message: bytes, standard: list[int]) -> None:
 
 
 def _run() -> None:
-    """Run a program to its end, and end as an interpreter does, but leave the memory to the system.
+    """Run a program and exit like an interpreter, but leave the memory to the system.
 
-    To free each object writes to each page that the fork shares with the template: six times what all else takes.
+    Freeing each object would write to each page shared with the template: six times the cost of everything else.
     """
     code: int | None = None
     try:
@@ -245,7 +243,7 @@ def _run() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        sys.exit(code)  # the interpreter tells
+        sys.exit(code)  # reported by the interpreter
     os._exit((code or 0) & 0xFF)
 
 
@@ -254,7 +252,7 @@ if __name__ == "__main__":
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    # Another user may not get at the standard library of this interpreter.
+    # Another user may not have access to the standard library of this interpreter.
     for module_name in (*(f"encodings.{encoding}" for encoding in _ENCODINGS), "crc32c"):
         importlib.import_module(module_name)
     _serve(socket.socket(fileno=int(sys.argv[1])))

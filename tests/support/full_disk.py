@@ -1,4 +1,4 @@
-"""A real file system that is small enough to be full."""
+"""A real file system that is small enough to fill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_file_system(path: Path, length: int) -> Iterator[Path]:
-    """A tmpfs of ``length`` bytes; needs root, or the right to make a user namespace, and its lack is a failure."""
+    """Mount a tmpfs of ``length`` bytes; fail without root or the right to create a user namespace."""
     path.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={length}", "wald-test", path], capture_output=True, check=False
@@ -26,7 +26,7 @@ def small_file_system(path: Path, length: int) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Take all the room there is."""
+    """Use all free space."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     for block in (bytes(1 << 20), bytes(1 << 12)):
         with pytest.raises(OSError, match="No space left"):

@@ -1,7 +1,7 @@
 """RECLAIM during the torture of a gate: a reader keeps a copy of the log, and ``wald-reclaim`` deletes it.
 
 The reader follows a route as Server-Sent Events, and reconnects with the last id. Its cursor passes only records whose
-requests were answered: the keys of the others are known by the log alone, so they must not be deleted (docs/http.md,
+requests were answered: the keys of the others are stored only in the log, so they must not be deleted (docs/http.md,
 "Repeating a request").
 """
 
@@ -45,7 +45,7 @@ class Reader:
         self._threads = [started(each.__name__, each, wrong, hushed=self._over) for each in (self._read, self._move)]
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._over.set()
         for thread in self._threads:
             thread.join(_SECONDS)
@@ -116,7 +116,7 @@ class Reclaimer:
         self._thread = started("reclaimer", self._work, wrong)
 
     def stop(self) -> None:
-        """Delete no more."""
+        """Stop deleting."""
         self._over.set()
         self._thread.join(_SECONDS)
 
@@ -135,5 +135,5 @@ class Reclaimer:
 
 
 def value_of(record: dict[str, Any]) -> str:
-    """The value of a record in JSON."""
+    """Return the value of a record in JSON."""
     return record["value"] if "value" in record else base64.b64decode(record["value_base64"]).decode()

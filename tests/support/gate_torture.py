@@ -1,15 +1,16 @@
-"""Kill a gate and its daemon again and again under load over HTTP, then count what became of what was answered.
+"""Kill a gate and its daemon repeatedly under HTTP load, then check every answered request.
 
-The producers repeat each request with its Idempotency-Key until it is answered with 200; the workers lease,
-acknowledge, give back and extend. None of them knows of the kills. docs/http.md and docs/work.md say what must hold:
+The producers repeat each request with its Idempotency-Key until the answer is 200; the workers lease, acknowledge,
+release and extend. Clients are not told about the kills. The promises of docs/http.md and docs/work.md:
 
-- what got 200 is in the log once, in its order, from the sequence ``first`` to the sequence ``last``; and a request
-  that is repeated behind its 200 gets the same answer
-- what a worker gets is what the log has at that sequence
-- a record of which the acknowledgement was answered is in no lease that is asked for later
-- each record is acknowledged, and the cursor gets to the end
-- RECLAIM deletes meanwhile what all have read; it changes nothing of that, and a reader gets each record once
-- a gate ends with 0 at SIGTERM, and no process writes a traceback
+- a record answered with 200 is in the log once, in its order, from the sequence ``first`` to the sequence ``last``;
+  repeating the request after its 200 gets the same answer
+- a worker receives the record that the log has at that sequence
+- a record whose acknowledgement was answered is in no later lease
+- each record is acknowledged, and the cursor reaches the end
+- RECLAIM concurrently deletes records that all groups have read, without effect on the other promises; a reader gets
+  each record once
+- a gate exits with 0 at SIGTERM, and no process writes a traceback
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _FAULTS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done, and in ``wrong`` which promises were broken."""
+    """Counts of a run, and in ``wrong`` the broken promises."""
 
     kills: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -103,7 +104,7 @@ class _Posted(NamedTuple):
 
 
 class _Leased(NamedTuple):
-    """A record in a lease that was asked for at a moment, in seconds on the monotonic clock."""
+    """A leased record and the time of the lease request, in seconds of the monotonic clock."""
 
     sequence: int
     value: str
@@ -113,12 +114,12 @@ class _Leased(NamedTuple):
 def torture_gate(
     root: Path, *, kills: int, seed: int, small_disk: bool = False, tell: Callable[[int], None] = lambda _: None
 ) -> Outcome:
-    """One log with a daemon and a gate, which are stopped afterwards.
+    """Torture one log with a daemon and a gate, which are stopped afterwards.
 
     Args:
-        seed: of the moments and of the records; what the machine does in between is its own.
-        small_disk: whether ``root`` is on a disk of its own, which may be filled.
-        tell: called after each kill with how many there were.
+        seed: for the timing of kills and the records; the timing of the machine still varies.
+        small_disk: True if ``root`` is on a separate disk, which may be filled.
+        tell: called after each kill with the number of kills.
     """
     with Daemon(root, env=SETTINGS, anew=True) as daemon:
         daemon.ask(f"ROUTE ADD {ROUTE}")
@@ -160,7 +161,7 @@ class _Scene:
         self._posted: list[_Posted] = []
         self._leased: list[_Leased] = []
         self._settled: set[str] = set()  # values that were answered with 200, and may be deleted
-        self._acknowledged: dict[int, float] = {}  # when it was answered
+        self._acknowledged: dict[int, float] = {}  # time of the answer
         self._unanswered: set[int] = set()  # acknowledgements that may have counted or not
 
     def begin(self) -> None:
@@ -177,7 +178,7 @@ class _Scene:
         self._reclaimer = Reclaimer(self._daemon.root, random.Random(self._chance.random()), (0, *full), wrong)
 
     def let_work(self) -> None:
-        """Return at a random moment: of a start, or of the work that follows it."""
+        """Return at a random moment: during a start, or during the work after it."""
         if self._chance.random() < 0.25:
             self._pause(0.6)
             return
@@ -203,7 +204,7 @@ class _Scene:
         verbs[name]()
 
     def finish(self) -> None:
-        """All that was sent is answered and processed."""
+        """Wait until all requests are answered and all records processed."""
         self._await_daemon()
         self._stopping.set()
         for thread in self._producers:
@@ -220,7 +221,7 @@ class _Scene:
             self.outcome.wrong.append(f"the cursor is {log.cursor(ROUTE, GROUP).sequence}, and does not reach {last}")
 
     def abandon(self) -> None:
-        """No client goes on."""
+        """Stop all clients."""
         self._stopping.set()
         self._over.set()
         for thread in (*self._producers, *self._workers):
@@ -261,10 +262,10 @@ class _Scene:
         wrong += errors(self._daemon.root)
         return outcome
 
-    # Who starts again what has ended.
+    # Restart of processes that have ended.
 
     def _await(self, condition: Callable[[], object]) -> None:
-        """Return once it holds, or a promise is broken."""
+        """Return once the condition holds, or a promise is broken."""
         eventually(lambda: not self._is_alive() or self.outcome.wrong or condition(), timeout=STUCK_SECONDS)
 
     def _await_daemon(self) -> None:
@@ -272,7 +273,7 @@ class _Scene:
             self._over.wait(0.1)
 
     def _is_alive(self) -> bool:
-        """Whether both run, or should: a daemon that has found no room at its start (7) is started again."""
+        """Return True if both run or should run: a daemon without space at its start (exit code 7) is restarted."""
         ended = {"gate": self._gate.process.poll(), "daemon": self._daemon.process.poll()}
         if ended["daemon"] == _NO_ROOM and "disk full for a while" in self.outcome.faults:
             self._daemon.spawn()
@@ -281,7 +282,7 @@ class _Scene:
         self.outcome.wrong += wrong
         return not wrong
 
-    # What goes wrong.
+    # Faults.
 
     def _killed(self, *, gate: bool = False, daemon: bool = False) -> None:
         for process in self._chance.sample(
@@ -340,7 +341,7 @@ class _Scene:
 
     def _keep_sending(self, client: _Client, number: int, chance: random.Random) -> None:
         sent = 0
-        # What was answered, to be sent again later. A full disk may keep a key from the table: then only the last one.
+        # Answered requests to repeat later. A full disk may keep a key from the table: then only the last one.
         before: deque[tuple[dict[str, str], bytes, Any]] = deque(maxlen=1 if self._small_disk else 50)
         while not self._stopping.is_set():
             media_type, encoding, count = chance.choice(_BODIES)
@@ -370,7 +371,7 @@ class _Scene:
     def _posted_at_last(
         self, client: _Client, chance: random.Random, headers: dict[str, str], plain: bytes, encoding: str
     ) -> Any:
-        """The answer 200; None if the torture is over."""
+        """Return the answer 200; None if the torture is over."""
         while not self._over.is_set():
             self.outcome.attempts += 1
             body = gzip.compress(plain, 1) if encoding else plain
@@ -435,7 +436,7 @@ class _Scene:
                     self._acknowledged.setdefault(sequence, answered_at)
 
     def _asked(self, client: _Client, verb: str, what: dict[str, Any]) -> Any:
-        """The answer; None if there is none, or it is to be asked again."""
+        """Return the answer; None without one, or if the request must be repeated."""
         path = f"/v1/routes/{ROUTE}/groups/{GROUP}/{verb}"
         answer = client.post(path, json.dumps(what).encode(), {"Content-Type": "application/json"})
         if answer is None or answer[0] in (*_AGAIN, 423):
@@ -447,14 +448,14 @@ class _Scene:
 
 
 class _Client:
-    """A connection that is kept, and made anew after it broke."""
+    """A persistent connection that reconnects after failures."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._connection = self._new()
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
-        """Status and body; None if there is no answer."""
+        """Return status and body; None without an answer."""
         try:
             self._connection.request("POST", path, body, headers)
             response = self._connection.getresponse()
@@ -465,7 +466,7 @@ class _Client:
             return None
 
     def cut_off(self, path: str, body: bytes, headers: dict[str, str], length: int) -> None:
-        """Send the beginning of a body on a connection of its own, and leave."""
+        """Send the beginning of a body on a separate connection, and disconnect."""
         connection = self._new()
         with suppress(OSError, http.client.HTTPException):
             connection.putrequest("POST", path)
@@ -475,7 +476,7 @@ class _Client:
         connection.close()
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._connection.close()
 
     def _new(self) -> http.client.HTTPConnection:

@@ -38,28 +38,28 @@ _SERVES = re.compile(r"serves .* on https?://[^ ]*:(\d+)")
 
 @dataclass(frozen=True)
 class Answer:
-    """A response that was read to its end."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body; ``Any``: it is JSON."""
+        """Return the body; ``Any``: it is JSON."""
         return json.loads(self.body)
 
     def lines(self) -> list[Any]:
-        """The objects of a body of ndjson."""
+        """Return the objects of an ndjson body."""
         return [json.loads(line) for line in self.body.splitlines()]
 
 
 def entry(name: str, **rights: object) -> str:
-    """A line of the file of tokens, for the token ``name``-token."""
+    """Return a line of the token file, for the token ``name``-token."""
     return json.dumps({"name": name, "sha256": hashlib.sha256(f"{name}-token".encode()).hexdigest(), **rights}) + "\n"
 
 
 class Gate:
-    """``wald-gate`` as a process; in a ``with`` block it is killed at the end if it still runs."""
+    """``wald-gate`` as a process; leaving a ``with`` block kills it if it still runs."""
 
     def __init__(
         self,
@@ -70,11 +70,12 @@ class Gate:
         prefix: Sequence[str] = (),
         anew: bool = False,
     ) -> None:
-        """
+        """Prepare a gate without starting it.
+
         Args:
-            sockets: handed over as systemd does.
-            prefix: what stands in front of the command line.
-            anew: whether it is to be an interpreter of its own, as for a user, even where a fork would do.
+            sockets: passed to it as systemd does.
+            prefix: command in front of the command line.
+            anew: True to start a separate interpreter, as for a user, even if a fork would do.
         """
         self.root = root
         self._env = {**os.environ, **(env or {})}
@@ -95,12 +96,12 @@ class Gate:
         self.kill()
 
     def start(self) -> None:
-        """Start it, on the port that it had, and return once it takes connections."""
+        """Start it, on its previous port, and return once it accepts connections."""
         self.spawn()
         self.await_ready()
 
     def spawn(self) -> None:
-        """As :meth:`start`, without waiting until it takes connections."""
+        """Start it without waiting until it accepts connections."""
         listen = f"127.0.0.1:{self.port}"
         self._before = len(self.log) if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
@@ -115,7 +116,7 @@ class Gate:
                 self.process = subprocess.Popen(line, stderr=log, env=self._env, pass_fds=numbers)
 
     def await_ready(self) -> None:
-        """Return once it takes connections."""
+        """Return once it accepts connections."""
 
         def has_begun() -> bool:
             assert self.process.poll() is None, self.log
@@ -127,23 +128,23 @@ class Gate:
         self.port = int(found[1])
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(TIMEOUT_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Send SIGKILL, if it still runs."""
         self.process.kill()
         self.process.wait()
 
     @property
     def log(self) -> str:
-        """What it has said on stderr, over all its lives."""
+        """Return the output on stderr of all its runs."""
         return self.log_path.read_text(errors="surrogateescape")
 
     @property
     def origin(self) -> str:
-        """Its address for a browser."""
+        """Return its address for a browser."""
         return f"http://127.0.0.1:{self.port}"
 
     def ask(
@@ -153,22 +154,22 @@ class Gate:
         body: Body = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request over a connection of its own."""
+        """Send one request over a separate connection."""
         with self.asked(method, path, body, headers) as response:
             return Answer(response.status, dict(response.getheaders()), response.read())
 
     def get(self, path: str, **headers: str) -> Answer:
-        """GET; ``last_event_id`` is ``Last-Event-Id``."""
+        """Send a GET; ``last_event_id`` is ``Last-Event-Id``."""
         return self.ask("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
     def post(self, path: str, body: bytes | dict[str, Any] = b"", media_type: str = "text/plain") -> Answer:
-        """POST; a dict is sent as JSON."""
+        """Send a POST; a dict is sent as JSON."""
         if isinstance(body, dict):
             return self.ask("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         return self.ask("POST", path, body, {"Content-Type": media_type})
 
     def make_group(self, group: str, route: str = "orders") -> None:
-        """Make a group, which has processed nothing that is there."""
+        """Create a group that has not processed any record."""
         made = self.ask("PUT", f"/v1/routes/{route}/cursors/{group}", b'{"sequence": "earliest"}')
         assert made.status == 200, made.body
 
@@ -180,7 +181,7 @@ class Gate:
         body: Body = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """One request, of which the response is read meanwhile."""
+        """Send one request; the block reads the response as it arrives."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         try:
             connection.request(method, path, body, dict(headers or {}))

@@ -18,7 +18,7 @@ def ask(gate: Gate, verb: str, worker: str = "w1", **fields: Any) -> Any:
 
 
 def lease(gate: Gate, worker: str = "w1", **fields: Any) -> list[Any]:
-    """The records of a lease."""
+    """Return the records of a lease."""
     records = ask(gate, "lease", worker, **fields)["records"]
     assert isinstance(records, list)
     return records

@@ -59,7 +59,7 @@ EDGE_NAMES = ("a", "A" * 127, "0-._", "x..", "constructor", "proto", "javascript
 
 
 def records() -> list[dict[str, object]]:
-    """All of it as records for ``wald append --jsonl``: as values, as keys, and some with such headers."""
+    """Return all of them as records for ``wald append --jsonl``: as values, as keys, and some with such headers."""
     values = [*MARKUP, *CONTROLS, *SHAPES]
     found: list[dict[str, object]] = [{"value_hex": value.hex(), "key_hex": value[:200].hex()} for value in values]
     found += [{"value": "with headers", "headers": headers} for headers in ODD_HEADERS]
@@ -67,5 +67,5 @@ def records() -> list[dict[str, object]]:
 
 
 def lines() -> bytes:
-    """The same, an object a line."""
+    """Return the same records, one object per line."""
     return b"".join(json.dumps(record).encode() + b"\n" for record in records())

@@ -1,4 +1,4 @@
-"""Threads that run one at a time, in every possible order, so that races show without waiting for them.
+"""Threads that run one at a time, in every possible order, so that tests find races without waiting for them.
 
 Each thread stops at :meth:`Schedule.pause`; once all have stopped, the schedule chooses one. An order is the list of
 these choices; :func:`interleavings` makes schedules until every order has run.
@@ -28,7 +28,7 @@ class Schedule:
         self._threads: list[_Scheduled] = []
 
     def run(self, *works: Callable[[], None]) -> None:
-        """Run each of ``works`` in a thread to its end; raise the first error."""
+        """Run each of ``works`` to completion in a thread; raise the first error."""
         self._threads = [_Scheduled(work) for work in works]
         while running := [thread for thread in self._threads if not thread.ended]:
             able = [thread for thread in running if thread.needs is None or not thread.needs.held]
@@ -49,7 +49,7 @@ class Schedule:
 
 
 class Lock:
-    """Stands for a ``threading.Lock``: a thread that finds it held is not chosen until it is free."""
+    """Replacement for a ``threading.Lock``: a thread that waits for it is not chosen until it is free."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.held = False
@@ -67,7 +67,7 @@ class Lock:
 
 
 class PausingDisk(SteppingDisk):
-    """Pauses before each of ``calls``; all others do not matter to anybody else."""
+    """Disk that pauses before each of ``calls``; the order of other calls does not matter."""
 
     def __init__(self, schedule: Schedule, *calls: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def pausing(patched: pytest.MonkeyPatch, schedule: Schedule, name: str) -> None:
 
 
 def interleavings() -> Iterator[Schedule]:
-    """A schedule for every order; each has to be run before the next is asked for."""
+    """Yield a schedule for every order; each must be run before the next one is requested."""
     choices: list[int] = []
     while True:
         schedule = Schedule(choices)
@@ -106,7 +106,7 @@ def interleavings() -> Iterator[Schedule]:
 
 
 class _Scheduled:
-    """A thread that stands still unless :meth:`go_on` lets it."""
+    """A thread that is stopped except during :meth:`go_on`."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.ended = False

@@ -70,17 +70,17 @@ class Jobs:
             (self.folder / f"hold-{value}").unlink()
 
     def fail(self, *values: object, code: int = 1) -> None:
-        """Have a command that gets one of these exit so."""
+        """Have a command that gets one of these values exit with ``code``."""
         for value in values:
             (self.folder / f"fail-{value}").write_text(f"{code}\n")
 
     def mend(self, *values: object) -> None:
-        """Have it succeed again."""
+        """Have commands with these values succeed again."""
         for value in values:
             (self.folder / f"fail-{value}").unlink()
 
     def forget_running(self) -> None:
-        """Count commands that were killed as ended."""
+        """Count killed commands as ended."""
         for line in self.running.values():
             with (self.folder / "journal").open("a") as journal:
                 journal.write(f"end {line.worker} 137 {line.pid} {line.keeper} {' '.join(line.values)}\n")
@@ -111,7 +111,7 @@ class Jobs:
         return running
 
     def await_running(self, *values: object) -> None:
-        """Return once commands have these."""
+        """Return once commands with these values are running."""
         eventually(lambda: set(map(str, values)) <= set(self.running))
 
     @property
@@ -120,5 +120,5 @@ class Jobs:
         return Counter(value for line in self.lines if not line.begins and not line.number for value in line.values)
 
     def tries(self, value: object) -> list[int]:
-        """The number of each try of a value alone."""
+        """Return the number of each try of a value alone."""
         return [line.number for line in self.lines if line.begins and line.values == (str(value),)]

@@ -66,7 +66,7 @@ class Table:
 
 
 def sections() -> dict[str, list[Table]]:
-    """The tables of each command."""
+    """Return the tables of each command."""
     _, *parts = _SECTION.split(PAGES["docs/json.md"])
     return {parts[i]: [_table(*found) for found in _TABLE.findall(parts[i + 1])] for i in range(0, len(parts), 2)}
 
@@ -77,7 +77,7 @@ def schema_of(command: str) -> str:
 
 
 def require_documented(command: str, printed: Mapping[str, Any]) -> Table:
-    """The table that an object of ``command`` is like; it is an error if it is like none."""
+    """Return the table that matches an object of ``command``; fail if none does."""
     assert next(iter(printed)) == "schema", printed
     assert printed["schema"] == schema_of(command)
     (table,) = [table for table in sections()[command] if table.is_about(printed)]

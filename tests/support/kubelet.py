@@ -1,13 +1,11 @@
 """A pod as a node runs it, without an engine: a manifest's containers in namespaces, in the order of the kubelet.
 
 Each container has separate processes and mounts. Its image is this machine's file system, read-only. It can write only
-to
-its volumes, runs as its user and the pod's group without capabilities, and has the environment of its manifest. The
+to its volumes, runs as its user and the pod's group without capabilities, and has the environment of its manifest. The
 network is the pod's. Seccomp, control groups and automatic restarts are left out.
 
-Native sidecars start one after the other, each after the startup probe of the previous one; then the containers. At
-the
-end all preStop hooks run at once, the containers get SIGTERM, and after them the sidecars, from the last to the first.
+Native sidecars start one after the other, each after the startup probe of the previous one; then the containers start.
+At the end all preStop hooks run at once, the containers get SIGTERM, and then the sidecars, from the last to the first.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def lack() -> str:
 
 
 class Pod:
-    """A pod of a manifest; a ``with`` block kills it at the end if it still runs."""
+    """A pod of a manifest; leaving a ``with`` block kills it if it still runs."""
 
     def __init__(
         self, template: Object, directory: Path, *, claims: Mapping[str, Path], maps: Mapping[str, Mapping[str, str]]
@@ -90,7 +88,7 @@ class Pod:
     ) -> None:
         for name in self._running:
             with contextlib.suppress(OSError, ValueError):  # it has ended, or not begun
-                os.kill(self._first_process(name), signal.SIGKILL)  # what `unshare` would do: not after a setpriv
+                os.kill(self._first_process(name), signal.SIGKILL)  # `unshare` does not do so after a setpriv
         for process in [*self._running.values(), self._pause]:
             process.kill()
             process.wait()
@@ -112,7 +110,7 @@ class Pod:
             eventually(lambda name=name: self.probe(name, "readiness"))  # type: ignore[misc]
 
     def begin(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a container, for the first time or again."""
+        """Start or restart a container."""
         container = self._containers[name]
         at = self._directory / name
         at.mkdir(exist_ok=True)
@@ -145,20 +143,20 @@ class Pod:
         return process
 
     def run_to_end(self) -> None:
-        """Run a job's pod until its containers have ended successfully."""
+        """Run the pod of a job until its containers have exited successfully."""
         self.start()
         for name, process in self._running.items():
             assert process.wait() == 0, self.stderr(name)
         self._running.clear()
 
     def restart(self, name: str) -> None:
-        """Kill a container, as for want of memory, and start it again."""
+        """Kill a container, like the OOM killer, and restart it."""
         os.kill(self._first_process(name), signal.SIGKILL)
         self._running[name].wait()
         self.begin(name)
 
     def stop(self) -> dict[str, int]:
-        """End it in order; returns the exit codes."""
+        """Stop it in order; return the exit codes."""
         ends = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
         with ThreadPoolExecutor() as hooks:
             done = list(hooks.map(self._pre_stop, self._all))
@@ -190,7 +188,7 @@ class Pod:
         return subprocess.run(line, capture_output=True, text=True, check=False)
 
     def processes(self, name: str) -> list[int]:
-        """The first process of a container, and those that it has started."""
+        """Return the first process of a container, and its descendants."""
         first = self._first_process(name)
         return [first, *_children(first)]
 
@@ -212,7 +210,7 @@ class Pod:
         return self.probe(name, "startup")
 
     def _confined(self, container: Object, command: Iterable[str]) -> Sequence[str]:
-        """A command line under the user and with the environment of a container."""
+        """Return a command line with the user and the environment of a container."""
         pod, own = self._spec["securityContext"], container["securityContext"]
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert own["allowPrivilegeEscalation"] is False
@@ -233,7 +231,7 @@ class Pod:
             return False
 
     def _first_process(self, name: str) -> int:
-        """The first process of a container, which signals go to."""
+        """Return the first process of a container, which receives signals."""
         (first,) = _children(self._running[name].pid)
         return first
 

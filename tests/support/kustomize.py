@@ -1,7 +1,7 @@
-"""The manifests in k8s/ as a cluster gets them: rendered by kubectl, whichever version of it there is.
+"""The manifests in k8s/ as a cluster gets them: rendered by any version of kubectl.
 
 Debian's kubectl has kustomize 2, which names two fields differently: directories among the resources are bases, and
-patches are listed by their kind. For that one the kustomizations are rewritten; everything else is the same.
+patches are listed by their kind. The kustomizations are rewritten for that version; everything else is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Object = dict[str, Any]  # as YAML has it; the published schemas say more
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Object, ...]:
-    """The objects of an overlay."""
+    """Return the objects of an overlay."""
     kubectl = programs.program("kubectl")
     with tempfile.TemporaryDirectory() as directory:
         manifests = MANIFESTS
@@ -45,7 +45,7 @@ def of_kind(overlay: str, kind: str) -> list[Object]:
 
 
 def pods(overlay: str) -> Iterator[tuple[str, Object]]:
-    """Name and template of every pod that an overlay makes."""
+    """Yield name and template of every pod in an overlay."""
     for each in rendered(overlay):
         name = f"{each['kind']} {each['metadata']['name']}"
         if each["kind"] == "StatefulSet":
@@ -55,7 +55,7 @@ def pods(overlay: str) -> Iterator[tuple[str, Object]]:
 
 
 def containers(template: Object) -> list[Object]:
-    """The containers of a pod, those that start first in front."""
+    """Return the containers of a pod, in the order of their start."""
     return [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]
 
 

@@ -1,4 +1,4 @@
-"""A log of many small segments and many routes, with real records, as a page or a command has to show it."""
+"""A log of many small segments and routes, with real records, to be shown by a page or a command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def large(path: Path, segments: int, routes: int) -> Built:
 
 @contextmanager
 def sending(root: Path, routes: Sequence[str], *, batch: int) -> Iterator[None]:
-    """Send ten batches of records a second, to one route after the other, and cut once a second."""
+    """Send ten batches of records a second, to each route in turn, and cut once a second."""
     over = threading.Event()
 
     def send() -> None:

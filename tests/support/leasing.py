@@ -57,5 +57,5 @@ class Watch:
 
 
 def killed(work: WorkGroup) -> None:
-    """End as by SIGKILL: nothing is written."""
+    """Simulate SIGKILL: nothing is written."""
     work._held.close()

@@ -1,4 +1,4 @@
-"""A log as an operator meets it: some routes of a shop, a stuck group, cuts, deletions, an archive, dead letters."""
+"""A log in typical use: some routes of a shop, a stuck group, cuts, deletions, an archive, dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GOODS = ("desk lamp", "teapot", "notebook", "wool blanket", "café au lait bowl
 
 
 def live_in(daemon: Daemon, archive: Path) -> None:
-    """Write to the log of a daemon, and let groups read, an archivist pack, and wald-reclaim delete."""
+    """Write to the log of a daemon, let groups read and an archiver pack, and let wald-reclaim delete."""
     root = daemon.root
     for route in ("orders", "payments", "web.access", "sensors", "audit", "mail.dead"):
         daemon.ask(f"ROUTE ADD {route}")

@@ -1,4 +1,4 @@
-"""The life of a log: every program that writes, in turn, and the files that they make."""
+"""Life of a log: every program that writes, in turn, and the files that they create."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TORN = b"torn" * 10
 
 @dataclass
 class Life:
-    """A log, an archive of it, and the way to run its programs."""
+    """A log, an archive of it, and methods to run its programs."""
 
     root: Path
     archive: Path

@@ -1,6 +1,7 @@
 """Producers under load while a test disturbs the daemon: writers of FIFOs and clients of the socket.
 
-Each line is `NAME-NUMBER` and written once. They record what no producer may see: a broken pipe, a refused connection.
+Each line is `NAME-NUMBER` and written once. They record failures that no producer may see: a broken pipe, a refused
+connection.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Load:
             self.seen.append(error)
 
     def _lines(self, name: str) -> Iterator[bytes]:
-        """Lines, each of which counts as written once the next one is asked for."""
+        """Yield lines; each counts as written once the next one is requested."""
         for number in itertools.count():
             if self._ending.is_set():
                 return
@@ -61,7 +62,7 @@ class Load:
             self._ending.wait(0.002)
 
     def _hold_fifo(self, lines: Iterator[bytes]) -> None:
-        """One writer that keeps a FIFO open, and leaves half a line in it most of the time."""
+        """Keep a FIFO open in one writer, with half a line in it most of the time."""
         with self._own_fifo.open("wb", buffering=0) as fifo:
             for line in lines:
                 fifo.write(line[:3])
@@ -69,13 +70,13 @@ class Load:
                 fifo.write(line[3:] + b"\n")
 
     def _open_fifo(self, lines: Iterator[bytes]) -> None:
-        """Writers that come and go."""
+        """Open and close a FIFO for each writer."""
         for line in lines:
             with self._fifo.open("wb", buffering=0) as fifo:
                 fifo.write(line + b"\n")
 
     def _connect(self, lines: Iterator[bytes]) -> None:
-        """A connection for each line, repeated where it ends without an answer, as a producer has to."""
+        """Open a connection for each line, and retry without an answer, as a producer must."""
         producer = secrets.token_hex(8)
         for number, line in enumerate(lines, 1):
             while not self._is_durable(line, f"pid={producer} pseq={number}"):

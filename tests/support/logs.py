@@ -1,4 +1,4 @@
-"""Real logs for tests, built with the parts the daemon is made of, one step at a time."""
+"""Real logs for tests, built with the parts of the daemon, one step at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEB = Route.named("web")
 
 
 class Unsynced(Disk):
-    """A disk that is quick because it waits for nothing: for tests in which the machine does not fail."""
+    """A fast disk that skips syncs, for tests in which the machine does not fail."""
 
     def sync(self, descriptor: int) -> None:
         pass
@@ -43,9 +43,9 @@ class Unsynced(Disk):
 
 
 class Built:
-    """A log that a test appends to; the clock advances a second a commit, and the head moves with each.
+    """A log that a test appends to; each commit advances the clock by a second and moves the head.
 
-    A second one on the same path is the next start, after whatever has become of the first.
+    A second instance on the same path is a restart, in any state of the first one.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Built:
         return self.writer.state.next_sequence - 1
 
     def lines(self, route: str, lines: Sequence[bytes], *, publish: bool = True) -> int:
-        """Append one batch of lines; returns the first sequence."""
+        """Append one batch of lines; return the first sequence."""
         return self.append(route, b"".join(line + b"\n" for line in lines), len(lines), publish=publish)
 
     def columns(
@@ -107,7 +107,7 @@ class Built:
         times_ns: Sequence[int] | None = None,
         headers: Sequence[bytes | None] | None = None,
     ) -> int:
-        """Append one batch of columns; returns the first sequence."""
+        """Append one batch of columns; return the first sequence."""
         payload = encode_columns(values, keys=keys, times_ns=times_ns, headers=headers)
         return self.append(route, payload, len(values), encoding=Encoding.COLUMNS)
 
@@ -158,14 +158,14 @@ class Built:
         self.publish()
 
     def crash(self) -> None:
-        """End as by SIGKILL: descriptors are closed and nothing else is done."""
+        """Simulate SIGKILL: close descriptors and do nothing else."""
         os.close(self.writer._descriptor)
         if self.writer._index is not None:
             self.writer._index.close()
         self.ledger.close()
 
     def seal(self, *, keep: int = 0) -> None:
-        """Seal every complete segment but the newest ``keep``."""
+        """Seal every complete segment except the newest ``keep``."""
         segments = list_segments(self.root).segments
         cut = [s for s in segments if s.kind is Kind.RAW and s.base_sequence < self.writer.base_sequence]
         for segment in cut[: len(cut) - keep]:
@@ -179,7 +179,7 @@ class Built:
         return self.root.segments / segment_name(base, kind)
 
     def reclaim(self, base: int, *, keep: bool = False, named: bool = False) -> None:
-        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink."""
+        """Delete a sealed segment as RECLAIM does: ledger, rename, and (unless ``keep``) unlink."""
         following = min(s.base_sequence for s in list_segments(self.root).segments if s.base_sequence > base)
         entry: Entry = {"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns}
         if named:
@@ -197,7 +197,7 @@ class Built:
 
 
 def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = WEB) -> Draft:
-    """A batch of lines."""
+    """Return a batch of lines."""
     count = payload.count(b"\n")
     return Draft(route, [payload], len(payload), count, producer_id=producer[0], producer_sequence=producer[1])
 

@@ -2,10 +2,9 @@
 
 The file system is this machine's with an overlay in memory, so changes disappear with the machine and stay invisible
 outside. Processes, mounts, host name, network and control groups are separate; users, kernel and clock are this
-machine's.
-Units run with all of their sandbox.
+machine's. Units run with their full sandbox.
 
-It boots to basic.target in a second, which leaves out the services of this machine.
+It boots to basic.target in a second, which excludes the services of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from running import eventually
 
 SYSTEMD = Path("/lib/systemd/systemd")
 _BOOT_SECONDS = 60.0
-# These would act on the kernel or the disks, which are not the machine's own.
+# These would act on the kernel or the disks, which belong to the host.
 _MASKED = (
     "dev-hugepages.mount",
     "proc-sys-fs-binfmt_misc.automount",
@@ -31,7 +30,7 @@ _MASKED = (
     "sys-kernel-debug.mount",
     "sys-kernel-tracing.mount",
     "systemd-binfmt.service",
-    "systemd-journal-flush.service",  # else the journal is this machine's, with years of it
+    "systemd-journal-flush.service",  # otherwise the journal is the host's, with years of entries
     "systemd-modules-load.service",
     "systemd-remount-fs.service",
     "systemd-sysctl.service",
@@ -86,7 +85,7 @@ def lack() -> str:
 
 
 class Machine:
-    """A machine that has booted."""
+    """A booted machine."""
 
     def __init__(self, directory: Path) -> None:
         namespaces = ["--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--kill-child"]
@@ -113,7 +112,7 @@ class Machine:
     def run(
         self, *command: object, user: str = "", text: str = "", check: bool = True, seconds: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, and keep its output."""
+        """Run a command inside, and capture its output."""
         argv = [*self._entering, *self._becoming(user), *map(str, command)]
         done = subprocess.run(argv, input=text, text=True, capture_output=True, timeout=seconds, check=False)
         if check and done.returncode != 0:
@@ -138,7 +137,7 @@ class Machine:
         return self.run("journalctl", "--no-pager", "--output", "cat", "--unit", unit).stdout
 
     def close(self) -> None:
-        """End it at once, with every process inside."""
+        """Stop it immediately, with every process inside."""
         if self._unshare.poll() is None:
             self._unshare.send_signal(signal.SIGKILL)  # and --kill-child does the rest
         self._unshare.wait()
@@ -146,7 +145,7 @@ class Machine:
 
     @property
     def _entering(self) -> Sequence[str]:
-        # Without a virtual environment that is activated, which hides the programs that are installed inside.
+        # Without an activated virtual environment, which would hide the programs that are installed inside.
         places = [each for each in os.environ["PATH"].split(":") if not Path(each).is_relative_to(sys.prefix)]
         env = ["env", "-i", f"PATH={':'.join(places)}", "LANG=C.UTF-8"]
         flags = ["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--root", "--wdns=/"]

@@ -1,4 +1,4 @@
-"""A service manager for a daemon that is not started by one: it hears notifications and keeps descriptors."""
+"""A service manager for a daemon started without one: it receives notifications and stores descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Manager:
         self._socket.settimeout(TIMEOUT_SECONDS)
 
     def hear(self, wanted: str) -> str:
-        """The next message that begins with ``wanted``; descriptors are kept under their names."""
+        """Return the next message that begins with ``wanted``; store descriptors under their names."""
         while True:
             data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, 4)
             message = data.decode()

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @contextmanager
 def mounted(at: Path, *arguments: object) -> Iterator[Path]:
-    """``mount ARGUMENTS at``; needs root, or the right to make a user namespace, and its lack is a failure."""
+    """Run ``mount ARGUMENTS at``; fail without root or the right to create a user namespace."""
     at.mkdir(exist_ok=True)
     done = subprocess.run(["mount", *map(str, arguments), at], capture_output=True, check=False)
     assert done.returncode == 0, f"needs root, or unshare -rm pytest: {done.stderr.decode()}"
@@ -26,7 +26,7 @@ def mounted(at: Path, *arguments: object) -> Iterator[Path]:
 
 @contextmanager
 def disk(scratch: Path, type_: str, options: str = "defaults") -> Iterator[Path]:
-    """A file system of this type in a file, behind a loop device."""
+    """Mount a file system of this type in a file, behind a loop device."""
     image, length = scratch / "image", {"ext4": 48, "btrfs": 120}[type_] * MIB
     with image.open("wb") as file:
         file.truncate(length)
@@ -37,7 +37,7 @@ def disk(scratch: Path, type_: str, options: str = "defaults") -> Iterator[Path]
 
 @contextmanager
 def overlay(scratch: Path) -> Iterator[Path]:
-    """An empty directory with a layer over it, as a container has it; both in memory, as not all can be a layer."""
+    """Mount a layer over an empty directory, as in a container; both in memory, which always works."""
     with mounted(scratch / "layers", "-t", "tmpfs", "tmpfs") as layers:
         for name in ("lower", "upper", "work"):
             (layers / name).mkdir()

@@ -1,6 +1,6 @@
-"""Hooks of schemathesis for the gate, beyond the OpenAPI document: JSON lines, and slow requests.
+"""Schemathesis hooks for the gate, beyond the OpenAPI document: JSON lines, and slow requests.
 
-It loads this module in its process.
+Schemathesis loads this module in its process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def as_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
 
 @schemathesis.deserializer(NDJSON)
 def of_lines(_: schemathesis.DeserializationContext, response: schemathesis.Response) -> Any:
-    """An answer, as the array that the document describes."""
+    """Return an answer as the array that the document describes."""
     return [json.loads(line) for line in response.content.splitlines()]
 
 
@@ -43,7 +43,7 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
         case.query["wait"] = f"{WAIT_SECONDS}s"
     if case.query.get("follow") in ("1", 1):
         case.query["follow"] = "0"
-    if case.query.get("format") == "events":  # without an end, if nothing says how many
+    if case.query.get("format") == "events":  # endless without a count
         case.query.setdefault("limit", 3)
     if "to" in case.query and is_valid:  # which of two positions is the first one depends on the log
         case.query |= {"from": "earliest", "to": "now"}
@@ -54,11 +54,11 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
     if is_valid and operation == "append" and "wait_processed" not in case.query:
         case.query.pop("wait", None)
     case.body = _whole(case.body)
-    if operation == "append" and case.query.get("as") == "value":  # any JSON is a value then, and no text
+    if operation == "append" and case.query.get("as") == "value":  # then any JSON is a value, and text is not
         case.query.pop("as")
     if not is_valid and operation == "append" and isinstance(case.body, dict):
         case.body = None  # an object may be a record, although the document has arrays alone
-    if is_valid and isinstance(case.body, dict) and "worker" in case.body:  # its tables of Unicode are not ours
+    if is_valid and isinstance(case.body, dict) and "worker" in case.body:  # its Unicode tables differ from ours
         case.body["worker"] = "".join(each for each in str(case.body["worker"]) if each.isprintable()) or "ann"
     if isinstance(case.body, dict) and isinstance(wait := case.body.get("wait"), int | float) and 0 < wait <= 300:
         case.body["wait"] = WAIT_SECONDS
@@ -67,7 +67,7 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
 
 
 def _whole(value: Any) -> Any:
-    """The same with 3 for 3.0, which is an integer to JSON Schema, and not to most that read JSON."""
+    """Return the value with 3 for 3.0, which is an integer to JSON Schema but not to most JSON parsers."""
     match value:
         case dict():
             return {key: _whole(each) for key, each in value.items()}

@@ -2,9 +2,8 @@
 
     python owning.py ROOT ROUTE GROUP OPTIONS
 
-Each line on stdin is JSON: a method of :class:`wald.work.group.WorkGroup` and its arguments. Each line on stdout is
-its
-result. The process ends with its stdin.
+Each line on stdin is JSON: a method of :class:`wald.work.group.WorkGroup` and its arguments. Each line on stdout is its
+result. The process exits at the end of its stdin.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ class Owning:
         return got
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill it with SIGKILL."""
         self._process.kill()
         self._process.communicate()
 
     def close(self) -> None:
-        """End it, and the group in order."""
+        """Stop it, and close the group."""
         if self._process.poll() is None:
             self._process.communicate()
 

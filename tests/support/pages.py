@@ -1,4 +1,4 @@
-"""The pages that a reader finds, as tests read them: tables, blocks of code, headings, links."""
+"""The documentation pages as tests read them: tables, blocks of code, headings, links."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class Block:
 
     Attributes:
         language: after the fence: sh, console, python, toml, text.
-        mode: "": tests/docs executes it; "spark": a test with Spark executes it; "not-run": only its words are
-    checked,
+        mode: "": tests/docs executes it; "spark": a test with Spark executes it; "not-run": only its words are checked,
             because no test machine can run it; for toml, "gate": settings of the gate.
         line: of the page, at which the block starts.
         heading: of its section (`##`); "" above the first.
@@ -40,7 +39,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """Every block of a page, in order."""
+    """Return every block of a page, in order."""
     text = PAGES[page]
     found = []
     for match in _BLOCK.finditer(text):
@@ -52,7 +51,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def headings(page: str) -> list[str]:
-    """Those of the sections of a page (`##`), in order."""
+    """Return the section headings of a page (`##`), in order."""
     return _SECTION.findall(without_blocks(page))
 
 
@@ -67,7 +66,7 @@ def section(page: str, heading: str) -> str:
 
 
 def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table below ``heading``, without its own heading."""
+    """Return the cells of the first table below ``heading``, without its header."""
     found = re.search(r"(?:^\|.*\n)+", section(page, heading), re.MULTILINE)
     assert found is not None
     lines = found[0].splitlines()[2:]

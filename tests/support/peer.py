@@ -1,4 +1,4 @@
-"""A socket that answers producers as a test tells it to."""
+"""A socket that gives producers scripted answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answering = Callable[[Answer], Path]
 
 
 class Peer:
-    """A server in place of a daemon that answers as a test says; a ``with`` block closes it."""
+    """A server in place of a daemon, with scripted answers; leaving a ``with`` block closes it."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self._count = 0

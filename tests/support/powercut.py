@@ -70,7 +70,7 @@ class State:
     after: str
 
     def put(self, base: Path) -> None:
-        """Make it real below ``base``."""
+        """Write it below ``base``."""
         for name, content in self.files:
             path = base / name
             if content is None:
@@ -80,7 +80,7 @@ class State:
 
 
 class Platter:
-    """Files and names below a directory, as changed and as durable, and the states that a power cut could have left."""
+    """Current and durable files and names below a directory, and the states that a power cut could have left."""
 
     def __init__(self, *, seed: int, every: bool, ordered: bool = True) -> None:
         self.acknowledged = 0
@@ -96,11 +96,11 @@ class Platter:
 
     @property
     def states(self) -> list[State]:
-        """Return the distinct possible states at every moment up to now, each with the last promise made by then."""
+        """Return the distinct possible states at every moment so far, each with the last promise made by then."""
         return list(self._found.values())
 
     def load(self, base: Path) -> None:
-        """Take everything below ``base`` as durable, links as links."""
+        """Record everything below ``base`` as durable, links as links."""
         by_inode: dict[int, int] = {}
         for path in sorted(base.rglob("*")):
             name = os.path.relpath(path, base)
@@ -130,7 +130,7 @@ class Platter:
         return self._files[number].content("all", self._chance)
 
     def pending_of(self, number: int) -> list[Change]:
-        """Return the changes that a sync that begins now covers."""
+        """Return the changes that a sync starting now covers."""
         return list(self._files[number].pending)
 
     def sync(self, number: int, covered: Sequence[Change] | None = None) -> None:
@@ -161,7 +161,7 @@ class Platter:
             self._rename({}, {name})
 
     def end(self) -> None:
-        """Note the states after the last operation."""
+        """Record the states after the last operation."""
         self._look("at the end")
 
     def _rename(self, added: Names, taken: set[str]) -> None:
@@ -180,7 +180,7 @@ class Platter:
                     (name, None if n == DIRECTORY else self._files[n].content(keep.get(n, "none"), self._chance))
                     for name, n in sorted(there.items())
                 )
-                self._found.pop(files, None)  # the last look at equal files has the most promises
+                self._found.pop(files, None)  # the last of several equal states has the most promises
                 self._found[files] = State(files, self.acknowledged, after)
 
     def _possible_names(self) -> Iterator[Names]:
@@ -209,7 +209,7 @@ class Platter:
 
 
 class RecordingDisk(Disk):
-    """A disk that waits for no sync and records every operation below ``base`` on a `Platter`."""
+    """A disk that skips syncs and records every operation below ``base`` on a `Platter`."""
 
     def __init__(self, base: Path, *, seed: int, every: bool, ordered: bool = True) -> None:
         self.platter = Platter(seed=seed, every=every, ordered=ordered)
@@ -321,7 +321,7 @@ ACKNOWLEDGED = "acknowledged"
 def recorded(
     line: Sequence[str], base: Path, trace: Path, *, seed: int = 1, every: bool = False, mapped: Collection[str] = ()
 ) -> Platter:
-    """Run a command under strace to its end and return the states that a power cut could have left below ``base``.
+    """Run a command under strace and return the states that a power cut could have left below ``base``.
 
     In each state, ``acknowledged`` is the number of lines of `ACKNOWLEDGED` by then, and 1 more at the end.
     The last state is from after the end of the command. Writes through mmap(2) and splice(2) are not recorded; content

@@ -27,7 +27,7 @@ def program(name: str) -> str:
 
 
 def missing(*names: str) -> str:
-    """Return the command that installs those of these programs that are not installed; "" if all are."""
+    """Return the command that installs the missing ones of these programs; "" if all are installed."""
     packages = sorted({PACKAGES[name] for name in names if shutil.which(name) is None})
     return " ".join(["apt-get install", *packages]) if packages else ""
 

@@ -66,7 +66,7 @@ COMMANDS = {
 
 
 def documented(name: str, *, below: bool = False) -> str:
-    """Return the configuration that the page has for a proxy."""
+    """Return the configuration of a proxy on the page."""
     pattern = rf"^{name}\b[^\n]*:\n\n```text\n(.*?)```"
     found: list[str] = re.findall(pattern, _PAGE.read_text(), re.DOTALL | re.MULTILINE | re.IGNORECASE)
     assert len(found) == 2, name
@@ -74,12 +74,12 @@ def documented(name: str, *, below: bool = False) -> str:
 
 
 def own_host() -> str:
-    """Return an address of loopback that no other process uses."""
+    """Return a loopback address that no other process uses."""
     return "127." + ".".join(str(each) for each in (os.getpid() + (1 << 20)).to_bytes(3, "big"))
 
 
 class Proxy:
-    """A proxy in front of a gate; in a ``with`` block it is killed at the end."""
+    """A proxy in front of a gate; leaving a ``with`` block kills it."""
 
     def __init__(self, name: str, gate: Gate, directory: Path, given: str = "", timeout: int = 60) -> None:
         """ """

@@ -1,4 +1,4 @@
-"""A log with segments of all three forms, the moments of its commits, and short forms of a read."""
+"""A log with segments of all three forms, the times of its commits, and shortcuts for reading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def result_of(way: Generator[object, None, T]) -> T:
-    """The result of a generator."""
+    """Return the result of a generator."""
     while True:
         try:
             next(way)
@@ -33,7 +33,7 @@ def values(built: Built, *args: object, **options: object) -> list[bytes]:
 
 
 def three_forms(built: Built) -> None:
-    """Records 1 to 6 in a sealed, a cut and the active segment, two in each, on routes a and b."""
+    """Write records 1 to 6 to a sealed, a cut and the active segment, two in each, on routes a and b."""
     for base in (1, 3, 5):
         built.lines("a", [b"a%d" % base])
         built.lines("b", [b"b%d" % (base + 1)])
@@ -44,5 +44,5 @@ def three_forms(built: Built) -> None:
 
 
 def moment(seconds: float) -> datetime:
-    """The time ``seconds`` after the log began; commits happen at 1, 2, 3, …"""
+    """Return the time ``seconds`` after the log began; commits happen at 1, 2, 3, …"""
     return datetime.fromtimestamp(START_NS / SECOND_NS, UTC) + timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""A look of ``wald-reclaim`` in process, on a disk that a test has chosen."""
+"""A pass of ``wald-reclaim`` in this process, on a disk that a test has chosen."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def reclaim(
     grace_ns: int = 0,
     shrink_pinned: bool = False,
 ) -> None:
-    """Make a pass of a separate process."""
+    """Make a pass in a fresh instance without caches."""
     reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
@@ -87,7 +87,7 @@ def reclaim(
 
 
 def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:
-    """The segments there are of one kind."""
+    """Return the base sequences of the segments of one kind."""
     listing = list_segments(root)
     return [s.base_sequence for s in (*listing.segments, *listing.released) if s.kind is kind]
 

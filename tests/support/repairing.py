@@ -1,4 +1,4 @@
-"""A small log with all that a segment can hold, and its repair as ``wald repair`` does it."""
+"""A small log with every kind of segment content, and its repair as ``wald repair`` does it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(path: Path) -> None:
-    """Five segments, three of them sealed, the last one active; long records in pieces across all of them."""
+    """Build five segments, three of them sealed, the last one active; long records in pieces span all of them."""
     built, rng = Built(path), random.Random(5)
     for part in range(5):
         for number in range(30):
@@ -68,7 +68,7 @@ def repair(root: Path, *, accept_loss: bool = True, disk: Disk | None = None) ->
 
 
 def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file and directory, with its bytes and when it was changed."""
+    """Return every file and directory, with its bytes and modification time."""
     paths = [root, *root.rglob("*")]
     return {
         os.fspath(path): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)

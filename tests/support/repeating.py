@@ -13,17 +13,17 @@ ORDERS = "/v1/routes/orders/records"
 
 
 def send(gate: Gate, key: str, body: bytes = b"one\ntwo\n", media_type: str = "text/plain", **headers: str) -> Answer:
-    """Records for ``orders`` under a key."""
+    """Send records for ``orders`` under a key."""
     return gate.ask("POST", ORDERS, body, {"Content-Type": media_type, "Idempotency-Key": key, **headers})
 
 
 def outcome(answer: Answer) -> tuple[int, bool, bytes]:
-    """The status, whether it says that it is a replay, and the body."""
+    """Return the status, the replay flag of the answer, and the body."""
     return answer.status, answer.headers.get("idempotency-replayed") == "true", answer.body
 
 
 def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
-    """A request of which only the beginning of the body is sent."""
+    """Send a request with only the beginning of its body."""
     connection = socket.create_connection(("127.0.0.1", gate.port))
     head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n"
     connection.sendall(f"{head}Idempotency-Key: {key}\r\n\r\n".encode() + body)
@@ -31,7 +31,7 @@ def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
 
 
 def release(daemon: Daemon) -> None:
-    """Let RECLAIM take all there is."""
+    """Move the cursor to the head, and let RECLAIM delete everything."""
     log = library.open(daemon.root)
     head = log.head()
     assert head

@@ -19,7 +19,7 @@ Batches = list[list[Record]]
 
 @dataclass
 class OnRecord:
-    """Last line about a segment's deletion: its moment, and the routes that lose unread records."""
+    """Last ledger line about a segment's deletion: its time, and the routes that lose unread records."""
 
     since: Moment
     losing: frozenset[str]
@@ -32,7 +32,7 @@ class Held:
     Attributes:
         batches: each of one route; shrinking drops whole ones.
         whole: the batches of its old form, which an interrupted shrink has left in addition to the new one.
-        recorded: the line of a deletion that was interrupted before the segment got another name.
+        recorded: the ledger line of a deletion that was interrupted before the rename.
     """
 
     base: int
@@ -54,7 +54,7 @@ class Held:
 
 @dataclass
 class Released:
-    """A segment that waits for its end."""
+    """A segment in its grace period."""
 
     held: Held
     line: OnRecord
@@ -79,13 +79,13 @@ class Model:
     """Age of each segment that the ledgers prove now."""
 
     def floor(self, route: str) -> int:
-        """Up to which record every group has read a route."""
+        """Return the last record of a route that every group has read."""
         if route in self.retired:
             return 1 << 64
         return min((at for (of, _), at in self.cursors.items() if of == route and route not in self.gone), default=0)
 
     def unread(self, held: Held, route: str) -> int:
-        """The records of a route that a group has still to read."""
+        """Return the records of a route that at least one group has not read."""
         return sum(sequence > self.floor(route) for sequence, _, _ in held.of(route))
 
     def unread_routes(self, held: Held) -> dict[str, int]:
@@ -100,14 +100,14 @@ class Model:
         )
 
     def goes(self, held: Held, limits: Limits) -> bool:
-        """Return True if every route agrees, and no lower limit keeps records that are only read."""
+        """Return True if every route agrees, and no minimum retention keeps its read records."""
         answers = [self.answer(held, route, limits) for route in held.routes()]
         if limits.require_archived and not self.in_bundles(held.records):
             return False
         return "needed" not in answers and ("read" not in answers or not self.is_kept(held, limits))
 
     def is_kept(self, held: Held, limits: Limits) -> bool:
-        """Return True if it is young, or among the newest bytes."""
+        """Return True if it is young, or within the newest bytes."""
         young = limits.min_age_ns is not None and self.ages_ns[held.base] < limits.min_age_ns
         newer_bytes = sum(other.stored_bytes for other in self.newer(held))
         return young or (limits.keep_bytes is not None and newer_bytes < limits.keep_bytes)
@@ -161,7 +161,7 @@ class Model:
         return [(held, self.shrinks(held, limits)) for held in shrinkable] if compact else []
 
     def look_again(self, waiting: Released, limits: Limits, now: Moment, grace_ns: int) -> None:
-        """Take a released segment back, or delete it, or let it wait."""
+        """Restore a released segment, delete it, or let it wait."""
         unread, line = self.unread_routes(waiting.held), waiting.line
         archived = not limits.require_archived or self.in_bundles(waiting.held.records)
         if not archived or not all(route in line.losing and limits.may_lose(route) for route in unread):
@@ -181,7 +181,7 @@ class Model:
                 held.whole = None
 
     def is_shrinkable(self, held: Held, limits: Limits) -> bool:
-        """Return True if only unread records keep it."""
+        """Return True if only unread records pin it."""
         if not any(self.answer(held, route, limits) == "needed" for route in held.routes()):
             return False
         return self.is_beyond_the_log(held, limits) or not self.is_kept(held, limits)
@@ -204,7 +204,7 @@ class Model:
         return left if self.pays(held, left) else held.batches
 
     def pays(self, held: Held, left: Batches) -> bool:
-        """Return True if it frees half of the file and 16 KiB, by the share of the records of each route."""
+        """Return True if it frees half of the file and 16 KiB, estimated from the share of each route's records."""
         total = sum(size for _, _, size in held.records)
         stays = 0
         for route in held.routes():
@@ -215,7 +215,7 @@ class Model:
 
 
 def proven_age_ns(base: int, sealed: list[dict[str, Any]], own: list[dict[str, Any]], now: Moment) -> int:
-    """Return the longer time since the segment existed that one of the two ledgers proves."""
+    """Return the longer age of the segment that the two ledgers prove."""
 
     def shows(line: dict[str, Any]) -> bool:
         if line["event"] == "seen":

@@ -17,14 +17,14 @@ from typing import Self
 
 from forking import SETTINGS, Forked, forks, run_forked
 
-TIMEOUT_SECONDS = 120.0  # before what does not come is missed; a loaded machine is slow
+TIMEOUT_SECONDS = 120.0  # timeout of a wait; a loaded machine is slow
 _POLL_SECONDS = 0.01
-_POLL_MOST_SECONDS = 0.05  # to look costs: in a browser as much as to wait
+_POLL_MOST_SECONDS = 0.05  # each check costs time, in a browser as much as the wait
 _BARE = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
 
 
 def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Return once ``condition`` holds; the longer it takes, the more rarely is it looked at."""
+    """Return once ``condition`` holds; checks become rarer over time."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
@@ -34,19 +34,19 @@ def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECO
 
 
 def command(*arguments: object) -> list[str]:
-    """The command line of ``wald ARGUMENTS`` under this interpreter."""
+    """Return the command line of ``wald ARGUMENTS`` under this interpreter."""
     return [sys.executable, "-m", "wald", *map(str, arguments)]
 
 
 def sidecar(name: str, *arguments: object) -> list[str]:
-    """The command line of ``wald-NAME ARGUMENTS`` under this interpreter."""
+    """Return the command line of ``wald-NAME ARGUMENTS`` under this interpreter."""
     return [sys.executable, "-m", f"wald_{name}", *map(str, arguments)]
 
 
 def wald(
     *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end; neither the exit code nor stderr is judged."""
+    """Run a command to completion; the exit code and stderr are not checked."""
     return run(command(*arguments), stdin=stdin, env=env)
 
 
@@ -57,7 +57,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line of ours to its end."""
+    """Run one of our command lines to completion."""
     environment = _BARE | dict(env or {})
     if forks(line, environment):
         return run_forked(line, stdin=stdin, env=environment, timeout=timeout)
@@ -67,7 +67,7 @@ def run(
 def launched(
     line: Sequence[str], *, stdin: int | None = None, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a command line of ours, with pipes, if it is to have any; it is awaited at the end of a ``with`` block."""
+    """Start one of our command lines, optionally with pipes; leaving a ``with`` block waits for it."""
     return (Forked if forks(line, _BARE) else subprocess.Popen)(
         line, stdin=stdin, stdout=stdout, stderr=stderr, env=_BARE
     )
@@ -84,19 +84,19 @@ def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes
 
 
 def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
-    """The stdout of a command that succeeds and has nothing to complain of."""
+    """Return the stdout of a command that succeeds without warnings."""
     done = wald(*arguments, stdin=stdin, env=env)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
     return done.stdout
 
 
 def refusal_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """Exit code, message and hint of a command that fails as every command has to: one line, one hint, no traceback."""
+    """Return exit code, message and hint of a failing command; it must print one line and one hint, no traceback."""
     return refused(wald(*arguments, stdin=stdin, env=env))
 
 
 def refused(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
-    """Exit code, message and hint of a command that has failed as every command of ours has to."""
+    """Return exit code, message and hint of a command that has failed with the standard error format."""
     match = re.fullmatch(r"wald[a-z-]*: (.+)\n  hint: (.+)\n", done.stderr.decode())
     assert match, done.stderr.decode()
     assert done.returncode != 0
@@ -120,7 +120,7 @@ def _ready(descriptor: int, event: int, seconds: float) -> bool:
 
 
 class Daemon:
-    """``wald run`` as a process; a ``with`` block stops it at the end if it still runs."""
+    """``wald run`` as a process; leaving a ``with`` block stops it if it still runs."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class Daemon:
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(TIMEOUT_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait()
 
@@ -190,7 +190,7 @@ class Daemon:
         assert self.wait_or_ready(), f"the daemon ended with {self.process.returncode}: {self.log}"
 
     def wait_or_ready(self) -> bool:
-        """Return once it answers, or has ended: False then."""
+        """Return True once it answers, or False once it has exited."""
         eventually(lambda: self.process.poll() is not None or self._answers())
         return self.process.poll() is None
 
@@ -211,7 +211,7 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """Output on stderr of all its runs."""
+        """Return the output on stderr of all its runs."""
         return self.log_path.read_text()
 
 
@@ -248,7 +248,7 @@ class Client:
         self.send(f"PUB {route} {len(payload)} {options}".rstrip().encode() + b"\n" + payload)
 
     def reply(self) -> str:
-        """The next reply, without its newline; "" when the daemon has hung up."""
+        """Return the next reply, without its newline; "" if the daemon has disconnected."""
         return self._replies.readline().decode().rstrip("\n")
 
     def ask(self, data: bytes) -> str:

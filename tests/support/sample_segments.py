@@ -32,7 +32,7 @@ SALT = 0x5EA5A17
 def batch(
     payload: bytes = b"one\ntwo\n", *, base: int = 1, route: bytes = b"web", at: int = 0, **changes: Any
 ) -> bytes:
-    """One batch for position ``at`` of a segment; a count that is not given is that of the newlines."""
+    """Return one batch for position ``at`` of a segment; the default count is the number of newlines."""
     prefix = route_prefix(route)
     reported = {
         "body_checksum": checksum_body(prefix, [payload], len(payload)),
@@ -85,7 +85,7 @@ def crafted(body: bytes = b"", **changes: Any) -> bytes:
 
 
 def control_batch(state: LogState) -> bytes:
-    """The first batch of a segment."""
+    """Return the first batch of a segment."""
     payload = encode_state(state)
     base = state.next_sequence
     return batch(payload, base=base, route=b"", count=0, encoding=Encoding.CONTROL, flags=Flag.CONTROL)
@@ -119,7 +119,7 @@ def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
 
 
 def peer_batch(peer: Peer, *, number: int, base: int = 1) -> bytes:
-    """The batch that introduces ``peer``."""
+    """Return the batch that introduces ``peer``."""
     payload = encode_peer(peer)
     encoding, flags = Encoding.CONTROL, Flag.CONTROL
     return batch(payload, base=base, route=b"", count=0, peer=number, encoding=encoding, flags=flags)
@@ -128,7 +128,7 @@ def peer_batch(peer: Peer, *, number: int, base: int = 1) -> bytes:
 def segment(
     payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web", peer: Peer | None = None, **changes: Any
 ) -> tuple[bytes, list[int]]:
-    """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins."""
+    """Return a raw segment with a batch for each of ``payloads`` after its control batch, and their offsets."""
     batches = [control_batch(LogState(base, TIME_NS, {route.decode(): base - 1}))]
     opening = segment_header(base, **changes)
     number = peer_number(len(opening) + len(batches[0])) if peer is not None else 0

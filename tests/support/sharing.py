@@ -1,7 +1,7 @@
 """Distribution of tests among workers: one at a time, but tests that share a fixture of their file together.
 
-So no worker ends with a long file, and slow fixtures are set up once. The scheduler collects no tests, and reads the
-fixtures from the source.
+This way no worker ends with a long file, and slow fixtures are set up once. The scheduler collects no tests, and reads
+the fixtures from the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
         return file if _is_shared(file) else nodeid
 
     def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
-        """Forget complete units: xdist asks after each test for all that a worker was ever given."""
+        """Drop complete units: after each test, xdist asks for everything that a worker was ever given."""
         for scope in [scope for scope, unit in workload.items() if all(unit.values())]:
             del workload[scope]
         return sum(list(unit.values()).count(False) for unit in workload.values())
@@ -42,7 +42,7 @@ Node = TypeVar("Node")
 
 
 def begins_elsewhere(nodes: list[Node], config: pytest.Config) -> list[Node]:
-    """Return ``nodes`` with others in front in each worker of a run, so that each file is compiled by one of them."""
+    """Return ``nodes`` rotated differently in each worker of a run, so that only one of them compiles each file."""
     worker = getattr(config, "workerinput", None)
     begin = int(worker["workerid"].removeprefix("gw")) * len(nodes) // worker["workercount"] if worker else 0
     return nodes[begin:] + nodes[:begin]
@@ -62,7 +62,7 @@ def shares(path: Path) -> bool:
 
 
 def _shared(sources: list[str]) -> set[str]:
-    """The fixtures that are shared, and those that are made of them."""
+    """Return the shared fixtures, and those that depend on them."""
     fixtures = [found for source in sources for found in _FIXTURE.findall(source)]
     names = {name for options, name, _ in fixtures if _WIDE.search(options)}
     while more := {name for _, name, given in fixtures if any(_named(each, given) for each in names)} - names:

@@ -13,7 +13,7 @@ from running import eventually
 LOG = "/var/lib/wald"
 SETTINGS = "/etc/wald/wald.toml"
 OUT = "/srv/out"
-FEED = "/etc/wald/drain/orders"  # what wald-drain@orders feeds
+FEED = "/etc/wald/drain/orders"  # the command of wald-drain@orders
 _RUNBOOK_SECONDS = 600
 
 
@@ -25,12 +25,12 @@ class Site:
         self.sh = machine.sh
 
     def install(self) -> None:
-        """Put programs, user and units there, and route orders into the settings."""
+        """Install programs, user and units, and add route orders to the settings."""
         units.install(self.machine)
         self.write(SETTINGS, self.text(SETTINGS) + "\n[routes.orders]\nfifo = true\n")
 
     def start(self, *units: str) -> None:
-        """Start the daemon, which then answers, and other units."""
+        """Start the daemon, wait until it answers, and start other units."""
         done = self.machine.run("systemctl", "start", "wald", *units, check=False)
         assert done.returncode == 0, done.stderr + "".join(self.journal(unit) for unit in ("wald", *units))
 
@@ -43,11 +43,11 @@ class Site:
         self.start("wald-drain@orders")
 
     def write(self, path: str, text: str) -> None:
-        """Write a file that belongs to root."""
+        """Write a file owned by root."""
         self.machine.run("sh", "-c", 'mkdir -p "$(dirname "$0")"; cat > "$0"', path, text=text)
 
     def copy(self, path: Path, to: str) -> None:
-        """Have a file of this host there."""
+        """Copy a file of this host to the machine."""
         shutil.copy(path, self.machine.path(to))
 
     def exists(self, path: str) -> bool:
@@ -63,7 +63,7 @@ class Site:
         return self.machine.run("env", f"WALD_ROOT={LOG}", *program, *line, user="wald", text=text).stdout
 
     def append(self, lines: Iterable[object], route: str = "orders") -> None:
-        """Send lines, which are durable then."""
+        """Send lines, and return once they are durable."""
         self.wald("append", route, text="".join(f"{line}\n" for line in lines))
 
     def segment(self, lines: Iterable[object]) -> None:
@@ -73,12 +73,12 @@ class Site:
         self.until(f"test $(ls {LOG}/segments/*.wal | wc -l) = 1")
 
     def read(self, route: str = "orders") -> list[str]:
-        """The values of a route's records that were not reclaimed."""
+        """Return the values of a route's records that were not reclaimed."""
         return self.wald("read", route, "--on-missing", "skip").splitlines()
 
     @property
     def head(self) -> int:
-        """The last durable sequence."""
+        """Return the last durable sequence."""
         return int(self.wald("head").split()[0].removeprefix("seq="))
 
     def cursor(self, group: str = "drain") -> int:
@@ -88,11 +88,11 @@ class Site:
         return self.machine.journal(unit)
 
     def until(self, condition: str) -> None:
-        """Return once a shell's condition holds."""
+        """Return once a shell condition holds."""
         eventually(lambda: self.machine.run("bash", "-c", condition, check=False).returncode == 0)
 
     def type(self, script: str) -> str:
-        """Return what root's shell prints for a script of bash; its commands and their units report a failure."""
+        """Return the output of a bash script in root's shell; its commands and their units report failures."""
         # A whole runbook has more time than one command, but ends before the test would hang.
         line = ("timeout", _RUNBOOK_SECONDS, "bash", "-c", f"trap 'echo failed: \"$BASH_COMMAND\" >&2' ERR\n{script}")
         done = self.machine.run(*line, check=False, seconds=2 * _RUNBOOK_SECONDS)

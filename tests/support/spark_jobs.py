@@ -1,4 +1,4 @@
-"""Commands on Spark as processes, with a JVM that is quick to start and compiles little."""
+"""Spark commands as processes, with a JVM that starts fast and compiles little."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quickly(place: Path) -> dict[str, str]:
 
 
 def run_job(line: Sequence[object], place: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end."""
+    """Run a command line to completion."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
     return subprocess.run(
         list(map(str, line)),

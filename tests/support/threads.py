@@ -1,4 +1,4 @@
-"""Threads of the tests' own tools: none of them ends without a word."""
+"""Threads of the tests' own tools, none of which fails silently."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 def started(
     name: str, work: Callable[[], object], wrong: list[str], *, hushed: threading.Event | None = None
 ) -> threading.Thread:
-    """A thread that does ``work``; whatever that raises is appended to ``wrong``, unless ``hushed`` is set by then."""
+    """Start a thread that does ``work``; append its exception to ``wrong``, unless ``hushed`` is set by then."""
 
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  (nobody else would hear of it)
+        except Exception as error:  # noqa: BLE001  (nothing else would report it)
             if hushed is None or not hushed.is_set():
                 wrong.append(f"{name}: {type(error).__name__}: {error}")
 

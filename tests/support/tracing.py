@@ -26,7 +26,7 @@ class Trace:
 
     @property
     def calls(self) -> list[str]:
-        """One line a system call, as strace writes them."""
+        """Return one line per system call, as strace writes it."""
         return self._path.read_text().splitlines()
 
     def release(self) -> None:
@@ -64,7 +64,7 @@ def hangs_in(pid: int, number: int) -> bool:
 
 
 def descriptor_of(call: str) -> str:
-    """``3</path>``, the first argument of a call as ``-y`` shows it."""
+    """Return ``3</path>``, the first argument of a call as ``-y`` shows it."""
     found = re.search(r"\((\d+<[^>]*>)", call)
     assert found, call
     return found[1]

@@ -21,7 +21,7 @@ _AMOUNT = re.compile(r"\d+(?:\.\d+)? (?:[KMGT]i)?B\b|\d+(?:\.\d+)? (?:ms|s|min|h
 
 
 def type_page(page: str, *, at: Path, root: Path) -> None:
-    """Run every block of ``page`` that is to be run, on this host."""
+    """Run every executable block of ``page`` on this host."""
     shell = partial(typed, at=at, root=root)
     type_blocks(blocks(page), shell=shell, shown=partial(placed, root=root))
 
@@ -66,7 +66,7 @@ def typed(script: str, *, at: Path, root: Path, settings: Mapping[str, str] = Ma
 
 
 def placed(text: str, root: Path) -> str:
-    """A text of a page, in which the log is at ``root``."""
+    """Return a text of a page with its log moved to ``root``."""
     for place in PLACES:
         text = text.replace(place, str(root))
     return text

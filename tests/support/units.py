@@ -1,4 +1,4 @@
-"""The unit files of ``systemd/`` on a machine, where a package puts them; the programs are those of this checkout."""
+"""The unit files of ``systemd/`` on a machine, installed like a package; the programs are those of this checkout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACES = {
 
 
 def install(machine: Machine) -> None:
-    """Put everything in its place, and make the user and the directory; nothing is started."""
+    """Install everything and create the user and the directory; start nothing."""
     for pattern, place in _PLACES.items():
         machine.path(place).mkdir(parents=True, exist_ok=True)
         for path in UNITS.glob(pattern):
@@ -35,7 +35,7 @@ def install(machine: Machine) -> None:
 
 
 def drop_in(machine: Machine, unit: str, text: str) -> None:
-    """Change a unit by a drop-in, which takes the place of an earlier one; nothing is started."""
+    """Change a unit with a drop-in, which replaces an earlier one; start nothing."""
     directory = machine.path(f"/etc/systemd/system/{unit}.d")
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "test.conf").write_text(text)
@@ -43,7 +43,7 @@ def drop_in(machine: Machine, unit: str, text: str) -> None:
 
 
 def _install_programs(machine: Machine) -> None:
-    """Scripts in /usr/bin. The interpreter and the checkout may be in a home, which the units do not see."""
+    """Write scripts to /usr/bin. The interpreter and the checkout may be in a home, which the units do not see."""
     places = {Path(sys.base_prefix): "/srv/test-python", CHECKOUT: "/srv/test-checkout"}
     for path, place in places.items():
         machine.sh(f"mkdir -p {place}; mountpoint -q {place} || mount --bind {path} {place}")

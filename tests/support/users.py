@@ -24,7 +24,7 @@ needs_root = pytest.mark.usefixtures("other_users")
 
 @dataclass(frozen=True)
 class User:
-    """A user with one group, or several."""
+    """A user with one or more groups."""
 
     name: str
     user_id: int
@@ -50,7 +50,7 @@ def lack() -> str:
 
 @contextmanager
 def acting_as(user_id: int) -> Iterator[None]:
-    """Be another user in the block, for the kernel, which notes who connects."""
+    """Act as another user within the block, for the kernel, which records who connects."""
     before = os.geteuid()
     os.seteuid(user_id)
     try:
@@ -71,7 +71,7 @@ BOB = User("bob", 54325, 54325, (OWNER.group_id, CONSUMERS))
 
 @contextmanager
 def daemon_of(user: User, settings: str = "") -> Iterator[Daemon]:
-    """A daemon of this user, with these settings. Its log is where other users can go, unlike what pytest keeps."""
+    """Start a daemon of this user with these settings. Other users can reach its log, unlike pytest's directories."""
     with tempfile.TemporaryDirectory() as name:
         parent = Path(name)
         os.chown(parent, OWNER.user_id, OWNER.group_id)

@@ -1,6 +1,6 @@
 """A random history of a whole log, compared with lists: each group receives exactly its unread records, byte for byte.
 
-Long lines come in pieces on several routes at once, while the log is cut, sealed, reclaimed, shrunk and archived, and
+Long lines arrive in pieces on several routes at once, while the log is cut, sealed, reclaimed, shrunk and archived, and
 the daemon is killed and restarted, or continues in a copy of its segment. Groups read in every possible way. Followers
 keep their files open all the time. Tests use fixed seeds, ``scripts/torture`` any.
 """
@@ -75,7 +75,7 @@ class WholeLog:
                 self._move(route, group, 0)
 
     def run(self, operations: int) -> None:
-        """Do as many steps."""
+        """Run this number of steps."""
         steps: dict[Callable[[], object], int] = {
             self.append_lines: 6,
             self.append_columns: 2,
@@ -104,7 +104,7 @@ class WholeLog:
             raise
 
     def finish(self) -> None:
-        """End each record that has begun, and let everybody read to the end."""
+        """Complete each open record, and let all readers read to the end."""
         for route in list(self.begun):
             self._append_end(route, b"end")
         self.read_all()
@@ -116,7 +116,7 @@ class WholeLog:
         self.read_all()
         self.built.crash()
 
-    # What changes the log.
+    # Changes of the log.
 
     def append_lines(self) -> None:
         route = self.rng.choice(ROUTES)
@@ -131,7 +131,7 @@ class WholeLog:
             self._keep(route, self.built.columns(route, values), values)
 
     def append_piece(self) -> None:
-        """Append a piece of a long line: its beginning behind others, its middle, or its end and the next lines."""
+        """Append a piece of a long line: its beginning after other lines, its middle, or its end and the next lines."""
         route, text = self.rng.choice(ROUTES), self._value()
         if route not in self.begun:
             before = [self._value() for _ in range(self.rng.choice([0, 0, 1, 2]))]
@@ -177,7 +177,7 @@ class WholeLog:
             writer.restore_name()
 
     def reclaim(self) -> None:
-        """Delete what every group has read, and shrink what one of them pins."""
+        """Delete segments that every group has read, and shrink pinned ones."""
         built = self.built
         reclaimer = Reclaimer(
             built.root, built.disk, grace_ns=0, boot=built.boot, shrink_pinned=self.rng.random() < 0.7
@@ -189,7 +189,7 @@ class WholeLog:
         self.spoiled &= {segment.base_sequence for segment in list_segments(built.root).segments}
 
     def archive(self) -> None:
-        """Bundles of all that is complete; they hold the next unread records of their group."""
+        """Bundle all complete records; the bundles contain the next unread records of their group."""
         route, place = self.rng.choice(ROUTES), self.place / "archive"
         due = self._due(route, "archive") if (route, "archive") in self.cursors else None
         if due is None:
@@ -214,7 +214,7 @@ class WholeLog:
             self.spoiled.add(segment.base_sequence)
 
     def repair(self) -> None:
-        """Without a daemon; nothing is given up."""
+        """Repair without a daemon; no record is given up."""
         self.built.crash()
         plan = repair(self.built.root.path)
         assert [act.lost_spans for act in plan.actions if act.lost_spans] == []
@@ -223,7 +223,7 @@ class WholeLog:
         self._start()
 
     def damage_a_copy(self) -> None:
-        """No reader of a damaged copy is given a torn record, and a repair gives up only what none could read."""
+        """Check that no reader of a damaged copy gets a torn record, and a repair gives up only unreadable records."""
         root = self.place / f"copy-{len(self.done)}"
         shutil.copytree(self.built.root.path, root)
         segments = list_segments(Root(root)).segments
@@ -238,7 +238,7 @@ class WholeLog:
         shutil.rmtree(root)
 
     def _readable(self, root: Path) -> tuple[set[Numbered], list[Damaged]]:
-        """Read a damaged log, all routes and each route; return the records and the damage that was reported."""
+        """Read a damaged log, all routes and each route; return the records and the reported damage."""
         written = {pair for route in ROUTES for pair in self.written[route]}
         damage: list[Damaged] = []
         log = wald.open(root)
@@ -258,7 +258,7 @@ class WholeLog:
         self.built = Built(was.root.path, segment_max_bytes=1 << 20, epoch=was.writer.epoch + 1, now_ns=was.now_ns)
         assert self.built.report.errors == []
 
-    # Who reads.
+    # Readers.
 
     def read_for_a_group(self) -> None:
         route, group = self.rng.choice([each for each in self.cursors if each[1] != "work"])
@@ -287,7 +287,7 @@ class WholeLog:
         return [(row["sequence"], row["value"]) for row in rows][:limit]
 
     def _by_search(self, route: str, group: str, limit: int) -> list[Numbered]:
-        """Search like ``wald read --grep``, for something that every record has."""
+        """Search like ``wald read --grep``, for text that every record contains."""
         view, found = self.built.view, list[Numbered]()
 
         def show(batch: Batch) -> Match:
@@ -302,7 +302,7 @@ class WholeLog:
         return found[:limit]
 
     def _by_spark(self, route: str, group: str, limit: int) -> list[Numbered]:
-        """In pieces, as executors read it."""
+        """Read in pieces, like executors."""
         view, routes = self.built.view, frozenset([route])
         wanted = Range(routes, self.cursors[route, group] + 1, log_end(view, routes).complete)
         if wanted.first > wanted.last:
@@ -312,7 +312,7 @@ class WholeLog:
         return sorted(given)[:limit]
 
     def work_for_a_group(self) -> None:
-        """Leases of a work group; all that it was given is acknowledged."""
+        """Lease records of a work group, and acknowledge all of them."""
         route = self.rng.choice(ROUTES)
         if (route, "work") not in self.cursors:
             self._move(route, "work", self._floor(route))
@@ -329,7 +329,7 @@ class WholeLog:
             self.cursors[route, "work"] = due[-1][0]
 
     def follow(self) -> None:
-        """Let a follower continue after a pause, or begin one."""
+        """Let a follower continue after a pause, or start one."""
         if len(self.followers) < 3 or self.rng.random() < 0.2:
             route = self.rng.choice(ROUTES)
             steps = read_without_waiting(self.built.view, route=route, start="earliest", stop=None, group="f")
@@ -344,7 +344,7 @@ class WholeLog:
         follower.given += given
 
     def read_all(self) -> None:
-        """Read everything, and look some unread records up."""
+        """Read everything, and look up some unread records."""
         for route in ROUTES:
             self._check_reading(route, numbered(self.built.log.records(route)))
             unread = [number for number, _ in self.written[route] if number > self._floor(route)]
@@ -359,7 +359,7 @@ class WholeLog:
             assert errors(self.built.root.path) == []
 
     def _check_reading(self, route: str, given: list[Numbered], *, behind: int = 0) -> None:
-        """Check that the given records are whole and in order, and that no unread one is missing."""
+        """Check that the given records are complete and in order, and that no unread one is missing."""
         written = [pair for pair in self.written[route] if pair[0] > behind]
         unread = [pair for pair in written if pair[0] > self._floor(route)]
         torn = sorted(set(given) - set(written))
@@ -394,7 +394,7 @@ def numbered(records: Iterator[Record]) -> list[Numbered]:
 
 
 def spoil(path: Path, rng: random.Random, *, keep: bool) -> None:
-    """Damage a file, cut it short, or remove it unless it is to ``keep`` its name."""
+    """Damage a file, truncate it, or remove it unless it is to ``keep`` its name."""
     data = bytearray(path.read_bytes())
     at = rng.randrange(min(len(data), 1 << 16))
     match rng.choice(["flip", "flip", "zero", "cut", "gone"]):
@@ -411,7 +411,7 @@ def spoil(path: Path, rng: random.Random, *, keep: bool) -> None:
 
 
 def whole_log(place: Path, *, seed: int, operations: int = OPERATIONS) -> int:
-    """One run with a log below ``place``; returns how many steps it took."""
+    """Run with a log below ``place``; return the number of steps."""
     place.mkdir(parents=True, exist_ok=True)
     log = WholeLog(place, random.Random(seed))
     log.run(operations)

@@ -1,7 +1,7 @@
 """History of a work group as its observers recorded it: calls, dead letters, reads of the log, changes of the clock.
 
-Times are ns of CLOCK_MONOTONIC. The owner writes a line before it carries a call out and one after that, so a call
-without an end is one whose owner is gone: it may have been carried out or not.
+Times are ns of CLOCK_MONOTONIC. The owner writes a line before and after each call, so a call without an end is one
+whose owner died: it may have taken effect or not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Given(NamedTuple):
     """A delivered record.
 
     Attributes:
-        number: which one the producer meant by it.
-        due_ns: the time in its header, by the clock on the wall; 0: none.
+        number: identity of the record at the producer.
+        due_ns: the time in its header, by the wall clock; 0: none.
     """
 
     sequence: int
@@ -39,7 +39,7 @@ class Call:
     Attributes:
         life: the number of the owner that was asked.
         kind: "lease", "ack", "nack", "extend" or "release".
-        ended_ns: when it returned; :data:`NEVER`: it did not.
+        ended_ns: time of the return; :data:`NEVER` if it did not return.
         sequences: the records of the call, without the refused ones.
         seconds: of the lease, or of the delay.
         given: the records that a lease returned.
@@ -61,8 +61,8 @@ class Letter(NamedTuple):
 
     Attributes:
         origin: the sequence of the record that was given up.
-        number: of its value, as of :class:`Given`.
-        seen_ns: when it was found.
+        number: of its value, as in :class:`Given`.
+        seen_ns: time at which it was found.
     """
 
     origin: int
@@ -73,11 +73,11 @@ class Letter(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look at the log, after all that was found was done: the cursor was read first.
+    """State of the log once all records found in it were done; the cursor was read first.
 
     Attributes:
         cursor: of the group.
-        reclaimed: the ranges of records of the route that had been in segments that were deleted.
+        reclaimed: the ranges of records of the route in deleted segments.
     """
 
     at_ns: int
@@ -94,12 +94,12 @@ class Offset(NamedTuple):
 
 @dataclass
 class History:
-    """All of it.
+    """All observations.
 
     Attributes:
-        sent: which number each record has that the daemon has acknowledged to the producer.
+        sent: the number of each record that the daemon has acknowledged to the producer.
         base_ns: difference of the correct wall clock and CLOCK_MONOTONIC.
-        done: whether all was waited for at the end.
+        done: True if the run waited for all records at the end.
     """
 
     order: str
@@ -125,7 +125,7 @@ class Notes:
 
 
 def notes(path: Path) -> Iterable[dict[str, Any]]:
-    """The whole lines of such a file."""
+    """Yield the complete lines of such a file."""
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 

@@ -1,8 +1,8 @@
 """Model of a work group by ``docs/work.md``: a plain list of records.
 
-Where the page leaves open what happens, the model permits both, and goes on with what it finds: whether a record is
-delivered whose time had come before the clock was set back, whether a lease that is over was noticed before another
-call, what of the last deliveries a crash of the machine has left.
+If the page does not specify an outcome, the model permits both and adopts the observed one: delivery of a record that
+was due before the clock was set back, detection of an expired lease before another call, and the last deliveries that
+survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class Item:
 
     Attributes:
         batch_end: the last sequence that was appended with it.
-        due_ns: not before this time on the wall; 0: at once.
-        peak_ns: the latest time that the wall has shown since that is known.
-        tries: how often it was delivered; low: how often at least a new owner knows of.
+        due_ns: not before this wall-clock time; 0: immediately.
+        peak_ns: the latest wall-clock time since the due time is known.
+        tries: number of deliveries; low: the minimum that a new owner knows.
         holder: the worker that has it, from since_ns until until_ns.
-        lapsed: whether the lease may be over by now, or is.
-        doubtful: whether a crash may have made it one that was never delivered.
+        lapsed: True if the lease has or may have expired.
+        doubtful: True if a crash may have undone its delivery.
     """
 
     sequence: int
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def floor(self) -> int:
-        """Everything up to it is done, as far as records of this route are concerned."""
+        """The last sequence up to which all records of this route are done."""
         return min((item.sequence for item in self.open()), default=1 << 62) - 1
 
     def held(self, worker: str) -> list[Item]:
@@ -95,24 +95,24 @@ class Group:
         )
 
     def next(self, wall_ns: int) -> Item | None:
-        """The first one that has to be delivered now."""
+        """Return the first record that must be delivered now."""
         floor = self.floor
         return next((item for item in self.open() if self.must_come(item, floor, wall_ns)), None)
 
     def lapse(self, now_ns: int) -> None:
-        """Leases that are over; with a record come those of its key that are behind it."""
+        """Expire leases; a record returns together with later ones of its key."""
         for item in self.open():
             if item.holder and item.until_ns <= now_ns:
                 self.come_back(item, lapsed=True)
 
     def notice(self) -> None:
-        """End the leases that are certainly over."""
+        """End the leases that have certainly expired."""
         for item in self.open():
             if item.lapsed:
                 item.holder, item.lapsed = "", False
 
     def come_back(self, item: Item, *, lapsed: bool = False) -> None:
-        """A record is with no worker any more, or perhaps."""
+        """Release a record from its worker, certainly or possibly."""
         for each in self.open():
             follows = self.by_key and item.key is not None and each.key == item.key and each.sequence > item.sequence
             if each is item or (follows and each.holder):
@@ -120,7 +120,7 @@ class Group:
                 each.holder = each.holder if lapsed else ""
 
     def show(self, wall_ns: int) -> None:
-        """The wall shows this time."""
+        """Record that the wall clock has shown this time."""
         for item in self.open():
             item.peak_ns = max(item.peak_ns, wall_ns)
 
@@ -130,5 +130,5 @@ class Group:
             item.holder, item.lapsed = "", False
             if cut:
                 item.doubtful = item.doubtful or item.tries > 0
-                item.reason = ""  # it may be lost: only one that came with a delay was synced
+                item.reason = ""  # it may be lost: only a reason with a delay was synced
                 item.low = min(item.low, max(0, item.tries - 1))

@@ -1,7 +1,7 @@
 """Oracle that checks a :class:`History` against the promises of ``docs/work.md``. It is independent of the code.
 
-A call took effect at some moment between its beginning and its end, and one that never ended perhaps not at all. A
-promise counts as broken only if it is whatever these moments were.
+A call took effect at some moment between its beginning and its end; a call without an end may have had no effect. A
+promise counts as broken only if every choice of these moments breaks it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Facts:
     def _perhaps_done_ns(self, sequence: int) -> int:
         """Earliest time at which it may be done."""
         begun = [call.began_ns for call in self.acks(sequence)]
-        if self.letters[sequence] and self.deliveries[sequence]:  # delivered once more, it would have had more tries
+        if self.letters[sequence] and self.deliveries[sequence]:  # another delivery would have increased the tries
             begun.append(max(each.call.began_ns for each in self.deliveries[sequence]))
         return min(begun, default=NEVER)
 
@@ -64,7 +64,7 @@ class _Facts:
 
 
 def judge(history: History) -> list[str]:
-    """Every broken promise, in words; a few of each kind are enough."""
+    """Return every broken promise in words, with a limit for each kind."""
     facts = _Facts(history)
     found = []
     for promise in PROMISES:
@@ -187,14 +187,14 @@ def _not_before_it_is_due(facts: _Facts) -> Iterator[str]:
 
 
 def _offsets(facts: _Facts, since_ns: int, until_ns: int) -> list[int]:
-    """By how much the wall clock may have been wrong in a span of time."""
+    """Return the possible errors of the wall clock in a span of time."""
     offsets = facts.history.offsets
     before = [each.by_ns for each in offsets if each.since_ns <= since_ns][-1:] or [0]
     return before + [each.by_ns for each in offsets if since_ns < each.since_ns <= until_ns]
 
 
 def _latest_wall_ns(facts: _Facts, since_ns: int, until_ns: int) -> int:
-    """The latest time that the wall clock may have shown in a span of time."""
+    """Return the latest time that the wall clock may have shown in a span of time."""
     ends = [each.since_ns for each in facts.history.offsets if since_ns < each.since_ns <= until_ns] + [until_ns]
     return max(end + by for end, by in zip(ends, _offsets(facts, since_ns, until_ns), strict=True)) + (
         facts.history.base_ns

@@ -1,10 +1,10 @@
-"""A process that owns a work group and serves workers over a socket, one thread each; it writes down each call.
+"""A process that owns a work group and serves workers over a socket, one thread each; it logs each call.
 
     python workgroup_owner.py JSON
 
 JSON: root, route, group, order, window, max_tries, socket, notes, seed. A request is a line of JSON with ``do``, the
 method, and its arguments, and so is the answer. SIGTERM closes the group while workers wait in it. The exit code is 3
-if the disk failed, 4 if anything else did.
+if the disk failed, 4 after any other failure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Owner:
         )
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer one worker until it is gone."""
+        """Answer one worker until it disconnects."""
         worker = ""
         try:
             with connection, connection.makefile("rwb") as stream:
@@ -62,7 +62,7 @@ class Owner:
                     stream.flush()
         except (BrokenPipeError, ConnectionResetError):
             pass
-        except BaseException as error:  # noqa: BLE001  (whatever it is, this process is over)
+        except BaseException as error:  # noqa: BLE001  (any exception ends this process)
             self._end(error)
         if worker and self._chance.random() < 0.5:  # otherwise its leases expire
             try:

@@ -1,7 +1,7 @@
-"""Kill all processes around a work group, again and again, and judge their notes.
+"""Kill all processes around a work group repeatedly, and judge their notes.
 
 producer    a thread; batches with keys and times, never far ahead of the cursor
-owner       a process with the group; its workers are processes too, and ask it over a socket
+owner       a process with the group; its workers are processes too, and send requests over a socket
 sidecars    wald-reclaim without grace, and a reader of the dead letters, in one thread
 faults      SIGKILL of owner, workers and daemon; SIGTERM and SIGSTOP of the owner; failing and slow system calls
             of the owner; its wall clock set; CUT
@@ -45,7 +45,7 @@ ORDERS: tuple[Order, ...] = ("log", "key")
 WORKERS = 4
 WINDOW = 3000
 MAX_TRIES = 5
-AHEAD = 4000  # sequences that the producer may be ahead of the cursor
+AHEAD = 4000  # maximum lead of the producer over the cursor, in sequences
 STUCK_SECONDS = 120.0
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
 _FAULTS = {
@@ -88,12 +88,12 @@ class Outcome:
 def torture_workers(
     place: Path, *, order: Order, kills: int, seed: int, tell: Callable[[int], None] = lambda _: None
 ) -> Outcome:
-    """One log, one group, at least ``kills`` times SIGKILL; the log is stopped afterwards.
+    """Torture one log and one group with at least ``kills`` SIGKILLs; the log is stopped afterwards.
 
     Args:
-        place: a directory; what all have written down stays there.
-        seed: of the moments and of the faults; the timing of the machine still varies.
-        tell: called after each fault with how many kills there were.
+        place: a directory, which keeps the notes of all processes.
+        seed: for the timing of kills and the faults; the timing of the machine still varies.
+        tell: called after each fault with the number of kills.
     """
     place.mkdir(parents=True)
     chance = random.Random(seed)
@@ -160,7 +160,7 @@ class _Scene:
         verbs[name]()
 
     def settle(self) -> None:
-        """All that has ended is started again; then records are acknowledged."""
+        """Restart all processes that have ended, and wait until records are acknowledged."""
         if self._daemon.process.poll() is not None:
             self._daemon.spawn()
         self._seen_to()
@@ -172,7 +172,7 @@ class _Scene:
         threading.Event().wait(self._chance.uniform(0, 0.4))
 
     def finish(self) -> None:
-        """All that was sent is processed."""
+        """Wait until all sent records are processed."""
         self._daemon.await_ready()
         self._set_clock(to_ns=0)
         self._stopping.set()
@@ -211,7 +211,7 @@ class _Scene:
         return outcome
 
     def _unseen(self) -> list[str]:
-        """Return deliveries that workers noted and no owner did: faults of the notes themselves."""
+        """Return deliveries that workers noted and no owner did: errors in the notes themselves."""
         given = {(g.sequence, g.tries) for call in self._history.calls for g in call.given}
         done = {s for call in self._history.calls if call.kind == "ack" for s in call.sequences}
         wrong = []
@@ -269,11 +269,11 @@ class _Scene:
         return True
 
     def _see_to_owner(self) -> None:
-        """Start it again if it has ended, as it may when its disk fails."""
+        """Restart it if it has exited, as it may after a disk failure."""
         assert self._owner is not None
         if (code := self._owner.poll()) is None:
             return
-        if code not in (0, 3, -signal.SIGKILL, -signal.SIGTERM):  # the last: before it was ready for that
+        if code not in (0, 3, -signal.SIGKILL, -signal.SIGTERM):  # the last one: it was not yet ready for the signal
             log = (self._place / "owner.log").read_text()
             self.wrong.append(f"owner {self.outcome.owners - 1} ended with {code}: {log[-1500:]}")
         self._spawn_owner()
@@ -368,7 +368,7 @@ class _Scene:
         sequences: list[int] = []
         with Producer(self._daemon.root, retry_for=STUCK_SECONDS) as producer:
             while not self._stopping.is_set():
-                full = time.monotonic() + 1  # a group that waits for more before it moves its cursor gets some
+                full = time.monotonic() + 1  # a group may wait for further records before it moves its cursor
                 while sequences and sequences[-1] - self._cursor() > AHEAD and time.monotonic() < full:
                     self._stopping.wait(0.05)
                 new = [len(numbers) + number for number in range(chance.choice((1, 5, 50)))]

@@ -1,9 +1,9 @@
-"""A process that works for a group: it leases records, and does with them what workers do, well and badly.
+"""A worker process of a group: it leases records, and handles them correctly or incorrectly.
 
     python workgroup_worker.py SOCKET NAME SEED NOTES
 
-It asks the owner behind SOCKET, connects again when that is gone, and writes down what it was given and which of its
-acknowledgements were answered. Records whose number is :func:`poison` are never acknowledged.
+It connects to the owner at SOCKET, reconnects after a failure, and logs its deliveries and its answered
+acknowledgements. Records whose number is :func:`poison` are never acknowledged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 0.02
 
 
 def _wait(seconds: float) -> None:
-    """Work, as others see it."""
+    """Wait, as if working."""
     threading.Event().wait(max(0.0, seconds))
 
 

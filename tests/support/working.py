@@ -2,8 +2,7 @@
 
     python working.py ROOT ROUTE GROUP WORKERS
 
-Lines on stdout: ``got SEQUENCE TRIES WORKER`` for a delivered record, and ``done SEQUENCE`` once its acknowledgement
-is
+Lines on stdout: ``got SEQUENCE TRIES WORKER`` for a delivered record, and ``done SEQUENCE`` once its acknowledgement is
 on disk. It ends when all is acknowledged and nothing arrives for a second.
 """
 

@@ -23,7 +23,7 @@ def in_memory(writer: Writer) -> tuple[LogState, int, int]:
 
 
 def batches(path: Path, *, limit: int | None = None) -> list[ScannedBatch]:
-    """The batches of a raw segment, which holds nothing else."""
+    """Return the batches of a raw segment, which must contain nothing else."""
     with path.open("rb") as file:
         *found, _tail = RawFile(file.fileno(), limit=limit).scan()
     assert all(isinstance(batch, ScannedBatch) for batch in found)
@@ -31,7 +31,7 @@ def batches(path: Path, *, limit: int | None = None) -> list[ScannedBatch]:
 
 
 def with_some_records(path: Path, disk: Disk) -> Built:
-    """Two segments; an open record, and a producer that will retry."""
+    """Build two segments; an open record, and a producer that will retry."""
     built = Built(path, disk=disk)
     built.lines("web", [b"1", b"2"])
     built.cut()
@@ -48,7 +48,7 @@ def commit_more(built: Built) -> None:
 
 
 def assert_whole(built: Built) -> None:
-    """End the open record, without which a sequence has nothing to show yet: then nothing is wrong and none missing."""
+    """End the open record, whose sequence is not yet visible; then check that the log has no damage and no gaps."""
     if built.writer.state.open_records:
         built.piece("long", b"end\n", begins=False, ends=True)
     assert values(built.root.path, "long") in ([b"begin end"], [b"begin and on end"])

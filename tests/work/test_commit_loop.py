@@ -1,4 +1,4 @@
-"""Concurrent threads: one round of the commit loop applies the requests of all."""
+"""Concurrent threads: one round of the commit loop applies all their requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKERS = 16
 
 
 def together(count: int, do: Callable[[int], list[Delivery]]) -> list[list[Delivery]]:
-    """Return the results of ``count`` threads that begin at the same time."""
+    """Return the results of ``count`` threads that start at the same time."""
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> list[Delivery]:
@@ -30,7 +30,7 @@ def together(count: int, do: Callable[[int], list[Delivery]]) -> list[list[Deliv
 
 
 def lease(work: WorkGroup, number: int, records: int, done: list[int]) -> list[int]:
-    """So many records, however many leases that takes."""
+    """Lease this number of records, in as many calls as needed."""
     got: list[int] = []
     while len(got) < records:
         got += sequences(work.lease(f"w{number}", records - len(got), wait=30, done=done))
@@ -40,7 +40,7 @@ def lease(work: WorkGroup, number: int, records: int, done: list[int]) -> list[i
 @pytest.mark.parametrize("order", ["log", "key"])
 @pytest.mark.parametrize("records", [1, 3])
 def test_those_who_wait_share_what_comes(built: Built, order: Order, records: int) -> None:
-    """Also over several batches, and the next round acknowledges all of the one before."""
+    """This includes several batches, and the next round acknowledges all records of the previous one."""
     rounds = 4
     built.lines("a", [b"first"])
     built.log.set_cursor("a", 1, "g")
@@ -83,7 +83,7 @@ def test_each_that_acknowledges_learns_for_which_of_its_own_it_did_not_count(bui
         barrier = threading.Barrier(WORKERS)
 
         def acknowledge(number: int) -> None:
-            """Its own first one, the second one of the next worker, and one that was not delivered."""
+            """Acknowledge the worker's first record, the next worker's second one, and one that was not delivered."""
             barrier.wait()
             named = [2 * number + 1, 2 * number + 4, 2 * WORKERS + 1 + number]
             refused[number] = work.ack(f"w{number}", named)

@@ -1,4 +1,4 @@
-"""Records with a time before which no worker gets them: sent by commands, over kills, and as dead letters."""
+"""Delayed records: sent by commands, across kills, and as dead letters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wald.log import Log
 from wald.work.group import WorkGroup
 from wald.work.owner import Delivery
 
-BRIEF = "3s"  # longer than an owner takes to read the route; if not, the tests see less
+BRIEF = "3s"  # longer than an owner needs to read the route; otherwise the tests cover less
 
 OWNER = """
 import sys
@@ -86,7 +86,7 @@ def test_a_killed_owner_has_forgotten_no_time(root: Path) -> None:
 
 
 def test_a_dead_letter_that_is_put_back_is_due_when_it_was(root: Path) -> None:
-    """A reader of the stream ignores the delay, and its dead letter keeps the due time for workers."""
+    """A stream reader ignores the delay, and its dead letter keeps the due time for workers."""
     append(root, b"late", "--delay", "1h")
     assert drain("--root", root, "a", "--tries", 1, "--exit-at-end", "--", "false").returncode == 10
     assert drain("--root", root, "redrive").returncode == 0

@@ -1,4 +1,4 @@
-"""Deliveries of a work group against a plain list: every record with its state, looked at one by one."""
+"""Deliveries of a work group compared with a plain list of records and their states, scanned one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOOR = PAGE_RECORDS - 3
 
 @dataclass
 class Model:
-    """One record as a person would keep it."""
+    """State of one record."""
 
     sequence: int
     key: bytes | None
@@ -47,7 +47,7 @@ class Oracle:
         return [record.sequence for record in self.open() if record.holder == consumer]
 
     def next_for(self, consumer: str, wall_ns: int) -> Model | None:
-        """The record that is delivered next to ``consumer``, within one lease."""
+        """Return the record that ``consumer`` gets next within one lease."""
         blocked: set[bytes] = set()
         for record in self.open():
             if record.key in blocked:
@@ -61,7 +61,7 @@ class Oracle:
     leased: set[int] = field(default_factory=set)
 
     def come_back(self, sequences: set[int]) -> None:
-        """Return records, and those behind them by key."""
+        """Return records, and those after them by key."""
         for sequence in sequences:
             record = self.records[sequence]
             record.holder = ""
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def finish_together(self, data: st.DataObject) -> None:
-        """Several name records, also the same ones; any order among them is right."""
+        """Several workers name records, including the same ones; any order among them is correct."""
         named = [(consumer, sorted(self.some(data, consumer))) for consumer in CONSUMERS]
         settled = self.deliveries.finish(named)
         before = {sequence: record.holder for sequence, record in self.oracle.records.items()}
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
     def give_back(self, consumer: str, delay: int | None, data: st.DataObject) -> None:
         sequences = self.some(data, consumer)
         due = None if delay is None else self.wall + delay * SECOND
-        for sequence in sorted(sequences, reverse=True):  # records behind one return with it
+        for sequence in sorted(sequences, reverse=True):  # records after it by key return with it
             record = self.oracle.records[sequence]
             if not record.done and record.holder == consumer:
                 self.oracle.come_back({sequence})
@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
         assert self.deliveries.window.floor == first - 1
 
     def teardown(self) -> None:
-        """Every record that was not acknowledged still comes."""
+        """Check that every unacknowledged record is still delivered."""
         self.now += 1000 * SECOND
         self.deliveries.expire(self.now)
         self.deliveries.wake(self.wall + 10**6 * SECOND)

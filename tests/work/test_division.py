@@ -1,4 +1,4 @@
-"""Division of new records among waiting workers: as if each took its own, one after the other."""
+"""Division of new records among waiting workers, as if each leased its share in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that a worker or an operator is through with: given up now, or passed over by the cursor."""
+"""Records that a worker or an operator has given up on: dead letters, and records that the cursor skips."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """With ten records on route a."""
+    """A daemon with ten records on route a."""
     with Daemon(tmp_path / "log") as running:
         output_of("route", "add", "a", "--root", running.root)
         output_of("append", "a", "--root", running.root, stdin=b"".join(b"%d\n" % each for each in range(1, 11)))
@@ -33,7 +33,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def letters(root: Path) -> list[tuple[bytes, str, str]]:
-    """Value, reason and tries of each dead letter."""
+    """Return value, reason and tries of each dead letter."""
     found = records(root, "dead_letter") if (root / "routes/dead_letter").exists() else []
     headers = [json.loads(record.headers or b"") for record in found]
     return [(r.value, h["wald.reason"], h["wald.tries"]) for r, h in zip(found, headers, strict=True)]
@@ -60,7 +60,7 @@ def test_a_worker_may_give_up_what_it_has(daemon: Daemon) -> None:
 
 
 def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemon) -> None:
-    """Once, though the owner has ended in between; and no worker gets it."""
+    """It is sent once, although the owner has restarted in between; no worker gets the record."""
     daemon.kill()
     said: list[str] = []
     with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
@@ -78,7 +78,7 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
 
 
 def test_what_could_not_be_given_up_is_tried_again_without_a_lease(daemon: Daemon) -> None:
-    """An owner whose workers want nothing, and one of which nothing can be sent, stop no dead letter."""
+    """Sending fails while no daemon runs; after its restart both are sent, although no worker asks for a lease."""
     daemon.kill()
     said: list[str] = []
     with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
@@ -92,7 +92,7 @@ def test_what_could_not_be_given_up_is_tried_again_without_a_lease(daemon: Daemo
 
 
 def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: Built) -> None:
-    """The cursor cannot be written, twice, because a directory is in its place."""
+    """Writing the cursor fails twice because a directory has its name."""
     built.lines("a", [b"job"] * 4)
     log, said = wald.open(built.root.path), list[str]()
     log.set_cursor("a", 0, "g")
@@ -115,7 +115,7 @@ def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: 
 def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A retired dead-letter route refuses them: records that cannot be given up are with no worker."""
+    """A retired dead-letter route rejects records, so no worker has those that cannot be given up."""
     daemon.ask("ROUTE ADD dead_letter")
     daemon.ask("ROUTE RETIRE dead_letter")
     with WorkGroup(daemon.root, "a", "g", max_tries=1) as work:
@@ -131,7 +131,7 @@ def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
 
 
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
-    """An acknowledgement is refused, since the dead letter may exist. Without a daemon, every try is in doubt."""
+    """The dead letter may already exist. Without a daemon, every try is in doubt."""
     built.lines("a", [b"job"] * 2)
     said: list[str] = []
     with WorkGroup(built.root.path, "a", "g", max_tries=1, report=said.append) as work:
@@ -148,7 +148,7 @@ def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
 
 
 def test_the_tries_that_a_worker_counts_never_go_down(built: Built) -> None:
-    """They survive restarts and compaction, and count even if no worker has the record any more."""
+    """They survive restarts and compaction, and count even after the worker has lost the record."""
     built.lines("a", [b"job"] * 4)
     with WorkGroup(built.root.path, "a", "g") as work:
         work.lease("x", 3, wait=30)
@@ -178,13 +178,13 @@ def test_records_behind_one_that_was_given_up_follow_it(tmp_path: Path, daemon: 
     with WorkGroup(daemon.root, "b", "g", order="key") as work:
         assert len(work.lease("x", 2, wait=30)) == 2
         work.give_up("x", [11], "it has teeth")
-        assert work.ack("x", [12]) == []  # late, and of use
+        assert work.ack("x", [12]) == []  # late, but effective
         eventually(lambda: work.floor == 12)
     assert [value for value, _, _ in letters(daemon.root)] == [b"11"]
 
 
 def test_a_cursor_that_is_moved_passes_over_records(built: Built) -> None:
-    """Those that a worker has, those that wait, and those that were not read yet."""
+    """This applies to leased, waiting and unread records."""
     built.lines("a", [b"job"] * 10)
     said: list[str] = []
     with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
@@ -218,7 +218,7 @@ def test_what_comes_in_before_a_moved_cursor_is_passed_over(built: Built) -> Non
 
 
 def test_a_cursor_that_was_moved_beyond_the_journal_passes_over_records(built: Built) -> None:
-    """No owner ran then, and none had read so far."""
+    """No owner was running, and the last one had not read that far."""
     for _ in range(5):
         built.lines("a", [b"job"] * 2)
     with WorkGroup(built.root.path, "a", "g", window=2) as work:
@@ -248,7 +248,7 @@ def test_what_is_given_up_and_why_outlive_a_journal_that_is_written_anew(
 
 
 def test_leases_without_an_end_cost_no_memory() -> None:
-    """Once nothing is out by them."""
+    """Memory is freed once their records are returned."""
 
     def work(rounds: int) -> None:
         deliveries = Deliveries(0)

@@ -255,7 +255,7 @@ def test_records_of_a_key_are_given_back_together(built: Built) -> None:
 
 @pytest.mark.parametrize("order", ["log", "key"])
 def test_what_was_passed_over_by_a_lease_outlives_the_owner(built: Built, order: Order) -> None:
-    """A record that is not due, or is behind another of its key, lies between two that were delivered."""
+    """A delayed record, or one after another of its key, is between two delivered ones."""
     late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
     headers = [None, late if order == "log" else None, None]
     built.columns("a", [b"1", b"2", b"3"], keys=[b"k", b"k", None], headers=headers)
@@ -376,7 +376,7 @@ def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_pat
 
 
 def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even after a crash before the journal has the record as being given up."""
+    """This holds even after a crash before the journal records that it is being given up."""
     monkeypatch.setattr("wald.work.journal._GROWN_BYTES", -(1 << 20))  # it is compacted in each round
     built.lines("a", [b"poison"])
     journal = built.root.cursor_directory("a") / "g.work"
@@ -408,7 +408,7 @@ def test_a_dead_letter_that_was_sent_is_not_sent_again(tmp_path: Path, producers
 
 
 def given_up(root: Path, reason: str) -> bytes:
-    """Give the first record up, and end as if killed after its dead letter was sent: the lines that are not written."""
+    """Give up the first record and simulate a kill after sending its dead letter; return the unwritten lines."""
     work = WorkGroup(root, "a", "g", max_tries=1)
     work.lease("x", wait=30)
     work.nack("x", [1], reason=reason)

@@ -1,4 +1,4 @@
-"""Journal on disk: the owner cuts an unfinished line after a crash, and damage keeps the group from starting."""
+"""Journal on disk: after a crash, the owner truncates an unfinished line; damage prevents the group from starting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES: list[JournalLine] = [
 
 @pytest.fixture
 def path(built: Built) -> Path:
-    """Bytes of a journal with three lines after the first, each synced."""
+    """A journal with three synced lines after the first."""
     built.lines("a", [b"x"] * 5)
     journal = opened(built)
     for line in LINES:
@@ -43,7 +43,7 @@ def lines(built: Built) -> list[JournalLine]:
 
 
 def said(path: Path) -> bytes:
-    """Its lines, without the room behind them."""
+    """Return the lines without the preallocated space."""
     return path.read_bytes().rstrip(b"\n") + b"\n"
 
 

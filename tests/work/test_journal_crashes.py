@@ -1,6 +1,6 @@
 """Power cuts of a journal whose lines overwrite preallocated space.
 
-Any sector of 512 bytes that was not synced may be as it was after any write since then, or lost; a file that has grown
+Any unsynced 512-byte sector may have its content after any write since the sync, or be lost; a file that has grown
 may have any of its lengths.
 """
 
@@ -39,10 +39,10 @@ turns = st.lists(st.one_of(st.lists(commits, min_size=1, max_size=4), st.just(SY
 
 
 class Cut(Unsynced):
-    """Knows the content of the journal at its last sync, and after each write since then.
+    """Content of the journal at its last sync, and after each write since then.
 
     Attributes:
-        full: True if there is no space for preallocation.
+        full: True if preallocation fails for lack of space.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def lines(built: Built) -> list[JournalLine]:
 
 
 def written(journal: Journal, turns: Iterable[list[Commit] | None]) -> tuple[list[Commit], int]:
-    """The lines of all turns, and how many of them were synced."""
+    """Return the lines of all turns, and the number of synced lines."""
     appended: list[Commit] = []
     synced = 0
     for turn in turns:
@@ -142,7 +142,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("last", ["lease", "nack"])
 def test_a_power_cut_lowers_no_number_of_tries_that_was_reported(built: Built, tmp_path: Path, last: str) -> None:
-    """After a second delivery, or once a worker has reported how often the record has failed."""
+    """Tries are reported by a second delivery, or by a worker that counts its failures."""
     built.lines("a", [b"x"])
     root = built.root.path
     platter = recorded([sys.executable, "-c", PROGRAM, str(root), last], root, tmp_path / "trace")
@@ -175,7 +175,7 @@ class Short(Unsynced):
 
 @pytest.mark.parametrize("reason", [10, 700])
 def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -> None:
-    """It ends inside a sector of the room that is there already."""
+    """The write ends inside a preallocated sector."""
     lost = Commit(done=[(2, 2)], reasons=[FailureReason("x" * reason, 1, [])])
     length = len(encode_work(lost, 0))
     for left in range(length + 1):
@@ -197,7 +197,7 @@ def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -
 def test_another_byte_is_damage_and_takes_no_line_away(
     turns: list[list[Commit] | None], place: float, byte: int
 ) -> None:
-    """But where it leaves a sector of the last line blank, as if that had been lost: of which the line had one byte."""
+    """An exception is a sector that held one byte of the last line and is blank now: it counts as lost."""
     with log() as built:
         built.lines("a", [b"x"])
         journal = opened(built, [])
@@ -220,7 +220,7 @@ def test_another_byte_is_damage_and_takes_no_line_away(
 
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built, writes: int) -> None:
-    """Written with it, or after it and before the next sync."""
+    """It was written together with the lost line, or after it and before the next sync."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
     journal.sync()
@@ -238,7 +238,7 @@ def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built, writes: int
 
 
 def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Built) -> None:
-    """It is not torn, as it has its end."""
+    """The line has its end, so it is not torn."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
@@ -257,7 +257,7 @@ def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Bu
 @pytest.mark.parametrize("where", [SECTOR_BYTES - 1, SECTOR_BYTES])
 @pytest.mark.parametrize("byte", [b"!", b"\0"])
 def test_another_byte_in_the_place_of_the_newline_is_damage(built: Built, where: int, byte: bytes) -> None:
-    """At the end of a sector, and at the begin of the next, which is room otherwise."""
+    """Tested at the end of a sector and at the beginning of the next one, which is otherwise preallocated space."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1

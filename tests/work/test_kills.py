@@ -15,7 +15,7 @@ RECORDS = 3000
 
 
 def run(built: Built, *, killed_after: int | None) -> list[list[str]]:
-    """Return the output of an owner until its end, or until it is killed after a number of lines."""
+    """Return the output of an owner until it ends, or until it is killed after a number of lines."""
     line = [sys.executable, working.__file__, str(built.root.path), "a", "g", "4"]
     with launched(line, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

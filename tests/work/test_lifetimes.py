@@ -41,13 +41,13 @@ def test_a_report_that_fails_stops_nothing(built: Built) -> None:
         reported.append(line)
         raise RuntimeError("no terminal")
 
-    with WorkGroup(built.root.path, "a", "g", report=report) as work:  # and no daemon
+    with WorkGroup(built.root.path, "a", "g", report=report) as work:  # without a daemon
         leased(work, 2)
         work.give_up("x", [1], f"cannot open {chr(0xDCE9)}.pdf")
         eventually(lambda: len(reported) == 1)
         work.ack("x", [2])
         work.skip(1, 1)
-        eventually(lambda: cursor(built) == 2)  # which the same thread moves
+        eventually(lambda: cursor(built) == 2)  # moved by the same thread
 
 
 def test_a_closed_group_refuses(built: Built) -> None:
@@ -105,7 +105,7 @@ def test_after_ctrl_c_the_threads_are_answered(built: Built) -> None:
         with pytest.raises(KeyboardInterrupt):
             work.lease("z", wait=3600)
         interrupting.join()
-        for _ in range(2):  # the first one may be part of the turn that withdraws the lease
+        for _ in range(2):  # the first one may be in the commit round that withdraws the lease
             asking = threading.Thread(target=lambda: work.claim(3600), daemon=True)
             asking.start()
             asking.join(30)
@@ -162,7 +162,7 @@ def test_nothing_is_acknowledged_in_a_journal_that_is_not_at_its_path(built: Bui
     with group(built) as work:
         assert sequences(work.lease("x", 2, wait=5)) == [1, 2]
         assert work.ack("x", [1]) == []
-        eventually(lambda: cursor(built) == 1)  # nothing is written then
+        eventually(lambda: cursor(built) == 1)  # afterwards, no write is pending
         copy = shutil.copytree(
             built.root.path, built.root.path.with_name("copy"), ignore=shutil.ignore_patterns("*.ask")
         )
@@ -185,7 +185,7 @@ def test_what_is_acknowledged_with_a_lease_that_waits_is_acknowledged_once(built
         waiting.start()
         eventually(lambda: len(work._loop._waiting) == 1)
         assert work.nack("y", [2], delay=3600) == []
-        work.claim(0)  # another turn
+        work.claim(0)  # another commit round
         assert work.floor == 1
         work.release("z")
         assert work.floor == 1
@@ -246,7 +246,7 @@ def test_a_child_of_a_fork_cannot_use_the_group_nor_hold_it(built: Built) -> Non
     os.close(writing)
     assert b"after the fork" in os.read(reading, 1000)
     work.close()
-    with group(built) as work:  # the child lives, and has not the lock
+    with group(built) as work:  # the child is running, without the lock
         assert values(work.lease("x", wait=5)) == [b"1"]
     os.close(released)
     os.waitpid(child, 0)

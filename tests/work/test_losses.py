@@ -19,7 +19,7 @@ from wald.work.replay import RecoveredProgress, recover_progress
 
 @pytest.fixture
 def log(built: Built) -> Built:
-    """Three segments with ten records each of the same ten keys; those of the second one will be lost."""
+    """Three segments with ten records each, all with the same ten keys; the second segment will be lost."""
     for part in range(3):
         for number in range(10):
             built.columns("a", [b"damaged" if part == 1 else b"fine"], keys=[b"%d" % number])
@@ -71,7 +71,7 @@ def test_what_an_owner_before_had_read_is_passed_over(log: Built, order: Order) 
         work.ack("x", {*leased(work, 10)} - {3})
         assert 15 in leased(work, 9)
         work.nack("x", [15], delay=0.001)
-        work.lease("x", 5)  # reads on, whatever the order is
+        work.lease("x", 5)  # continues reading, in any order
     lose(log)
     said: list[str] = []
     with WorkGroup(log.root.path, "a", "g", order=order, report=said.append) as work:
@@ -110,7 +110,7 @@ def test_the_end_of_the_log_may_be_lost(built: Built) -> None:
 
 
 def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(built: Built, tmp_path: Path) -> None:
-    """A log copied back without its routes, whose new records would have the sequences of done ones."""
+    """The log is an older copy without its routes; new records would reuse the sequences of done ones."""
     built.lines("a", [b"1", b"2"])
     shutil.copytree(built.root.path, tmp_path / "older")
     built.lines("a", [b"3", b"4", b"5"])
@@ -172,7 +172,7 @@ def test_a_group_without_workers_passes_over_what_they_had_read(log: Built) -> N
 
 
 def test_what_was_reclaimed_is_an_error(log: Built, tmp_path: Path) -> None:
-    """No one has said that the group can do without."""
+    """No operator has accepted the loss."""
     log.seal()
     with group(log) as work:
         leased(work, 5)

@@ -1,8 +1,8 @@
 """Random histories of a work group on a real log, compared with the model of ``tests/support/workgroup_model.py``.
 
-The owner ends or crashes at any point: what it has written since the last sync is there, in part or not at all, or the
-beginning of a line is behind it. Segments are cut, sealed and reclaimed meanwhile; both clocks are the test's. The
-journal is written anew when it has some lines. Dead letters go into the same log, by a daemon that may forget them.
+The owner ends or crashes at any point: its unsynced writes survive completely, partly or not at all, possibly followed
+by a partial line. While it runs, segments are cut, sealed and reclaimed, and the test sets both clocks. The journal is
+compacted after a few lines. Dead letters go to the same log through a daemon that may forget them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SOON_SECONDS = 30.0
 WORKERS = st.sampled_from(["a", "b", "c"])
 FEW = st.integers(1, 12)
 DELAYS = st.sampled_from([0, 0, 5, 20])
-SPANS = st.sampled_from([1, 4, 5, 9, 10, 20])  # so that one is often over a second before, or with, another
+SPANS = st.sampled_from([1, 4, 5, 9, 10, 20])  # so that leases often expire at the same time or a second apart
 PICKS = st.lists(st.integers(0, 99), max_size=8)
 REASONS = st.sampled_from(["", "odd", "bad"])
 STRAYS = st.lists(st.integers(0, 99), max_size=2)
@@ -67,11 +67,11 @@ class Clocks:
 
 
 class DeadLetters:
-    """The daemon, as far as dead letters are concerned: it knows what is sent again, until it forgets that.
+    """Stand-in for the daemon: deduplicates dead letters until it forgets the producer.
 
     Attributes:
         letters: the headers of each dead letter.
-        lock: held by who appends to the log.
+        lock: held while appending to the log.
     """
 
     def __init__(self, built: Built) -> None:
@@ -101,7 +101,7 @@ class DeadLetters:
 
 
 class Synced:
-    """Knows how much of each file was synced, without the room for more, and waits for no disk."""
+    """Disk that tracks the synced length of each file, without preallocated space, and never waits for a sync."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
@@ -112,12 +112,12 @@ class Synced:
 
 
 def said(data: bytes) -> bytes:
-    """A journal without the room behind its lines."""
+    """Return a journal without the preallocated space after its lines."""
     return data.rstrip(b"\n\0") + b"\n"
 
 
 class Histories(RuleBasedStateMachine):
-    """The log, the group, and the model of it."""
+    """The log, the group, and its model."""
 
     by_key = False
 
@@ -132,7 +132,7 @@ class Histories(RuleBasedStateMachine):
         self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
         self.patch.setattr("wald.work.journal._GROWN_TIMES", 1)
         self.patch.setattr("os.fdatasync", self.synced)
-        self.patch.setattr("os.fsync", os.fstat)  # of directories, which no crash here takes anything from
+        self.patch.setattr("os.fsync", os.fstat)  # for directories, which no crash here affects
         self.built.lines("a", [b"first"])
         self.built.log.set_cursor("a", 1, "g")
         self.model = Group(self.by_key, window, max_tries)
@@ -153,7 +153,7 @@ class Histories(RuleBasedStateMachine):
             clock=self.clocks,
         )
 
-    # What producers do, and those who keep the log.
+    # Actions of producers and of the log's maintenance.
 
     @rule(
         count=FEW,
@@ -195,13 +195,13 @@ class Histories(RuleBasedStateMachine):
             reclaimer.look(now_ns=self.built.now_ns)
         finally:
             reclaimer.ledger.close()
-        self.note_dead_letters()  # of the records given up just now
+        self.note_dead_letters()  # for the records that were just given up
         there = bases(self.built.root)
         for base in [base for base in self.of if base not in there]:
             gone = [self.model.items[s] for s in self.of.pop(base) if s in self.model.items]
             assert all(item.done for item in gone)
 
-    # What workers do.
+    # Actions of workers.
 
     @rule(worker=WORKERS, limit=FEW, seconds=SPANS)
     def lease(self, worker: str, limit: int, seconds: int) -> None:
@@ -227,7 +227,7 @@ class Histories(RuleBasedStateMachine):
             got.extend(self.work.lease(worker, limit, lease_for=seconds))
             return bool(got) or expected is None
 
-        eventually(comes, timeout=SOON_SECONDS)  # once it is read
+        eventually(comes, timeout=SOON_SECONDS)  # once it has been read
         self.note_dead_letters()
         assert len(got) <= limit
         beside: set[int] = set()
@@ -248,9 +248,9 @@ class Histories(RuleBasedStateMachine):
         return got
 
     def some(self, worker: str, picks: list[int], strays: list[int]) -> list[int]:
-        """Some of what a worker has, or all, and some of what it has not; nothing that may be given up meanwhile.
+        """Return some or all records of a worker, and some others; none that may be given up concurrently.
 
-        What is drawn does not depend on what there is, as that depends on how quickly the machine reads.
+        The random choices do not depend on the state, because the state depends on the speed of the machine.
         """
         self.note_dead_letters()
         mine = [item.sequence for item in self.model.held(worker)]
@@ -308,7 +308,7 @@ class Histories(RuleBasedStateMachine):
                 item.due_ns, item.peak_ns = self.clocks.wall_ns + delay * SECOND, self.clocks.wall_ns
 
     def settled(self, worker: str, sequences: list[int], refused: set[int]) -> list[Item]:
-        """The open records for which a call counted: those that the worker had; perhaps those that it had until now."""
+        """Return the open records for which a call counted: the worker's, perhaps with just expired ones."""
         items = [item for s in sequences if (item := self.model.items.get(s)) is not None and not item.done]
         for item in items:
             if item.holder != worker:
@@ -324,7 +324,7 @@ class Histories(RuleBasedStateMachine):
         for item in self.settled(worker, sequences, refused):
             item.lapsed = False
             item.since_ns, item.until_ns = self.clocks.now_ns, self.clocks.now_ns + seconds * SECOND
-        self.model.lapse(self.clocks.now_ns)  # records behind an expired one are still behind it
+        self.model.lapse(self.clocks.now_ns)  # records after an expired one still wait for it
 
     @rule(worker=WORKERS)
     def release(self, worker: str) -> None:
@@ -358,14 +358,14 @@ class Histories(RuleBasedStateMachine):
         self.clocks.wall_ns = wall_ns
         self.model.show(wall_ns)
 
-    # Ends of an owner, and the next one.
+    # Stop of an owner, and start of the next one.
 
     @rule()
     def a_new_owner(self) -> None:
         self.work.close()
         self.note_dead_letters()
         cursor = self.built.log.cursor("a", "g").sequence
-        known = min([self.model.floor, *(s - 1 for s in self.letters)])  # a letter may be there before the owner knows
+        known = min([self.model.floor, *(s - 1 for s in self.letters)])  # a letter may exist before the owner knows
         assert max((s for s in self.model.items if s <= known), default=1) <= cursor <= self.model.floor
         self.letters = {sequence for sequence in self.letters if sequence > cursor}
         self.model.crash(cut=False)
@@ -380,7 +380,7 @@ class Histories(RuleBasedStateMachine):
         with self.gone() as (journal, synced):
             data = said(journal.read_bytes())
             keep = len(data) if cut is None else synced + int(cut * (len(data) - synced))
-            if cut is not None and torn and not torn.strip(b"\n\0"):  # a sector that was lost, and the next one
+            if cut is not None and torn and not torn.strip(b"\n\0"):  # a lost sector and the next one
                 keep = max(synced, keep - keep % SECTOR_BYTES)
             journal.write_bytes(data[:keep] + torn)
         if forgets:
@@ -390,11 +390,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
     def damage(self, place: float, bit: int) -> None:
-        """The damage is noticed and frees nothing; then it is repaired."""
+        """Damage is detected and frees nothing; then it is repaired."""
         with self.gone() as (journal, _):
             data = said(journal.read_bytes())
         end = len(data) - 1
-        if end % SECTOR_BYTES == 0:  # then a last line whose end is damaged may be a torn one
+        if end % SECTOR_BYTES == 0:  # then damage at the end of the last line looks like a torn line
             end = data.rindex(b"\n", 0, end)
         at = int(place * (end - 1))
         journal.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
@@ -407,13 +407,13 @@ class Histories(RuleBasedStateMachine):
 
     @contextmanager
     def gone(self) -> Iterator[tuple[Path, int]]:
-        """Freeze the journal and the cursor; return the synced length."""
+        """Freeze the journal and the cursor; yield the synced length of each."""
         path, cursor = self.built.root.cursor_directory("a") / "g.work", self.built.log.cursor("a", "g").path
         with self.daemon.lock:
             moved = cursor.read_bytes()
             with path.open("rb") as journal:  # it may be replaced at any moment
                 data, inode = journal.read(), os.fstat(journal.fileno()).st_ino
-            synced = self.synced.sizes.get(inode, 0)  # asked last: what of the data is synced by then
+            synced = self.synced.sizes.get(inode, 0)  # read last: the length that is synced by then
             works, self.daemon.works = self.daemon.works, False
         self.work.close()
         self.daemon.works = works
@@ -428,7 +428,7 @@ class Histories(RuleBasedStateMachine):
         self.daemon.works = not self.daemon.works
 
     def note_dead_letters(self) -> None:
-        """Records that have become dead letters since the last time: each once, after enough tries."""
+        """Check the new dead letters: each record once, after enough tries."""
         with self.daemon.lock:
             new, self.gave_up = self.daemon.letters[self.gave_up :], len(self.daemon.letters)
         for letter in new:
@@ -441,13 +441,13 @@ class Histories(RuleBasedStateMachine):
             self.letters.add(item.sequence)
             self.model.unsettled.add(item.key or b"")
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def the_floor_is_before_the_first_open_record(self) -> None:
         if hasattr(self, "work"):
             floor, cursor = self.work.floor, self.built.log.cursor("a", "g").sequence
-            self.note_dead_letters()  # after that: a record may be given up at any moment
+            self.note_dead_letters()  # afterwards, because a record may be given up at any moment
             assert floor <= self.model.floor
             assert cursor <= self.model.floor
 
@@ -460,7 +460,7 @@ class Histories(RuleBasedStateMachine):
             assert certain.items() <= out.items() <= held.items()
 
     def teardown(self) -> None:
-        """Every record that was not acknowledged still comes, or is a dead letter."""
+        """Check that every unacknowledged record is still delivered or is a dead letter."""
         if not hasattr(self, "work"):
             return
         try:

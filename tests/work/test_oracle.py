@@ -1,4 +1,4 @@
-"""The oracle of the torture: right histories pass, and each kind of broken promise is found."""
+"""The oracle of the torture: correct histories pass, and each kind of broken promise is found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WALL = 1_000_000 * SECOND
 
 
 def history(*calls: Call, order: str = "log", sent: tuple[int, ...] | None = None) -> History:
-    """What the producer sent is what was delivered, and records have their sequence for a number."""
+    """Return a history in which every sent record was delivered; the number of a record is its sequence."""
     known = {given.sequence for call in calls for given in call.given} if sent is None else sent
     found = History(order, 10, 3, base_ns=WALL, sent={sequence: sequence for sequence in known})
     found.calls += calls
@@ -19,7 +19,7 @@ def history(*calls: Call, order: str = "log", sent: tuple[int, ...] | None = Non
 
 
 def lease(at: int, worker: str, *given: Given, life: int = 0, seconds: float = 100, ended: int = -1) -> Call:
-    """Between ``at`` and the second after it."""
+    """Return a lease call that starts at ``at`` and takes a second."""
     ended_ns = (at + 1 if ended < 0 else ended) * SECOND
     return Call(life, "lease", worker, at * SECOND, ended_ns, seconds=seconds, given=given)
 
@@ -79,7 +79,7 @@ def test_a_record_that_was_given_up_passes() -> None:
 
 
 def test_what_a_call_may_have_done_is_no_fault() -> None:
-    """An acknowledgement that never returned, one under way while the record is delivered, an owner started again."""
+    """Calls in doubt: an unanswered acknowledgement, one concurrent with a delivery, and a restart of the owner."""
     found = history(
         lease(0, "a", record(1), record(2), record(3)),
         call("ack", 2, "a", 1, ended=NEVER),
@@ -160,7 +160,7 @@ def test_a_record_with_a_time_or_behind_its_key_may_be_overtaken() -> None:
 
 @pytest.mark.parametrize("worker", ["a", "b"])
 def test_a_record_before_an_open_one_of_its_key_is_found(worker: str) -> None:
-    """At another worker, and also in another lease of the same one."""
+    """The earlier record may be with another worker, or in another lease of the same worker."""
     calls = (
         lease(0, "a", record(1, key="k")),
         lease(2, worker, record(2, key="k")),
@@ -202,7 +202,7 @@ def test_a_record_before_its_time_is_found() -> None:
     calls = (lease(4, "a", record(1, due=10)), call("ack", 6, "a", 1))
     assert kinds(history(*calls)) == {"not_before_it_is_due"}
     ahead = history(*calls)
-    ahead.offsets += [Offset(2 * SECOND, 20 * SECOND), Offset(3 * SECOND, 0)]  # the clock was ahead for a while
+    ahead.offsets += [Offset(2 * SECOND, 20 * SECOND), Offset(3 * SECOND, 0)]  # the clock was ahead for some time
     assert judge(ahead) == []
 
 
@@ -216,7 +216,7 @@ def test_a_record_before_its_delay_is_over_is_found(life: int) -> None:
     ]
     assert kinds(history(*calls)) == {"not_before_it_is_due"}
     behind = history(*calls)
-    behind.offsets += [Offset(0, -30 * SECOND), Offset(4 * SECOND, 0)]  # it was put right meanwhile
+    behind.offsets += [Offset(0, -30 * SECOND), Offset(4 * SECOND, 0)]  # it was corrected in between
     assert judge(behind) == []
 
 

@@ -20,7 +20,7 @@ from wald.work.owner import Leased, Share
 
 
 class Disk:
-    """Disk whose next sync is delayed, and then done, or fails."""
+    """Disk whose next sync is delayed and then succeeds or fails."""
 
     def __init__(self) -> None:
         self._sync = os.fdatasync
@@ -41,7 +41,7 @@ class Disk:
 
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Disk]]:
-    """Holds back the next sync."""
+    """Delay the next sync."""
     disk = Disk()
 
     def begin() -> Disk:
@@ -57,7 +57,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class Maker:
-    """Makes a list of the leased sequences."""
+    """Callback that returns the leased sequences as a list."""
 
     def __init__(self) -> None:
         self.made: list[list[int]] = []
@@ -83,7 +83,7 @@ def test_it_is_made_before_the_sync_is_over_and_given_out_after_it(built: Built,
             disk = hold()
             leasing = asyncio.create_task(work.lease_as(maker, "x", 1, done=[1, 3]))
             await made(maker)
-            assert await asyncio.to_thread(disk.is_busy.wait, TIMEOUT_SECONDS)  # its thread may come later
+            assert await asyncio.to_thread(disk.is_busy.wait, TIMEOUT_SECONDS)  # its thread may start later
             await asyncio.sleep(0)
             assert not leasing.done()
             disk.go_on()

@@ -29,7 +29,7 @@ WORKERS = ("a", "b", "c")
 
 @dataclass
 class Clocks:
-    """Both clocks, in ticks, so that a lease ends exactly when it was to end."""
+    """Both clocks in ticks, so that a lease expires exactly on time."""
 
     ticks: int = 0
 
@@ -112,7 +112,7 @@ steps = st.one_of(
 @pytest.mark.parametrize("examples", [12, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("order", "grown_bytes"), [("log", 256 << 10), ("key", 0)])
 def test_the_snapshot_agrees_with_the_owner(order: Order, grown_bytes: int, examples: int) -> None:
-    """Even if the journal is compacted all the time, and records of a key return together."""
+    """This holds even if the journal is compacted constantly and records of a key return together."""
 
     @settings(max_examples=examples, deadline=None)
     @given(plan=st.lists(steps, min_size=12, max_size=25))
@@ -163,7 +163,7 @@ def test_what_waits_is_named_with_its_time(built: Built) -> None:
 
 
 def test_what_is_being_given_up_is_named_with_its_reason(built: Built) -> None:
-    """No daemon takes the dead letter, so it stays."""
+    """No daemon accepts the dead letter, so the record remains in this state."""
     built.lines("a", [b"1", b"2"])
     with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:
         eventually(lambda: work.lease("x", 1))
@@ -193,7 +193,7 @@ def test_the_owner_is_named_and_one_that_ended_is_not(built: Built) -> None:
 
 
 def test_looking_never_keeps_an_owner_from_starting(built: Built) -> None:
-    """A reader takes the lock of a group for an instant if no process is listed as its holder."""
+    """If no process is listed as the holder, a reader briefly takes the lock of the group."""
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g"):
         pass

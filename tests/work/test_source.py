@@ -1,4 +1,4 @@
-"""Cache of batches: redelivered records are read ahead once the batch before them is used."""
+"""Cache of batches: redelivered records are read ahead once the previous batch is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = 10  # three batches of three records each
 
 
 class Reads:
-    """Reader of the log that may fail, and that notes the starts and the threads."""
+    """Reader of the log that can fail and that records start positions and threads."""
 
     def __init__(self, built: Built) -> None:
         for name in (b"a", b"b", b"c"):

@@ -1,4 +1,4 @@
-"""A strict group: one worker at a time, in order, and the cursor alone says how far it is."""
+"""A strict group: one worker at a time, in order, and its progress is the cursor alone."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_killed_owner_leaves_the_cursor_alone(log: Built) -> None:
 
 @pytest.mark.parametrize("position", [1, 6])
 def test_a_cursor_that_is_moved_is_followed_at_once(log: Built, position: int) -> None:
-    """Forward or back, by wald or by a shell; records leased before the move no longer count."""
+    """The move may be forward or back, by wald or by a shell; earlier leases no longer count."""
     with strict(log) as work:
         work.lease("x", 3, wait=5)
         work.ack("x", [1, 2, 4])
@@ -155,7 +155,7 @@ def test_a_delay_in_a_record_is_ignored(built: Built) -> None:
 
 
 def test_it_continues_after_workers(log: Built) -> None:
-    """Unless they have processed records above the cursor."""
+    """The exception: workers have processed records above the cursor."""
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("w", 6)
         owner.ask("ack", "w", [1, 2, 5])
@@ -172,7 +172,7 @@ def test_it_continues_after_workers(log: Built) -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """With three records on route a."""
+    """A daemon with three records on route a."""
     with Daemon(tmp_path / "log") as running:
         output_of("route", "add", "a", "--root", running.root)
         output_of("append", "a", "--root", running.root, stdin=b"1\n2\n3\n")
@@ -184,7 +184,7 @@ def letters(root: Path) -> list[bytes]:
 
 
 def test_records_behind_one_that_is_given_up_wait_until_it_is_a_dead_letter(daemon: Daemon) -> None:
-    """A restart continues that, and only then forgets it."""
+    """A restarted owner finishes giving it up before it forgets the record."""
     daemon.stop()
     work = WorkGroup(daemon.root, "a", "g", order="strict", report=lambda _: None)
     work.lease("x", 2, wait=5)

@@ -1,4 +1,4 @@
-"""A reader without workers gets nothing again that workers of its group have acknowledged, or it refuses."""
+"""Readers without workers skip records that workers of the group have acknowledged, or refuse to start."""
 
 from __future__ import annotations
 

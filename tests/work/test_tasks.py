@@ -1,4 +1,4 @@
-"""The tasks of an event loop as workers: one turn answers many of them, and no record is lost with a task."""
+"""Tasks of an event loop as workers: one commit round serves many of them, and a cancelled task loses no record."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_after_a_task_was_cancelled_the_threads_are_answered(built: Built) -> No
                 await sent()
                 waiting.cancel()
                 await asyncio.wait([waiting])
-                await work.claim(3600)  # the turn that withdraws the lease is over
-                assert await work.skip(sequence, sequence) == 1  # asks in a thread, as the owner itself does
+                await work.claim(3600)  # the commit round that withdraws the lease is over
+                assert await work.skip(sequence, sequence) == 1  # asks in a thread, like the owner
 
     run(main())
 
@@ -185,7 +185,7 @@ def test_a_group_that_is_closed_gives_those_who_wait_nothing_and_takes_no_more(b
             assert len(await work.lease("x", wait=30)) == 1
             waiting = [asyncio.create_task(work.lease("x", wait=FOR_EVER)) for _ in range(3)]
             await sent()
-            await work.pending()  # so that those before have been asked
+            await work.pending()  # so that the earlier requests have been submitted
         assert await asyncio.gather(*waiting) == [[], [], []]
         with pytest.raises(ValueError, match="closed"):
             await work.ack("x", [1])

@@ -1,8 +1,8 @@
-"""What an interpreter does first where a test asks for it: its clock jumps, and its threads meet at bad moments.
+"""Faults of an interpreter that a test requests: its clock jumps, and its threads meet at bad moments.
 
-PYTHONPATH          holds this directory
-DISTURBED_CLOCK     a file of eight bytes: nanoseconds, signed, by which the wall clock is wrong; read at every look
-DISTURBED_DELAYS    "0.02,5": two of a hundred system calls that change files wait up to 5 ms, on either side
+PYTHONPATH          contains this directory
+DISTURBED_CLOCK     a file of eight bytes: signed error of the wall clock in nanoseconds, read at each clock read
+DISTURBED_DELAYS    "0.02,5": two percent of the system calls that change files wait up to 5 ms, before and after
 """
 
 import functools
