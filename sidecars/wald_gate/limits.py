@@ -118,8 +118,14 @@ class Limits:
         Args:
             counted: count its bytes against the client; those of a compressed body count after decompression.
         """
-        chunks, allowance = request.stream(), request.scope.get(ALLOWANCE)
-        loop = asyncio.get_running_loop()
+        allowance = request.scope.get(ALLOWANCE) if counted else None
+        if COMPLETE in request.scope:  # a small body, which needs no timer
+            body = await request.body()
+            if allowance is not None:
+                allowance.count_bytes(len(body))
+            yield body
+            return
+        chunks, loop = request.stream(), asyncio.get_running_loop()
         deadline, came = loop.time() + self.settings.body_timeout, 0
         while True:
             chunk = await (anext(chunks, None) if COMPLETE in request.scope else self._in_time(chunks, deadline))
@@ -128,7 +134,7 @@ class Limits:
             came += len(chunk)
             if came >= _STEP_BYTES:
                 deadline, came = loop.time() + self.settings.body_timeout, 0
-            if allowance is not None and counted:
+            if allowance is not None:
                 allowance.count_bytes(len(chunk))
             yield chunk
 

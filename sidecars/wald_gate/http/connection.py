@@ -87,6 +87,7 @@ class Exchange:
         is_disconnected: the client has left.
         is_started, is_complete: state of the response.
         keep_alive: the connection stays open after the response.
+        task: runs the application.
     """
 
     def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -99,6 +100,7 @@ class Exchange:
         self._has_whole_body = False
         self._has_news = False
         self._news: asyncio.Event | None = None  # made when the application waits
+        self.task: asyncio.Task[None] | None = None
         self.is_disconnected = False
         self.is_started = False
         self.is_complete = False
@@ -419,9 +421,8 @@ class Connection(asyncio.Protocol):
 
     def end_run(self, exchange: Exchange) -> None:
         """Close the connection if the application has returned without a complete response."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._pool.tasks.discard(task)
+        assert exchange.task is not None
+        self._pool.tasks.discard(exchange.task)
         if not (exchange.is_complete or exchange.is_disconnected):
             if not exchange.is_started:
                 self._write_bare(500, b"")
@@ -505,7 +506,8 @@ class Connection(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._answering = exchange
-        self._pool.tasks.add(self._loop.create_task(exchange.run(self._application)))
+        exchange.task = self._loop.create_task(exchange.run(self._application))
+        self._pool.tasks.add(exchange.task)
 
     def _has_answered(self) -> bool:
         return not self._queue and (self._answering is None or self._answering.is_complete)
