@@ -175,7 +175,7 @@ class _Polling(AsyncIterator[T]):
         raise StopAsyncIteration
 
     def _read(self) -> T | None:
-        """Return the next item, or None if there is none yet or, once the source is over, none at all."""
+        """Return the next item, or None if no item is available yet or the source is exhausted."""
         try:
             return next(self._source)
         except StopIteration:
@@ -184,7 +184,7 @@ class _Polling(AsyncIterator[T]):
 
 
 class WorkGroup:
-    """As :class:`wald.WorkGroup`, with ``async with``, which opens it.
+    """Asynchronous :class:`wald.WorkGroup`, opened by ``async with``.
 
     Tasks may share a work group. A task that waits for a record needs no thread, and all calls of one round of the
     event loop share one sync. The records of a cancelled lease are returned at once, which counts as one try for each
@@ -366,7 +366,7 @@ class WorkGroup:
 
 
 class Job(Delivery):
-    """As :class:`wald.work.group.Job`, with coroutines."""
+    """Asynchronous :class:`wald.work.group.Job`; its methods are coroutines."""
 
     worker: Worker
 
@@ -390,7 +390,7 @@ class Job(Delivery):
 
 
 class Worker:
-    """As :class:`wald.work.group.Worker`, for ``async for``."""
+    """Asynchronous :class:`wald.work.group.Worker`, for ``async for``."""
 
     def __init__(
         self, group: WorkGroup, name: str, max_records: int, max_bytes: int, lease_for: float, wait: float

@@ -81,7 +81,7 @@ class Packer:
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
-        """Finish an interrupted run, then pack the records after it; yield nothing if there are none."""
+        """Finish an interrupted run, then pack the records after it, if any."""
         log_id = self.log.identity.log_id.hex()
         self.ledger.cut()
         before = past(

@@ -286,7 +286,7 @@ def _sha256(data: bytes) -> str:
 def verify(
     destinations: Sequence[Destination], recorded: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read everything at ``destinations``, which are intact if there is no finding of level ERROR.
+    """Read everything at ``destinations``, which are intact unless a finding has level ERROR.
 
     Args:
         recorded: lines of the ledger about each destination; empty without a ledger.

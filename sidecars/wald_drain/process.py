@@ -188,7 +188,7 @@ def _keep(
 ) -> None:
     """Run a keeper, which keeps only the lock and the batch open.
 
-    The command has a session of its own, so Ctrl-C in the terminal ends drain after this run and not during it.
+    The command runs in a new session, so Ctrl-C in the terminal ends drain after this run and not during it.
     """
     os.setsid()
     set_process_name(KEEPER)

@@ -45,7 +45,7 @@ from wald.work.dead_letters import (
 )
 from wald.work.ownership import Ownership
 
-_LINE_MAX_BYTES = 4096  # some ten times what is ever written
+_LINE_MAX_BYTES = 4096  # about ten times the longest line written
 _RECORDS_MAX = 1000  # at a time; each batch is reported
 _BYTES_MAX = 8 << 20
 

@@ -203,7 +203,7 @@ class _Leases:
 
 
 def leave() -> None:
-    """End this process at once, as if it were killed: the next start repeats only what was not on disk."""
+    """End this process at once, as if it were killed: the next start repeats only the work that was not on disk."""
     with suppress(OSError):  # stderr is closed, or its disk is full
         os.write(2, _LEFT)
     os._exit(Interrupted.exit_code)

@@ -80,7 +80,7 @@ def decode_outcome(line: bytes, run: int) -> tuple[bool, tuple[int, int] | None]
 
 
 def last_run_in(content: bytes) -> LastRun | None:
-    """Return the last run in a file's content; None if it was settled, or there was none."""
+    """Return the last run in a file's content; None if it was settled or the file has no run."""
     outcome, given = content[:LINE_BYTES], content[LINE_BYTES:].partition(b"\n")[0]
     match decode_line(given):
         case {"run": int(run), "try": int(number), "records": [*numbers], **rest}:

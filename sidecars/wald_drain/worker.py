@@ -2,12 +2,12 @@
 
     leased ─▶ try ─▶ exit 0 ───────────────────────▶ acknowledged
                ▲       │ else
-               └─ pause ┤ in halves, from the third failure on
+               └─ pause ┤ halved, starting at the third failure
                         └ a single record ─▶ strict: the same record again; given up after its last try
                                              otherwise: returned, for a longer time after each try; or given up
 
 A record that is returned lets the worker continue with others. Its failed tries are in the journal of the group, and
-outlive any crash: a try as part of a batch is not one of its own. A strict group forgets them when the process ends.
+outlive any crash: a try as part of a batch does not count. A strict group forgets them when the process ends.
 
 Leases do not expire: while this process is stopped, a second worker would get records whose command still runs.
 """
@@ -76,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the workers of a drain share with its main thread.
+    """State shared by the workers of a drain and its main thread.
 
     Attributes:
         stop: once it is set, no command is started: after a signal, and after the error of a worker.

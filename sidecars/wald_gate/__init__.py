@@ -2,7 +2,7 @@
 
 The gate writes only cursors into the log. Records, routes and CUT go through the daemon's socket, so that one process
 writes, and it has no part in TLS or in parsing data of strangers. All verbs are in one table, from which the
-application and the OpenAPI document are made. The page has a table of its own, which the document omits.
+application and the OpenAPI document are made. The page has a separate table, which the document omits.
 
     command ─▶ serving ─▶ http ─▶ app ─▶ records_in  ─▶ the daemon's socket
                                          records_out ─▶ the files of the log

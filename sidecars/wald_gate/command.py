@@ -1,4 +1,4 @@
-"""``wald-gate``: serves a log over HTTP, and names those who may use it."""
+"""``wald-gate``: serve a log over HTTP and manage the clients allowed to use it."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def remove_token(name: str, tokens: Path) -> None:
 
 
 def _rights(reads: Sequence[str], writes: Sequence[str], works: Sequence[str], *, admin: bool) -> str:
-    """What a client may do, in words."""
+    """Describe a client's rights in words."""
     said = ("read", reads), ("write", writes), ("work", works)
     rights = [f"{what} {' '.join(routes)}" for what, routes in said if routes]
     return "; ".join(["admin"] * admin + rights) or "no route, only /metrics and how far the log is"

@@ -42,7 +42,7 @@ class MemoryReservation:
         self.count(size)
 
     async def reserve(self, size: int) -> None:
-        """As :meth:`keep`, but wait half a second for memory. More than the limit of all counts as that limit."""
+        """Like :meth:`keep`, but wait half a second for memory and cap ``size`` at the limit of all requests."""
         size = min(size, self._limits.settings.kept_max_bytes)
         if not self._fits(size):
             try:

@@ -163,7 +163,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             sys.setswitchinterval(_SWITCH_SECONDS)
             gc.set_threshold(_GC_OBJECTS)
             gc.collect()
-            gc.freeze()  # no collection goes through what the gate is made of
+            gc.freeze()  # exempt the gate's long-lived objects from collection
             loop.add_signal_handler(signal.SIGHUP, reload)
             warn(settings)
             _log.info("wald-gate serves %s on %s", log.root.path, " and ".join(server.addresses))

@@ -1,4 +1,4 @@
-"""``wald explain`` and ``wald history``: what pins segments, when the disk is full, and what was deleted."""
+"""``wald explain`` and ``wald history``: pinned segments, free disk space, and deletions."""
 
 from __future__ import annotations
 

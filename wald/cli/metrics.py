@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wald.retention.backlog import Condition, GroupBacklog, Growth
     from wald.status.retention import WorkCounts
 
-GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
+GROUPS_MAX = 5000  # each has some samples, and any cursor owner can create any number of groups
 _ROUTE_GROUP = ("route", "group")
 
 
@@ -100,7 +100,7 @@ def _created_seconds(root: Root) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Times of the last runs of the programs in nanoseconds since 1970; None if there is no ledger line.
+    """Times of the last runs of the programs in nanoseconds since 1970; None without a ledger line.
 
     Attributes:
         archived: by route and group.

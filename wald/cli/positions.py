@@ -155,7 +155,7 @@ class Coverage:
     """Records of a route between two times, and those that the log no longer has.
 
     Attributes:
-        records: number of records, from ``first`` to ``last``; None if there are none.
+        records: number of records, from ``first`` to ``last``, which are None if it is 0.
         missing: ranges that were reclaimed or given up; True if bundles hold the whole range.
         damage: unreadable parts, which may hold records of this time.
         is_past: the time is over, so that no more records can arrive.
@@ -306,7 +306,7 @@ def _in_log(log: Log, found: Whereabouts) -> Batch | None:
 
 
 def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:
-    """Return the record from its bundle or from the given archive; None if it is in neither."""
+    """Return the record from its bundle or from the given archive; None if neither has it."""
     entry = found.bundle_entry
     address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
     from importlib.metadata import entry_points

@@ -373,7 +373,7 @@ _NAMED: dict[str, NamedStart] = {"earliest": "earliest", "end": "end", "cursor":
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of ``wald read`` as they were typed; ``count`` is that of -n."""
+    """The unparsed options of ``wald read``; ``count`` is the value of -n."""
 
     root: Path
     route: str | None
@@ -513,7 +513,7 @@ class Range:
 
 
 def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher: Matcher | None) -> Range | None:
-    """Return the range of the last ``count`` records of ``route`` that match; None if there are none."""
+    """Return the range of the last ``count`` records of ``route`` that match; None if no record matches."""
     from wald.files.uptime import read_steps
     from wald.format.names import SEQUENCE_MAX
     from wald.reading.latest import start_of_latest

@@ -1,4 +1,4 @@
-"""``wald verify`` and ``wald repair``: find damage, repair it, and record what is lost."""
+"""``wald verify`` and ``wald repair``: find damage, repair it, and record the loss."""
 
 from __future__ import annotations
 

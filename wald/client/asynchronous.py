@@ -96,7 +96,7 @@ class Pipeline:
 
 
 class Writer(Protocol):
-    """Transport of a connection, or an object that collects what is written to it."""
+    """Transport of a connection, or an object that collects the written bytes."""
 
     def write(self, data: bytes | memoryview) -> None: ...
 
@@ -193,7 +193,7 @@ class DaemonConnection(asyncio.Protocol):
         self._send_waiting()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Prepare to send again what was in flight."""
+        """Prepare to resend the requests in flight."""
         self._writer, self._is_full = None, False
         self._on_repeat(self.requests.lose())
         if self.requests.waiting:

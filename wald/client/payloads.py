@@ -166,7 +166,7 @@ def _parse_time(name: str, time: object, check: Callable[[int], int] | None = No
 
 
 def _headers_with_due_time(headers: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Encode headers. Their due time is ``own_due_ns``, or else the later of their own and ``due_ns``."""
+    """Encode headers. Their due time is ``own_due_ns``, or else the later of the header's and ``due_ns``."""
     if not isinstance(headers, dict | None) or not all(isinstance(value, str) for value in (headers or {}).values()):
         raise ValueError("headers is not a JSON object with string values")
     encoded = None if headers is None else encode_headers(headers)

@@ -289,7 +289,7 @@ def socket_at(path: Path) -> Path:
 
 
 def find_socket(path: Path) -> Path:
-    """Return the socket of a root or a socket path. Raise NotFound if there is no log."""
+    """Return the socket of a root or a socket path. Raise NotFound without a log."""
     at = socket_at(path)
     if at != path or not (path.exists() or path.suffix in _SOCKET_SUFFIXES):
         _require_log(path)

@@ -129,7 +129,7 @@ def remove(path: Path, name: str) -> None:
 
     Raises:
         NotFound: there is no client of that name.
-        InvalidInput, OSError: as of :func:`add`.
+        InvalidInput, OSError: as for :func:`add`.
     """
     with _changing(path) as found:
         kept = [each for each in found if each.name != name]

@@ -88,9 +88,8 @@ class Archived:
 class Bundled:
     """Finder of archived segments in walks: :meth:`begin`, :meth:`visit` each segment, :meth:`end`.
 
-    Results are kept: the ledger is read on, and a segment that is archived stays so. Of a long history of deletions,
-    each
-    walk judges the newest ones that were not judged before.
+    Results are cached: only new ledger lines are read, and an archived segment stays archived. If the history of
+    deletions is long, each walk judges only the newest ones that were not judged before.
     """
 
     def __init__(self, root: Root) -> None:

@@ -1,6 +1,6 @@
 """One record sent through a log: connected, appended, head moved, read back, acknowledged.
 
-The record has a route of its own, which is kept: its one cursor follows each record, so the route pins nothing. If a
+The record has a separate route, which is kept: its one cursor follows each record, so the route pins nothing. If a
 canary ends between the record and the cursor, the next one moves the cursor past both.
 """
 

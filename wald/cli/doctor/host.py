@@ -407,7 +407,7 @@ def service(pid: int, fifos: int) -> Service:
 
 
 def _unit(pid: int) -> str:
-    """Return the service in the control group, such as ``0::/system.slice/wald.service``; empty if there is none."""
+    """Return the service in the control group, such as ``0::/system.slice/wald.service``, or an empty string."""
     try:
         groups = Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -38,7 +38,7 @@ _IS_TYPE = {"wald.sock": stat.S_ISSOCK, "in": stat.S_ISFIFO}
 
 
 class Kind(StrEnum):
-    """What exists at the path of the root."""
+    """Kind of directory or file at the path of the root."""
 
     LOG = "log"
     EMPTY = "empty"
@@ -171,7 +171,7 @@ class Rights:
         mode: octal.
         is_open: True if users outside its group may write to the directory itself.
         open_above: parents in which users outside the group may rename the directory.
-        strange_above: parents that belong to a user who is neither root nor the owner.
+        strange_above: parents that belong to neither root nor the owner.
     """
 
     mode: str
@@ -312,7 +312,7 @@ def _safe_has_fifo(root: Root, route: str) -> bool:
 
 
 def space(place: Place, config: Config, answer: Mapping[str, Any]) -> Space:
-    """Return free and needed space; a running daemon's own numbers include what it has allocated already."""
+    """Return free and needed space; a running daemon's numbers include its preallocated segments."""
     at, is_log = Path(place.at), place.kind is Kind.LOG
     if is_log and Root(at).segments.is_dir():
         at = Root(at).segments  # may be a separate mount

@@ -153,7 +153,7 @@ class Device:
     """Block device below a file system.
 
     Attributes:
-        name: empty if there is none.
+        name: empty if the file system has no device.
         write_cache: as reported by the kernel: "write back" or "write through"; empty if not reported.
         backing: the file of a loop device.
         is_stacked: True if it consists of other devices (LVM, RAID, encryption), whose caches count.
@@ -203,7 +203,7 @@ def _completed(path: Path, mount: Mount) -> tuple[int | None, int | None]:
 
 
 def _block_directory(path: Path, mount: Mount) -> Path | None:
-    """Return the device's directory in /sys, by the source of the mount first: on btrfs st_dev is no device."""
+    """Return the device's directory in /sys, by the mount's source first: on btrfs st_dev names no device."""
     for number in (_device_number(mount.source), path.stat().st_dev):
         directory = _BLOCKS / f"{os.major(number)}:{os.minor(number)}"
         if number and directory.exists():
@@ -283,7 +283,7 @@ class Sync:
 
 
 def sync(scratch: Path, mount: Mount, device: Device) -> Sync:
-    """Append and sync as the daemon does, and count what the device completes."""
+    """Append and sync as the daemon does, and count the writes and flushes that the device completes."""
     try:
         before = _completed(scratch, mount)
         seconds = sorted(_append_and_sync(scratch / "sync"))
