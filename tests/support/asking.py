@@ -42,7 +42,7 @@ def is_quiet(client: Client) -> bool:
 
 @contextmanager
 def entering(daemon: Daemon) -> Iterator[Client]:
-    """Yield an admitted connection, retried until the daemon has a free slot."""
+    """Yield a connection once the daemon admits one."""
     while True:
         with Client(daemon.socket_path) as client:
             answer = ""

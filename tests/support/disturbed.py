@@ -18,7 +18,7 @@ from wald.segments.raw_scan import RawFile, ScannedBatch, SegmentEnd
 THREADS_MIN = 2  # commit rounds and background calls
 DESCRIPTORS_MAX = 512
 MEMORY_MAX_BYTES = 512 << 20
-_LOOKS = 1000  # for a segment that is cut during the check
+_LOOKS = 1000  # attempts at a segment that is cut during the check
 
 
 def invariants(

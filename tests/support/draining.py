@@ -47,7 +47,7 @@ def drain_refusal(*arguments: object) -> tuple[int, str, str]:
 
 
 def await_line(process: subprocess.Popen[bytes], text: str) -> None:
-    """Return once the process has reported ``text``; call it once, since it discards other lines read with it."""
+    """Return once the process has reported ``text``; call it once, since it discards later output read with it."""
     assert process.stderr is not None
     said = b""
     while text.encode() not in said:

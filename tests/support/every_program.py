@@ -31,7 +31,7 @@ ASKED = (
 
 
 def log_of_two_routes(root: Path) -> None:
-    """Build four sealed segments and an active one; group processed has read two, group slow nothing of b."""
+    """Build four sealed segments and an active one; group processed has read the first two, slow nothing of b."""
     built = Built(root)
     for number in range(4):
         built.lines("a", [b"a%d.%d " % (number, line) + b"." * 600 for line in range(3)])

@@ -177,7 +177,7 @@ class FailingDisk(SteppingDisk):
 
 
 def until_it_survives(make: Callable[[int], Disk]) -> Iterator[Disk]:
-    """Yield disks that die or fail at step 0, 1, 2 …; the test breaks once a disk has survived."""
+    """Yield disks that die or fail at step 0, 1, 2 …; the test stops once a disk has survived."""
     return map(make, itertools.count())
 
 

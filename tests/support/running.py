@@ -17,7 +17,7 @@ from typing import Self
 
 from forking import SETTINGS, Forked, forks, run_forked
 
-TIMEOUT_SECONDS = 120.0  # timeout of a wait; a loaded machine is slow
+TIMEOUT_SECONDS = 120.0  # generous, since a loaded machine is slow
 _POLL_SECONDS = 0.01
 _POLL_MOST_SECONDS = 0.05  # each check costs time, in a browser as much as the wait
 _BARE = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}

@@ -242,7 +242,7 @@ def test_a_missing_route_is_made_and_an_old_one_left_alone(daemon: Daemon) -> No
 
 
 def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
-    """Drain retries rather than lose the record: once the operator raises the limit, it continues."""
+    """Drain stops rather than lose the record; it continues once the operator raises the limit."""
     prepare(daemon.root, Root(daemon.root), "large")
     large = Record("orders", 1, b"x" * 200_000, 5)
 

@@ -110,7 +110,7 @@ def test_a_process_that_a_command_left_in_the_background_is_waited_for_by_name(
 def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
     built: Built, jobs: Jobs, start: Start, options: tuple[object, ...]
 ) -> None:
-    """The next start uses the results of the commands that were left running."""
+    """The next start uses the exit codes of the commands that were left running."""
     jobs.hold(1)
     first = start(*arguments(built, jobs, *options))
     jobs.await_running(1)

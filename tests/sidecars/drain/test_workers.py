@@ -128,7 +128,7 @@ def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
 
 
 def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -> None:
-    """A try that fails while drain is stopping does not count. A start with a lower limit leaves the record no try."""
+    """A try that fails while drain is stopping does not count. A restart with fewer tries does not retry the record."""
     jobs.fail(1)
     process = start(*jobs.arguments(sent, "--workers", 1))
     eventually(lambda: jobs.tries(1)[:2] == [1, 2])
