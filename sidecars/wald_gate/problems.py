@@ -159,11 +159,11 @@ def problem(error: Exception, **more: Any) -> Response:
         hint = error.hint
         if isinstance(error, Damaged) and error.last:
             more["next"] = error.last + 1
-            hint = "; ".join(filter(None, (f"?from={error.last + 1} goes on behind what cannot be read", hint)))
+            hint = "; ".join(filter(None, (f"?from={error.last + 1} continues after the unreadable records", hint)))
         return _response(status, code, error.message, hint, headers, more)
     if isinstance(error, OSError) and isinstance(found := _of_system(error), WaldError):
         return problem(found, **more)
-    return _response(500, "internal", "the gate has failed", "what it writes to stderr says how", {}, more)
+    return _response(500, "internal", "the gate has failed", "read its stderr for the error", {}, more)
 
 
 def _response(

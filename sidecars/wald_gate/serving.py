@@ -54,7 +54,7 @@ def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
         load: reads the settings, now and at SIGHUP.
 
     Raises:
-        NotFound: there is no log in ``root``.
+        NotFound: ``root`` does not contain a log.
         InvalidInput: it cannot listen there, or a setting, a certificate or the token file is invalid.
         OSError: the token file cannot be read.
     """

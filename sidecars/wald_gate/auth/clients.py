@@ -100,7 +100,7 @@ class Client:
 
 
 ANYONE = Client("anyone", admin=True)
-"""The client on loopback if there is no token file: every user of this machine."""
+"""The client on loopback without a token file: every user of this machine."""
 
 
 class Rights:
@@ -171,11 +171,11 @@ class Rights:
             return ANYONE
         if certificate is not None:
             return self._of_certificate(certificate)
-        raise _unknown("there is no token in the request")
+        raise _unknown("the request has no token")
 
     def _of_token(self, authorization: str) -> Client:
         if self._path is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
-            raise _unknown("this is no bearer token" if self._path else "this gate has no file of tokens")
+            raise _unknown("not a bearer token" if self._path else "this gate has no token file")
         # The time of the look-up reveals nothing about known tokens, because a client cannot choose a digest.
         found = self._tokens.get(digest_of(authorization[len(_SCHEME) :].strip()))
         if found is None:
@@ -344,7 +344,7 @@ class Admission:
                 403,
                 "not-permitted",
                 f"{client.name} may not do this: it needs {right.of(route, group)}",
-                hint="the file of --tokens says who may what",
+                hint="the file of --tokens lists the rights of each client",
             )
 
     def reauthorize(self, request: Request, right: Right) -> None:

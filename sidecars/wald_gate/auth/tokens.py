@@ -128,7 +128,7 @@ def remove(path: Path, name: str) -> None:
     """Remove a client from a file; on disk when this returns.
 
     Raises:
-        NotFound: there is no client of that name.
+        NotFound: the file does not name the client.
         InvalidInput, OSError: as for :func:`add`.
     """
     with _changing(path) as found:

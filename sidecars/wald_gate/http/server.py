@@ -68,9 +68,7 @@ class Listening:
         path, certificate, key, client_ca = (Path(each) if each else None for each in named)
         found = cls(*_address(settings.listen), path, certificate, key, client_ca, inherited)
         if found.key is not None and found.certificate is None:
-            raise InvalidInput(
-                "--key: there is no certificate that it belongs to", hint="--certificate FILE --key FILE"
-            )
+            raise InvalidInput("--key: needs the certificate that it belongs to", hint="--certificate FILE --key FILE")
         if found.client_ca is not None and not (found.certificate and settings.tokens):
             raise InvalidInput(
                 "--client-ca: client certificates need TLS and a file of tokens",
@@ -222,7 +220,7 @@ def check_path(path: Path) -> None:
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, f"the path is longer than {_PATH_MAX_BYTES} bytes", "--uds PATH, a shorter one")
     if not parent.is_dir():
-        raise _refusal(path, f"there is no directory {parent}", f"mkdir {parent}")
+        raise _refusal(path, f"the directory {parent} does not exist", f"mkdir {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise _refusal(path, f"this user may not write to {parent}", f"ls -ld {parent}")
     if os.path.lexists(path) and not _is_socket(path):

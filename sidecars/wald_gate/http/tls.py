@@ -115,7 +115,7 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> TlsC
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if b"PRIVATE KEY-----" not in _read(key):
-        raise InvalidInput(f"{key}: there is no private key in it", hint=f"--certificate {certificate} --key FILE")
+        raise InvalidInput(f"{key}: the file has no private key", hint=f"--certificate {certificate} --key FILE")
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)  # load_cert_chain does not say which file is wrong
     try:
         context.load_cert_chain(certificate, key, password=lambda: _reject_password(key))
@@ -164,7 +164,7 @@ def expiry(certificate: bytes) -> float:
             digits = ("19" if int(digits[:2]) >= _CENTURY else "20") + digits
         return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except (IndexError, StopIteration, ValueError) as error:
-        raise ValueError("this is no certificate") from error
+        raise ValueError("not a certificate") from error
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -196,7 +196,7 @@ def _load(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         is_missing = error.reason == "NO_CERTIFICATE_OR_CRL_FOUND"
-        what = "there is no certificate in it" if is_missing else "a certificate in it is damaged"
+        what = "the file has no certificate" if is_missing else "a certificate in it is damaged"
         raise InvalidInput(f"{path}: {what}", hint=f"openssl x509 -noout -text -in {path}") from None
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from None

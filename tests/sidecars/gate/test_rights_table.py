@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[str, str, str, Any]] = {
     "log_out": (NONE, "POST", "/logout", None),
     "asset": (NONE, "GET", "/assets/page.css", None),
 }
-"""Of each verb what it needs, and a request for it; the route stands in the place of {}."""
+"""The right that each verb requires, and a request for it, with {} for the route."""
 OF_RECORD = ("record", "value")  # a token and the right to read the record's route
 
 

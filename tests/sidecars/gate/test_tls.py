@@ -135,7 +135,7 @@ def test_the_first_certificate_to_expire_counts_and_what_is_none_is_refused(auth
     assert first_expiry(both) == expiry_of(late)
     whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
     for size in range(0, len(whole), 7):
-        with pytest.raises(ValueError, match="no certificate"):
+        with pytest.raises(ValueError, match="not a certificate"):
             expiry(whole[:size])
 
 
@@ -253,13 +253,13 @@ def test_sighup_takes_new_certificates_while_connections_go_on(
     ("certificate", "key", "authorities", "wrong", "said"),
     [
         ("pem", "other.key", "pem", "pem", "the key in {} belongs to another certificate"),
-        ("key", "key", "pem", "key", "there is no certificate in it"),
+        ("key", "key", "pem", "key", "the file has no certificate"),
         ("damaged.pem", "key", "pem", "damaged.pem", "a certificate in it is damaged"),
         ("pem", "damaged.key", "pem", "damaged.key", "the private key is damaged"),
         ("none", "key", "pem", "none", "No such file or directory"),
         ("pem", "none", "pem", "none", "No such file or directory"),
         ("pem", "key", "none", "none", "No such file or directory"),
-        ("pem", "key", "key", "key", "there is no certificate in it"),
+        ("pem", "key", "key", "key", "the file has no certificate"),
     ],
 )
 def test_errors_name_the_file_that_is_wrong(
@@ -317,14 +317,14 @@ def test_a_certificate_without_a_key_in_its_file_needs_one(authority: Authority,
 
     code, message, hint = refused(run(sidecar("gate", "--root", root, "--check", "--certificate", certificate)))
 
-    assert (code, message) == (InvalidInput.exit_code, f"{certificate}: there is no private key in it")
+    assert (code, message) == (InvalidInput.exit_code, f"{certificate}: the file has no private key")
     assert hint == f"--certificate {certificate} --key FILE"
 
 
 def test_a_key_without_a_certificate_is_refused(authority: Authority, root: Path) -> None:
     code, message, hint = refused(run(sidecar("gate", "--root", root, "--check", "--key", authority.sign("a"))))
 
-    assert (code, "there is no certificate" in message) == (InvalidInput.exit_code, True)
+    assert (code, "needs the certificate" in message) == (InvalidInput.exit_code, True)
     assert "--certificate FILE --key FILE" in hint
 
 

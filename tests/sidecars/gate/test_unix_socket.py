@@ -116,7 +116,7 @@ def listens(path: Path) -> bool:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none/gate.sock", "there is no directory {}/none"),
+        ("none/gate.sock", "the directory {}/none does not exist"),
         (".", "the file there is not a socket"),
         ("x" * 108, "the path is longer than 107 bytes"),
     ],
