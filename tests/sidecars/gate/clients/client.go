@@ -66,7 +66,7 @@ func main() {
 		leases = append(leases, []any{each.Sequence, each.Tries, each.GetValue()})
 	}
 	for _, each := range listed {
-		pending = append(pending, []any{each.Out.Kind, each.Out.Consumer})
+		pending = append(pending, []any{each.Out.Kind, each.Out.Worker})
 	}
 	for _, each := range settled.Refused {
 		refused = append(refused, each.Sequence)
