@@ -254,9 +254,15 @@ class KeyFile:
         data = self._header + _encode(entries)
         try:
             self._disk.replace(self._path, data)
+        except OSError as error:  # before the rename, or in the sync of the directory after it
+            self._warn(error)
+        try:
             descriptor = self._disk.open(self._path)
         except OSError as error:
             self._warn(error)
+            return
+        if os.path.sameopenfile(descriptor, self._descriptor):
+            os.close(descriptor)
             return
         os.close(self._descriptor)
         self._descriptor, self._end = descriptor, len(data)
@@ -370,6 +376,7 @@ class KeyStore:
         self._stopping = stopping
         self._table = KeyTable()
         self._unsaved: deque[Entry] = deque()
+        self._adding = Lock()  # a part in the table is in _unsaved too, before a position after it is saved
         self._saved_position: Entry | None = None
         self._position: Entry | None = None
         self._slot_ends: dict[int, tuple[int, int]] = {}  # by slot: sequence and number of its last batch
@@ -396,7 +403,9 @@ class KeyStore:
 
     def save(self) -> None:
         """Write new entries to the file. Without space on the disk, they stay in memory until there is some."""
-        entries = [self._unsaved.popleft() for _ in range(len(self._unsaved))]
+        with self._adding:
+            entries = list(self._unsaved)
+            self._unsaved.clear()
         has_moved = self._position is not None and self._position != self._saved_position
         if has_moved and self._position is not None:
             self._table.expire(self._position.time_ns - _KEPT_NS)
@@ -470,9 +479,10 @@ class KeyStore:
         self._file.close()
 
     def _add(self, key: bytes, number: int, part: Part, time_ns: int) -> None:
-        entry = self._table.add(key, number, part, time_ns)
-        if entry is not None:
-            self._unsaved.append(entry)
+        with self._adding:
+            entry = self._table.add(key, number, part, time_ns)
+            if entry is not None:
+                self._unsaved.append(entry)
 
     def _load(self) -> None:
         is_intact = True
@@ -493,8 +503,9 @@ class KeyStore:
         self._file.replace([*self._table.entries(), *filter(None, [self._position])])
 
     def _forget(self) -> None:
-        self._table.clear()
-        self._unsaved.clear()
+        with self._adding:
+            self._table.clear()
+            self._unsaved.clear()
         self._slot_ends.clear()
         self._seen = 0
         self._position = self._saved_position = None

@@ -64,6 +64,7 @@ class IdempotentPublisher:
         self._upkeep: asyncio.Task[None] | None = None
         self._last_save: asyncio.Task[None] | None = None
         self._next_save: asyncio.Task[None] | None = None
+        self._is_unsynced = False
         self._in_flight: set[bytes] = set()
 
     @asynccontextmanager
@@ -175,8 +176,6 @@ class IdempotentPublisher:
         """Save new keys. Requests that end during a save share the next one."""
         if self._next_save is None:
             self._next_save = asyncio.create_task(self._save_after(self._last_save, store), name="wald-gate-keys")
-        if self._upkeep is None or self._upkeep.done():
-            self._upkeep = asyncio.create_task(self._maintain(store))
         await asyncio.shield(self._next_save)
 
     async def _save_after(self, previous: asyncio.Task[None] | None, store: KeyStore) -> None:
@@ -184,13 +183,18 @@ class IdempotentPublisher:
             await asyncio.wait([previous])
         self._last_save, self._next_save = self._next_save, None
         await self.in_thread(store.save)
+        self._is_unsynced = True
+        if (self._upkeep is None or self._upkeep.done()) and not self._stopping.is_set():
+            self._upkeep = asyncio.create_task(self._maintain(store))
 
     async def _maintain(self, store: KeyStore) -> None:
-        await asyncio.sleep(_SAVING_SECONDS)
         with suppress(WaldError, OSError):  # the next request with a key reports it
-            while await self.in_thread(store.read_portion):
-                pass
-            await self.in_thread(store.sync)
+            while self._is_unsynced:
+                await asyncio.sleep(_SAVING_SECONDS)
+                while await self.in_thread(store.read_portion):
+                    pass
+                self._is_unsynced = False  # a save during the sync sets it again
+                await self.in_thread(store.sync)
 
 
 @asynccontextmanager

@@ -23,8 +23,9 @@ import wald as library
 from wald.client.payloads import column_payloads
 from wald.errors import Unavailable
 from wald.format.log_state import PRODUCERS_MAX
+from wald_gate.records_in import publisher
 from wald_gate.records_in.daemon import DaemonClient, Producer
-from wald_gate.records_in.keys import Slots
+from wald_gate.records_in.keys import KeyStore, Slots
 from wald_gate.records_in.publisher import IdempotentPublisher
 
 KEY = bytes(16)
@@ -137,6 +138,38 @@ def test_requests_of_one_slot_are_given_up_together(daemon: Process) -> None:
 
         assert await store(repeats) == 1
 
+    run(daemon, test)
+
+
+def test_a_key_that_is_saved_during_a_sync_is_synced(daemon: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "_SAVING_SECONDS", 0)
+    reached, go_on, saved, again = Event(), Event(), Event(), Event()
+    sync, save = KeyStore.sync, KeyStore.save
+
+    def held_sync(store: KeyStore) -> None:
+        if saved.is_set():
+            again.set()
+        reached.set()
+        go_on.wait(TIMEOUT_SECONDS)
+        sync(store)
+
+    def noted_save(store: KeyStore) -> None:
+        save(store)
+        if reached.is_set():
+            saved.set()
+
+    async def test(repeats: IdempotentPublisher) -> None:
+        await store(repeats)
+        await asyncio.to_thread(reached.wait, TIMEOUT_SECONDS)
+        storing = asyncio.create_task(store(repeats, b"\1" * 16))
+        while repeats._next_save is None and (repeats._last_save is None or repeats._last_save.done()):
+            await asyncio.sleep(0.01)
+        go_on.set()
+        await storing
+        assert await asyncio.to_thread(again.wait, 5)
+
+    monkeypatch.setattr(KeyStore, "sync", held_sync)
+    monkeypatch.setattr(KeyStore, "save", noted_save)
     run(daemon, test)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from copied_back import copy, copy_back
@@ -17,6 +20,7 @@ from running import Daemon, eventually, reclaim
 from tracing import traced
 
 import wald as library
+from wald.files.disk import Disk
 from wald_gate.records_in import keys
 from wald_gate.records_in.keys import key_of
 
@@ -193,6 +197,56 @@ def test_the_file_is_replaced_once_it_is_twice_as_long_as_needed(
     assert [number for number in range(50) if store.parts(b"%016d" % number)] == [48, 49]
     assert store.parts(b"%016d" % 49) == parts
     store.close()
+
+
+def test_no_position_is_saved_without_the_keys_before_it(
+    daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread reads the log while a key is being added, and a kill follows."""
+    log = library.open(root)
+    slots = keys.Slots(log.identity.log_id)
+    parts = {1: keys.Part(1, 1, bytes(16))}
+    store = keys.KeyStore(log, slots, Event())
+
+    def read() -> None:
+        store.add(bytes(16), parts)
+        store.read_portion()
+
+    def add(table: keys.KeyTable, *args: Any) -> keys.Entry | None:
+        monkeypatch.undo()
+        entry = table.add(*args)
+        reading.start()
+        reading.join(0.3)
+        return entry
+
+    reading = Thread(target=read)
+    with library.Producer(root) as producer:
+        producer.send("orders", ["x"]).result()
+    monkeypatch.setattr(keys.KeyTable, "add", add)
+    store.add(bytes(16), parts)
+    reading.join()
+    store.close()
+    store = keys.KeyStore(log, slots, Event())
+    assert store.parts(bytes(16)) == parts
+    store.close()
+
+
+def test_a_replaced_file_is_written_even_if_the_directory_cannot_be_synced(
+    daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = keys.KeyFile(library.open(root))
+    entry = keys.Entry(bytes(16), 1, 1, 1, bytes(16), 1, 1)
+    file.append([entry])
+    for step, number in (("sync_directory", 2), ("rename", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, step, fail)
+            file.replace([entry])
+        file.append([entry])
+        assert table(root).stat().st_size == (1 + number) * 72
+    file.close()
 
 
 def test_the_parts_of_a_key_are_found_in_whatever_order_they_were_added() -> None:
