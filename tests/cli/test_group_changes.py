@@ -20,6 +20,7 @@ from tracing import traced
 from wald.errors import Refused
 from wald.files.ledger_read import entries_of
 from wald.work.control import ask_owner
+from wald.work.group import WorkGroup
 
 
 @pytest.fixture
@@ -59,6 +60,27 @@ def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:
         assert out(log) == [4, 5]
         assert owner.lease("worker-2", 3) == [1, 2, 3]
     assert not (log.root.cursor_directory("a") / "g.ask").exists()
+
+
+@pytest.mark.parametrize("length", [1, 87, 127])
+def test_an_owner_accepts_requests_whatever_the_length_of_its_name(log: Built, length: int) -> None:
+    name = "g" * length
+    directory = log.root.cursor_directory("a")
+    with WorkGroup(log.root.path, "a", name) as work:
+        assert len(work.lease("worker-1", 3, wait=5)) == 3
+        assert ask_owner(log.root, "a", name, {"do": "release", "worker": "worker-1"}, TIMEOUT_SECONDS) == 3
+        assert (directory / f"{name}.ask").stat().st_mode & 0o777 == 0o600
+    assert not [each for each in directory.iterdir() if each.suffix in (".ask", ".tmp")]
+
+
+def test_an_owner_reports_that_it_accepts_no_requests(log: Built) -> None:
+    directory = log.root.cursor_directory("a")
+    (directory / "g.ask").mkdir(parents=True)
+    lines: list[str] = []
+    with WorkGroup(log.root.path, "a", "g", report=lines.append) as work:
+        assert len(work.lease("worker-1", 3, wait=5)) == 3
+    assert ["g.ask: cannot listen: " in line for line in lines] == [True]
+    assert not [*directory.glob("*.tmp")]
 
 
 def test_release_of_a_worker_that_has_nothing_is_refused(log: Built) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -25,7 +26,7 @@ from wald.errors import Refused, Unavailable, WaldError
 from wald.files import locks
 from wald.files.cursor_directory import not_permitted
 from wald.files.disk import Disk
-from wald.files.layout import Root
+from wald.files.layout import TEMPORARY, Root
 from wald.format.names import ASK_SUFFIX, HANDOVER_SUFFIX
 from wald.hints import command_line
 
@@ -70,16 +71,18 @@ def ask_owner(root: Root, route: str, group: str, request: Mapping[str, Any], se
 class ControlServer:
     """Thread that applies the requests of commands, one after the other."""
 
-    def __init__(self, root: Root, route: str, group: str, apply: Apply) -> None:
+    def __init__(self, root: Root, route: str, group: str, apply: Apply, report: Callable[[str], None]) -> None:
         self._apply = apply
         self._path = root.cursor_directory(route) / f"{group}{ASK_SUFFIX}"
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"wald-work-control-{route}", daemon=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._identity: tuple[int, int] | None = None
-        with suppress(OSError):  # of a file that another user has planted; commands report it
+        try:
             self._listen()
             self._thread.start()
+        except OSError as error:  # for example, another user has planted a file
+            report(f"{self._path}: cannot listen: {error}; `wald group` cannot change the group while this owner runs")
 
     def close(self) -> None:
         """End the thread after its current request, and remove the socket."""
@@ -100,11 +103,18 @@ class ControlServer:
 
     def _listen(self) -> None:
         os.fchmod(self._listener.fileno(), _MODE)
-        self._path.unlink(missing_ok=True)  # of an owner that was killed
-        with _address(self._path) as address:
-            self._listener.bind(address)
-        self._listener.listen(_BACKLOG)
-        self._identity = _identity(self._path)
+        # A socket address has at most 107 bytes, too few for a long group name.
+        temporary = self._path.with_name(f"{secrets.token_hex(8)}{TEMPORARY}")
+        with _opened(self._path.parent, os.O_DIRECTORY) as directory:
+            self._listener.bind(f"{directory}/{temporary.name}")
+        try:
+            self._listener.listen(_BACKLOG)
+            identity = _identity(temporary)
+            temporary.rename(self._path)  # replaces that of an owner that was killed
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._identity = identity
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -161,20 +171,20 @@ def _require_trusted(root: Root, route: str, path: Path) -> None:
 
 @contextmanager
 def _connection(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, _address(path) as address:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, _opened(path, os.O_NOFOLLOW) as address:
         connection.settimeout(_RECEIVE_SECONDS)
         connection.connect(address)
         yield connection
 
 
 @contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """Return a path of any length as a socket address."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+def _opened(path: Path, flags: int) -> Iterator[str]:
+    """Yield a short path of a file, for a socket address."""
+    descriptor = os.open(path, os.O_PATH | flags)
     try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
+        yield f"/proc/self/fd/{descriptor}"
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def _identity(path: Path) -> tuple[int, int]:

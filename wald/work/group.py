@@ -139,8 +139,8 @@ class WorkGroup:
         max_tries: give a record up after this number of deliveries, at most 254; None: never.
         dead_letter: the route for records that are given up.
         daemon: the socket of the daemon that they are sent to; None: that of the log.
-        report: called by another thread with a line for each record that is given up, each loss by a repair, and each
-            failure in the background. None to log them to ``wald.work``, failures as warnings.
+        report: called with a line for each record that is given up, each loss by a repair, and each failure in the
+            background, most by another thread. None to log them to ``wald.work``, failures as warnings.
         clock: the clocks to use.
         ownership: the right to work for the group, if the caller has it already. The caller keeps it, and ensures that
             no command of an earlier ``wald-drain`` has records of the group.
@@ -227,7 +227,8 @@ class WorkGroup:
                 moves_cursor=not rules.is_strict,
             )
             stack.callback(self._maintenance.close)
-            self._control = ControlServer(self.log.root, route, self.group, self._apply_command)
+            warn = report or _LOGGER.warning
+            self._control = ControlServer(self.log.root, route, self.group, self._apply_command, warn)
             stack.callback(self._control.close)
             self._descriptors = journal, ownership
             self._is_inherited, self._is_strict = False, rules.is_strict
