@@ -24,6 +24,25 @@ from wald.work.journal import read_journal
 from wald.work.owner import Delivery
 
 
+def test_an_invalid_sequence_fails_only_its_caller(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built) as work:
+        with pytest.raises(TypeError):
+            work.failed([])  # type: ignore[arg-type]
+        assert sequences(work.lease("x", wait=5)) == [1]
+
+
+def test_an_interrupted_lease_is_returned(built: Built) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    built.lines("a", [b"1"])
+    with group(built) as work:
+        with pytest.raises(KeyboardInterrupt):
+            work.commit_loop.call(work.requests.lease("x", 1, 1 << 20, 600, 5, (), interrupt))
+        assert sequences(work.lease("y", wait=5)) == [1]
+
+
 def test_each_record_goes_to_one_worker(built: Built) -> None:
     built.lines("a", [b"1", b"2", b"3"])
     with group(built) as work:

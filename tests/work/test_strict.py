@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +89,12 @@ def test_an_acknowledgement_out_of_order_is_refused(log: Built) -> None:
         assert cursor(log) == 4
         assert work.ack("x", [5, 6]) == []
     assert cursor(log) == 6
+
+
+def test_the_first_record_can_be_skipped(log: Built) -> None:
+    with strict(log) as work:
+        assert work.skip(1, 1) == 1
+        assert cursor(log) == 1
 
 
 def test_a_killed_owner_leaves_the_cursor_alone(log: Built) -> None:
@@ -220,6 +228,25 @@ class State:
     def __init__(self) -> None:
         self.last_done = 1
         self.dead: dict[int, DeadRecord] = {}
+
+
+class KeepingDisk(Disk):
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+def test_a_journal_that_cannot_be_removed_is_closed_once(log: Built) -> None:
+    state = State()
+    start = JournalStart(log.log.identity.log_id, "a", "g", 1, 2)
+    journal = CursorJournal(log.log, KeepingDisk(), start, state, lambda _: None)  # type: ignore[arg-type]
+    state.dead[2] = DeadRecord(2, 3, "exit 1 after 3 tries", 7, "dead_letter", 7)
+    journal.sync()
+    state.dead.clear()
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.sync()
+    with (log.root.path / "head").open("rb") as other:  # has the descriptor of the journal
+        journal.close()
+        os.fstat(other.fileno())
 
 
 def test_a_crash_at_any_step_keeps_a_dead_letter_until_the_cursor_has_passed_it(log: Built) -> None:

@@ -171,11 +171,11 @@ class CommitLoop:
         try:
             self.submit([request])
             request.wait()
-        except BaseException:
-            if isinstance(request, LeaseRequest):
+            return request.answer()
+        except BaseException as error:
+            if isinstance(request, LeaseRequest) and error is not request.error:
                 self.withdraw(request)
             raise
-        return request.answer()
 
     def submit(self, requests: Iterable[Request[Any]]) -> None:
         """Submit requests whose answers go to their receivers."""

@@ -92,7 +92,8 @@ class RequestBuilder:
         return Request(lambda: self._owner.give_back(worker, named, delay_ns, text, count), durable=durable)
 
     def failed(self, sequence: int) -> Request[Failure | None]:
-        return Request(lambda: self._owner.failure(sequence))
+        named = index(sequence)
+        return Request(lambda: self._owner.failure(named))
 
     def give_up(
         self, worker: str, sequences: Collection[int], reason: str, tries: int | None
@@ -449,8 +450,9 @@ class WorkGroup:
     def _unfinished(self, first: int, last: int) -> Iterator[Batch]:
         """Return the batches of a range that may have pending records."""
         first = max(first, self.floor + 1)
-        found = self.log.batches(self.route, first, last, on_missing=skip_lost)
-        return found if first <= last else iter(())
+        if first > last:
+            return iter(())
+        return self.log.batches(self.route, first, last, on_missing=skip_lost)
 
     def _apply_command(self, command: Mapping[str, Any]) -> int:
         """Apply a command of another process, which is JSON, and return the number of records."""

@@ -91,9 +91,9 @@ class CursorJournal:
         if self._owner.last_done > self._cursor:
             self._move_cursor(self._owner.last_done)
         if self._file is not None and not dead:
-            self.close()
+            file, self._file, self._dead = self._file, None, {}  # closed once, even if the removal fails
+            file.close()
             discard(self._log.root, self._disk, self._start.route, self._start.group)
-            self._file, self._dead = None, {}
 
     def require_place(self) -> None:
         """Follow a cursor that another process has moved."""
