@@ -67,6 +67,10 @@ class JoinedWrites:
         if self._buffered_bytes >= _JOINED_BYTES:
             self.flush()
 
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that are not sent yet."""
+        return self._buffered_bytes + self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close the transport once everything is sent."""
         self.flush()
@@ -167,8 +171,9 @@ class Exchange:
         if self.is_disconnected:
             return
         if not self.is_started:
+            head = self._head(message["status"], message["headers"])
             self.is_started, self._expects_continue = True, False
-            connection.transport.write(self._head(message["status"], message["headers"]))
+            connection.transport.write(head)
         elif self.is_complete:
             raise RuntimeError("the response is complete")
         else:
@@ -253,9 +258,10 @@ class Connection(asyncio.Protocol):
         self._is_between = True  # nothing of the next request has arrived
         self._plain_head = b""  # of a request for another protocol, without that
         self._is_refused = False  # nothing more is parsed
-        self._rest_bytes: int | None = None  # of a body, received after its answer
+        self._rest_bytes: int | None = None  # received after the answer: of its body, or before the connection ends
         self._timer: asyncio.TimerHandle | None = None  # for data from the client
         self._send_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0  # when that timer was started
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
@@ -293,7 +299,8 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._pool.open.discard(self)
-        self._pool.leave(self.client_place)
+        if self.is_made:
+            self._pool.leave(self.client_place)
         self._pool.idle.pop(self, None)
         for exchange in (self._answering, self._receiving):
             if exchange is not None and not exchange.is_complete:
@@ -301,30 +308,24 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         self.can_write.set()
 
+    def eof_received(self) -> None:
+        self._close()
+
     def data_received(self, data: bytes) -> None:
-        if self._is_refused or (self._is_between and not data.strip(b"\r\n")):  # RFC 9112, section 2.2
-            return
-        self._pool.idle.pop(self, None)
-        self._head_bytes += len(data)
-        try:
-            self._parse(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the latter: CONNECT
-            self._reject(400, b"Invalid HTTP request received.")
-        if self._rest_bytes is not None:
+        if not self._is_refused:
+            self._receive(data)
+        elif self._rest_bytes is not None:
             self._pass_over(len(data), self._rest_bytes)
-        if self._head_bytes and not self.transport.is_closing():
-            if self._head_bytes > self._pool.limits.head_max_bytes:
-                self._refuse(Ended.HEAD_SIZE, 431)
-            elif self._is_in_head and self._timer is None and self._has_answered():
-                self._set_timer(self._pool.limits.head_timeout)  # otherwise it starts when the answer is complete
 
     def pause_writing(self) -> None:
         self.can_write.clear()
-        self._send_timer = self._loop.call_later(self._pool.limits.send_timeout, self._abort, Ended.SEND_TIME)
+        if self._send_timer is None:
+            self._await_sending()
 
     def resume_writing(self) -> None:
-        if self._send_timer is not None:
+        if self._send_timer is not None and not self.transport.is_closing():
             self._send_timer.cancel()
+            self._send_timer = None
         self.can_write.set()
 
     # Called by the parser.
@@ -383,9 +384,17 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._is_refused or self._parser.should_upgrade():
             return
-        if self._receiving is not None and not self._receiving.is_complete:
-            self._receiving.end_body()
         self._is_in_head, self._is_between, self._head_bytes = True, True, 0
+        exchange = self._receiving
+        if exchange is None:
+            return
+        if not self._parser.should_keep_alive():  # a trailer may say so
+            exchange.keep_alive = False
+        if not exchange.is_complete:
+            exchange.end_body()
+        elif not exchange.keep_alive:
+            self._is_refused = True
+            self._close()
 
     # Called by exchanges.
 
@@ -403,8 +412,12 @@ class Connection(asyncio.Protocol):
     def end_response(self, exchange: Exchange) -> None:
         """Continue with the next request once a response is complete."""
         if not exchange.keep_alive:
-            self.transport.close()
-        elif len(self._pool.open) - len(self._pool.idle) == 1:
+            if self._is_refused or (exchange is self._receiving and not self._is_in_head):
+                self._linger()
+            else:
+                self._close()
+            return
+        if len(self._pool.open) - len(self._pool.idle) == 1:
             # Next to other busy connections the response leaves with theirs: their clients then ask again together,
             # and share a sync.
             self.transport.flush()
@@ -434,9 +447,12 @@ class Connection(asyncio.Protocol):
         """Close the connection now."""
         self.transport.abort()
 
+    def has_unsent(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
     def shut_down(self) -> None:
         if self._receiving is None or self._receiving.is_complete:
-            self.transport.close()
+            self._close()
         else:
             self._receiving.keep_alive = False
 
@@ -451,10 +467,29 @@ class Connection(asyncio.Protocol):
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(
-            lenient_data_after_close=True
-        )  # a request after "close" is ignored, not an error
+        # A request after "close" is ignored, not an error.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
+
+    def _receive(self, data: bytes) -> None:
+        if self._is_between and not data.strip(b"\r\n"):  # RFC 9112, section 2.2
+            return
+        self._pool.idle.pop(self, None)
+        self._head_bytes += len(data)
+        try:
+            self._parse(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the latter: CONNECT
+            if not self._is_refused:
+                self._reject(400, b"Invalid HTTP request received.")
+        if self._is_refused:
+            return
+        if self._rest_bytes is not None:
+            self._pass_over(len(data), self._rest_bytes)
+        if self._head_bytes and not self.transport.is_closing():
+            if self._head_bytes > self._pool.limits.head_max_bytes:
+                self._refuse(Ended.HEAD_SIZE, 431)
+            elif self._is_in_head and self._timer is None and self._has_answered():
+                self._set_timer(self._pool.limits.head_timeout)  # otherwise it starts when the answer is complete
 
     def _parse(self, data: bytes) -> None:
         """Parse; a request for another protocol is answered as if it had not asked for it (RFC 9110, section 7.8).
@@ -532,14 +567,14 @@ class Connection(asyncio.Protocol):
         if self in self._pool.idle:
             left = self._idle_since + self._pool.limits.idle_timeout - self._loop.time()
             if left <= 0:
-                self.transport.close()
+                self._close()
             else:
                 self._idle_timer = self._loop.call_later(left, self._check_idle)
 
     def _pass_over(self, count: int, before: int) -> None:
-        """Count bytes of a body that arrive after its answer."""
+        """Count bytes that arrive after the answer: of its body, or until the client closes the connection."""
         self._rest_bytes = before + count
-        if self._is_in_head:  # this was the end of it
+        if self._is_in_head and not self._is_refused:  # this was the end of the body
             self._rest_bytes = None
             self._set_timer(None)
             self._wait_for_head()
@@ -553,7 +588,9 @@ class Connection(asyncio.Protocol):
 
     def _time_out(self) -> None:
         self._timer = None
-        if self._is_in_head:
+        if self._is_refused:
+            self._close()
+        elif self._is_in_head:
             self._refuse(Ended.HEAD_TIME, 408)
         else:
             self._abort(Ended.REST)
@@ -571,7 +608,9 @@ class Connection(asyncio.Protocol):
         self._is_refused = True
         if self._has_answered() if self._is_in_head else self._is_unanswered():
             self._write_bare(status, text)
-        self._end()
+            self._linger()
+        else:
+            self._end()
 
     def _write_bare(self, status: int, text: bytes) -> None:
         kind = b"content-type: text/plain; charset=utf-8\r\n" if text else b""
@@ -585,15 +624,46 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         """Close; an answer in flight is cut off, so that nothing is taken for the rest of it."""
         if self._answering is None or self._answering.is_complete or not self._answering.is_started:
-            self.transport.close()
+            self._close()
         else:
             self.transport.abort()
+
+    def _close(self) -> None:
+        """Close the connection once everything is sent, or the client has read nothing of it for ``send_timeout``."""
+        self.transport.close()
+        self._set_timer(None)
+        if self._send_timer is None and self in self._pool.open:
+            self._await_sending()
+
+    def _linger(self) -> None:
+        """Send the answer, and read on before closing: unread data would reset the connection, and lose the answer."""
+        # TLS cannot close one direction, so a client that waits for the end of the connection would wait long.
+        if not self.transport.can_write_eof() and self._is_refused:
+            self._close()
+        elif not self.transport.is_closing():
+            self.transport.flush()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._rest_bytes = 0
+            self.resume_reading()
+            self._set_timer(self._pool.limits.head_timeout)
+
+    def _await_sending(self) -> None:
+        """Abort the connection if the client reads nothing for ``send_timeout``."""
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self._loop.call_later(self._pool.limits.send_timeout, self._check_sending)
+
+    def _check_sending(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._await_sending()
+        else:
+            self._abort(Ended.SEND_TIME)
 
     def _break_off(self) -> None:
         """Close the connection in the middle of an answer, so that the client does not take the answer for complete."""
         answering = self._answering
         if answering is not None and answering.scope["http_version"] == "1.1" and not self.transport.is_closing():
-            self.transport.close()  # the last chunk is missing
+            self._close()  # the last chunk is missing
         else:
             self.transport.abort()
 

@@ -37,6 +37,9 @@ class Idle(Protocol):
 class Open(Idle, Protocol):
     """A connection whose TLS handshake is done."""
 
+    def has_unsent(self) -> bool:
+        """Return True if a part of an answer is not sent yet."""
+
     def shut_down(self) -> None:
         """Close it once its requests are answered."""
 

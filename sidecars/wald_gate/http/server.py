@@ -33,6 +33,7 @@ _PATHS_SECONDS = 1.0  # between checks of the paths of unix sockets
 _ACCEPTS_AT_ONCE = 8  # before the loop serves open connections: each handshake takes about a millisecond of CPU
 _ACCEPT_PAUSE_SECONDS = 1.0  # when no descriptors are left, as asyncio does
 _GRACE_SECONDS = 10  # for requests in flight, at the end
+_UNSENT_SECONDS = 0.02  # between checks of what is not sent yet, at the end
 _LAST_SECONDS = 1  # for requests that are cut off then, to release their resources
 
 
@@ -203,6 +204,7 @@ class TlsListener:
                 accepted,
                 ssl=self._tls(),
                 ssl_handshake_timeout=self._pool.limits.head_timeout,
+                ssl_shutdown_timeout=self._pool.limits.send_timeout,
             )
 
 
@@ -395,7 +397,7 @@ class Server:
             server.close()
         for connection in list(self._pool.open):
             connection.shut_down()
-        await _finish(self._pool.tasks, _GRACE_SECONDS)
+        await self._finish_answers()
         for connection in list(self._pool.open):
             connection.evict()  # requests that wait for their client end
         await _finish(self._pool.tasks, _LAST_SECONDS)
@@ -405,6 +407,19 @@ class Server:
         for server in self._servers:
             if isinstance(server, UnixListener):
                 server.remove()
+
+    async def _finish_answers(self) -> None:
+        """Wait until all requests are answered, also pipelined ones that begin later, and the answers are sent."""
+        loop, tasks = asyncio.get_running_loop(), self._pool.tasks
+        deadline = loop.time() + _GRACE_SECONDS
+        while tasks or any(connection.has_unsent() for connection in self._pool.open):
+            left = deadline - loop.time()
+            if left <= 0:
+                return
+            if tasks:
+                await _finish(tasks, left)
+            else:
+                await asyncio.sleep(_UNSENT_SECONDS)
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets of systemd, which outlive this process.

@@ -190,6 +190,16 @@ def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
     assert "WebSocket" not in attacked.log
 
 
+def test_a_trailer_may_end_the_connection(attacked: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_SECONDS) as connection:
+        connection.sendall(request(CHUNKED, body=b"3\r\nok\n\r\n0\r\nConnection: close\r\n\r\n") + SMUGGLED)
+        with connection.makefile("rb") as answer:
+            received = answer.read()
+
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nconnection: close\r\n" in received
+
+
 @pytest.mark.parametrize("length", [b"Content-Length: %d" % len(SMUGGLED), CHUNKED])
 def test_the_body_of_who_asks_for_another_protocol_is_no_request(attacked: Gate, length: bytes) -> None:
     """The body arrives after its head in a separate packet and is stored unchanged."""

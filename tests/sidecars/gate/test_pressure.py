@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -154,6 +155,20 @@ def test_who_sends_without_end_before_the_answers_gets_a_number_of_them(daemon: 
         assert endings(gate, "too many requests at once") == 1
 
 
+def test_pipelined_requests_are_answered_whatever_follows_them(daemon: Daemon) -> None:
+    """The requests after the limit arrive in one read, and are longer than a head may be."""
+    healthz = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Gate(daemon.root) as gate, connected(gate) as connection:
+        connection.sendall(f"GET {ORDERS}?from=1&wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() + healthz * 64)
+        eventually(lambda: 'wald_gate_connections{state="busy"} 2' in gate.get("/metrics").body.decode())
+        connection.sendall(healthz * 2000)
+        gate.post(ORDERS, b"news\n")
+        answers = b"".join(iter(partial(connection.recv, 1 << 16), b"")).split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert len(answers) >= 65
+        assert [b"connection: close" in answer for answer in answers] == [False] * (len(answers) - 1) + [True]
+        assert (endings(gate, "too many requests at once"), endings(gate, "head too large")) == (1, 0)
+
+
 def test_256_that_wait_keep_nobody_out_and_each_gets_what_comes(daemon: Daemon) -> None:
     asked = f"GET {ORDERS}?from=1&wait=60s&format=raw HTTP/1.1\r\nHost: localhost\r\n".encode() + CLOSE
     with Gate(daemon.root) as gate, ExitStack() as stack:
@@ -220,7 +235,7 @@ def test_trailers_have_the_bound_of_a_head_and_are_not_kept(daemon: Daemon, trai
     with limited(daemon, "head_timeout = 60\nbody_timeout = 60") as gate, connected(gate) as connection:
         connection.sendall(head + b"3\r\nok\n\r\n0\r\n")
         if path != ORDERS:
-            assert connection.recv(12) == b"HTTP/1.1 404"
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
         before = resident_bytes(gate)
 
         def is_refused() -> bool:
@@ -228,7 +243,7 @@ def test_trailers_have_the_bound_of_a_head_and_are_not_kept(daemon: Daemon, trai
                 connection.sendall(trailer)
             except ConnectionError:
                 return True
-            return False
+            return bool(select.select([connection], [], [], 0)[0])
 
         eventually(is_refused)
         assert endings(gate, "head too large") == 1
@@ -321,6 +336,60 @@ def test_a_client_that_takes_nothing_is_disconnected_also_if_it_asks_for_more(da
         assert connection.recv(12) == b"HTTP/1.1 200"
         connection.sendall(pipelined)
         eventually(lambda: endings(gate, "answer not taken") == 1)
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+def test_a_client_that_reads_nothing_before_the_connection_ends_is_disconnected(
+    daemon: Daemon, *, is_half_closed: bool
+) -> None:
+    """The rest of the answers fits into the buffer of the connection, so the gate never waits to write."""
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+    with limited(daemon, "send_timeout = 0.3") as gate, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", gate.port))
+        connection.sendall((asked + b"\r\n") * 36 + asked + (b"\r\n" if is_half_closed else CLOSE))
+        if is_half_closed:
+            eventually(lambda: '{status="200",verb="openapi"} 37' in gate.get("/metrics").body.decode())
+            connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: endings(gate, "answer not taken") == 1)
+
+
+def test_a_client_that_reads_slowly_gets_its_answer_and_others_are_served(daemon: Daemon) -> None:
+    """It reads 4 MB/s, between the requests of others, so the answer takes longer than ``send_timeout``."""
+    record = b"x" * 15_000_000
+    with limited(daemon, "send_timeout = 1") as gate, socket.socket() as connection:
+        gate.post(ORDERS, record, "application/octet-stream")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.settimeout(TIMEOUT_SECONDS)
+        connection.connect(("127.0.0.1", gate.port))
+        connection.sendall(f"GET {ORDERS}?format=raw HTTP/1.1\r\nHost: localhost\r\n".encode() + CLOSE)
+        began, received = time.monotonic(), 0
+        while received < len(record):
+            assert gate.get("/healthz").status == 200
+            if (due := int((time.monotonic() - began) * 4_000_000) - received) > 0:
+                data = connection.recv(due)
+                assert data, received
+                received += len(data)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (NOWHERE + b"Content-Length: 20000000\r\n" + CLOSE, b"HTTP/1.1 404 "),
+        (NOWHERE.replace(b"/1.1", b"/1.0") + b"Content-Length: 20000000\r\n\r\n", b"HTTP/1.1 404 "),
+        (HEAD + b"X: ", b"HTTP/1.1 431 "),
+    ],
+    ids=["close", "HTTP/1.0", "large head"],
+)
+def test_an_early_answer_reaches_a_client_that_sends_everything_first(
+    daemon: Daemon, head: bytes, status: bytes
+) -> None:
+    with Gate(daemon.root) as gate, connected(gate) as connection:
+        connection.sendall(head)
+        connection.sendall(b"a" * 20_000_000)
+        received = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+        assert received.startswith(status)
+        assert b"connection: close" in received
 
 
 @pytest.mark.parametrize(

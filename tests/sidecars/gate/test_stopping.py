@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -45,6 +46,47 @@ def under_way() -> list[bytes]:
     pages = [request("GET /live", "Accept: text/event-stream")] * 5
     processed = [request(f"POST {ORDERS}?wait_processed=slow&wait=300s", body=b"processed\n")] * 5
     return [*polls, *follows, *leases, *pages, *processed, *posts, *keyed]
+
+
+def test_answers_that_their_client_is_reading_are_sent_before_the_exit(gate: Gate) -> None:
+    answer = gate.get("/openapi.json").body
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_SECONDS)
+        connection.connect(("127.0.0.1", gate.port))
+        connection.sendall(request("GET /openapi.json") * 37)
+        received = connection.recv(1)
+        gate.process.send_signal(signal.SIGTERM)
+        with suppress(ConnectionError):
+            received += b"".join(iter(lambda: connection.recv(1 << 14), b""))
+
+    assert received.count(answer) == 37
+    assert gate.process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_pipelined_requests_are_answered_before_the_exit(daemon: Daemon, gate: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS) as connection:
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            connection.sendall(request(f"POST {ORDERS}", body=b"one\n") + request(f"POST {ORDERS}", body=b"two\n"))
+            eventually(lambda: 'wald_gate_connections{state="busy"} 2' in gate.get("/metrics").body.decode())
+            gate.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not accepts(gate))
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert gate.process.wait(TIMEOUT_SECONDS) == 0
+    assert values(daemon.root, "orders") == [b"one", b"two"]
+
+
+def accepts(gate: Gate) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS).close()
+    except ConnectionError:
+        return False
+    return True
 
 
 @pytest.mark.slow  # the gate waits for incomplete bodies
