@@ -161,6 +161,18 @@ def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> Non
         run(main())
 
 
+def test_a_block_ends_with_an_error_that_no_call_has_raised(tmp_path: Path) -> None:
+    with Peer(tmp_path / "peer.sock", lambda _number, _request: b"ERR denied no\n") as peer:
+
+        async def main() -> None:
+            async with aio.Producer(tmp_path / "peer.sock") as producer:
+                await producer.publish("a", b"x\n")
+                assert await asyncio.to_thread(peer.hung_up.wait, TIMEOUT_SECONDS)
+
+        with pytest.raises(NotPermitted):
+            run(main())
+
+
 def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
     """More tasks wait than requests may be in flight."""
 

@@ -363,7 +363,7 @@ class Producer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and not self._end_reason:
+            if kind is None and (self._error is not None or not self._end_reason):
                 await self._wait_for_all()
         finally:
             await self.close()
