@@ -173,6 +173,36 @@ def test_a_block_ends_with_an_error_that_no_call_has_raised(tmp_path: Path) -> N
             run(main())
 
 
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path, requests: int) -> None:
+    """The answer to the first request is in the socket when the timer expires."""
+    sent, answered, answer_rest = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(number: int, request: Publish) -> bytes:
+        assert (sent if number == 1 else answer_rest).wait(TIMEOUT_SECONDS)
+        answered.set()
+        return ok(request)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with aio.Producer(tmp_path / "peer.sock", retry_for=1) as producer:
+            receipts = [await producer.publish("a", b"x\n") for _ in range(requests)]
+            (tmp_path / "peer.sock").unlink()  # the producer learns at once that it cannot ask for the reason
+            sent.set()
+            deadline = loop.time() + 1.1
+            eventually(lambda: answered.is_set() and loop.time() > deadline)
+            while not receipts[0].done():
+                await asyncio.sleep(0)
+            given_up = [task for task in asyncio.all_tasks() if task.get_name() == "wald-aio-give-up"]
+            await asyncio.wait(given_up)
+            answer_rest.set()
+            assert [task.exception() for task in given_up] == [None]
+            assert [await receipt for receipt in receipts] == [[number] for number in range(1, requests + 1)]
+
+    with Peer(tmp_path / "peer.sock", answer):
+        run(main())
+
+
 def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
     """More tasks wait than requests may be in flight."""
 

@@ -479,10 +479,9 @@ class Producer:
 
     def _give_up(self) -> None:
         self._timer = None
-        self._giving_up = asyncio.create_task(self._fail_in_flight(), name="wald-aio-give-up")
+        self._giving_up = asyncio.create_task(self._fail_in_flight(self._in_flight[0]), name="wald-aio-give-up")
 
-    async def _fail_in_flight(self) -> None:
-        oldest = self._in_flight[0]
+    async def _fail_in_flight(self, oldest: DaemonRequest) -> None:
         error = await self._explain(oldest.failure or TimeoutError())
         if self._in_flight and self._in_flight[0] is oldest and not self._end_reason:
             self._fail(error)
