@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import tracemalloc
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,21 @@ def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path, 
 
     with Peer(tmp_path / "peer.sock", answer):
         run(main())
+
+
+def test_acknowledged_payloads_are_freed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.Producer(tmp_path / "peer.sock") as producer:
+            receipts = [await producer.publish("a", b"x" * 100_000 + b"\n") for _ in range(100)]
+            assert await receipts[-1] == [100]
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+
+    tracemalloc.start()
+    try:
+        with Peer(tmp_path / "peer.sock", lambda _, request: ok(request)):
+            run(main())
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:

@@ -466,6 +466,7 @@ class Producer:
             self._fail(permanent_error(error, request.line, root=root, socket=self._path))
             return
         self._in_flight.popleft()
+        request.payload = b""  # receipts keep the request
         self._durable[request] = _durable(request)
         connection.requests.window = WINDOW  # a new producer may start at any number, so its first request goes alone
         self._start_timer()
