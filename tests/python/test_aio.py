@@ -162,6 +162,53 @@ def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> Non
         run(main())
 
 
+def test_a_producer_sends_nothing_after_a_permanent_error(tmp_path: Path) -> None:
+    sent = threading.Event()
+    numbers: list[int] = []
+
+    def answer(_: int, request: Publish) -> bytes:
+        assert sent.wait(TIMEOUT_SECONDS)
+        numbers.append(request.producer_sequence)
+        return b"ERR no-route no\n" if len(numbers) == 1 else ok(request)
+
+    async def main() -> None:
+        async with aio.Producer(tmp_path / "peer.sock") as producer:
+            receipts = [await producer.publish(route, b"x\n") for route in ("nothing", *4 * ["orders"])]
+            sent.set()
+            results = await asyncio.gather(*receipts, return_exceptions=True)
+            assert [type(result) for result in results] == [NotFound, *4 * [Refused]]
+            await asyncio.sleep(0.3)  # long enough to reconnect
+
+    with Peer(tmp_path / "peer.sock", answer):
+        run(main())
+    assert numbers == [1]
+
+
+def test_a_daemon_that_returns_too_late_receives_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "peer.sock"
+    late: list[int] = []
+
+    def answer_late(_: int, request: Publish) -> bytes:
+        late.append(request.producer_sequence)
+        return ok(request)
+
+    async def main() -> None:
+        peer = Peer(path, lambda number, request: ok(request) if number == 1 else b"")
+        async with aio.Producer(path, retry_for=0.3) as producer:
+            assert await (await producer.publish("a", b"x\n")) == [1]
+            receipts = [await producer.publish("a", b"x\n") for _ in range(3)]
+            await asyncio.to_thread(peer.close)
+            path.unlink()
+            results = await asyncio.gather(*receipts, return_exceptions=True)
+            assert [type(result) for result in results] == [Unavailable, Refused, Refused]
+            peer = Peer(path, answer_late)
+            await asyncio.sleep(1)  # the longest pause before a reconnect
+        await asyncio.to_thread(peer.close)
+
+    run(main())
+    assert late == []
+
+
 def test_a_block_ends_with_an_error_that_no_call_has_raised(tmp_path: Path) -> None:
     with Peer(tmp_path / "peer.sock", lambda _number, _request: b"ERR denied no\n") as peer:
 

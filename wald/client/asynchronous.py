@@ -68,11 +68,12 @@ class Pipeline:
 
     def next_request(self) -> DaemonRequest | None:
         """Return the next request to send, which is then in flight; None if it has to wait."""
-        if not self.waiting or len(self.in_flight) >= self.window:
-            return None
-        request, _ = self.waiting.popitem(last=False)
-        self.in_flight.append(request)
-        return request
+        while self.waiting and len(self.in_flight) < self.window:
+            request, _ = self.waiting.popitem(last=False)
+            if not request.answer.done():
+                self.in_flight.append(request)
+                return request
+        return None
 
     def receive(self, data: bytes) -> Iterator[tuple[DaemonRequest, str | ProtocolError]]:
         """Yield the requests that ``data`` answers, which are then no longer in flight."""
@@ -89,7 +90,8 @@ class Pipeline:
     def lose(self) -> int:
         """Let the requests in flight wait again, first; return their number. Drop those that were given up."""
         lost = [request for request in self.in_flight if not request.answer.done()]
-        self.waiting = OrderedDict.fromkeys([*lost, *self.waiting])
+        waiting = [request for request in self.waiting if not request.answer.done()]
+        self.waiting = OrderedDict.fromkeys([*lost, *waiting])
         self.in_flight.clear()
         self._received = b""
         return len(lost)
@@ -106,7 +108,8 @@ class Writer(Protocol):
 class DaemonConnection(asyncio.Protocol):
     """Connection that is made when there is something to send, and made again when it is lost.
 
-    A request that the daemon refuses for now is sent again after a pause. With ``in_order``, so are those behind it.
+    A request that the daemon refuses for now is sent again after a pause. With ``in_order``, so are those behind it,
+    and nothing is sent after a permanent error.
 
     Args:
         seconds: how long one attempt to connect may take.
@@ -137,6 +140,7 @@ class DaemonConnection(asyncio.Protocol):
         self._make_writer = make_writer
         self._pause = _PAUSE_SECONDS
         self._is_refused = False
+        self._has_ended = False
         self._wanted = asyncio.Event()
         self._is_full = False
         self._writer: Writer | None = None
@@ -155,6 +159,14 @@ class DaemonConnection(asyncio.Protocol):
         """Abort the connection; requests in flight are sent again."""
         if self._writer is not None:
             self._writer.abort()
+
+    def end(self) -> None:
+        """Cancel all requests, and send nothing more."""
+        self._has_ended = True
+        for request in self.requests:
+            request.answer.cancel()
+        self.requests.waiting.clear()
+        self.abort()
 
     def send(self, request: DaemonRequest) -> None:
         """Send a request, or keep it until there is a connection with room for it."""
@@ -179,6 +191,10 @@ class DaemonConnection(asyncio.Protocol):
             elif reply.code not in TRY_AGAIN:
                 if not request.answer.done():
                     request.answer.set_exception(reply)
+                if self._in_order:
+                    self._has_ended = True  # before the callback of the answer runs
+                    self.abort()
+                    return
             elif self._in_order:
                 request.failure = reply
                 self.requests.in_flight.appendleft(request)
@@ -209,6 +225,8 @@ class DaemonConnection(asyncio.Protocol):
         self._send_waiting()
 
     def _send_waiting(self) -> None:
+        if self._has_ended:
+            return
         while self._writer is not None and not self._is_full and (request := self.requests.next_request()):
             self._writer.write(request.line)
             self._writer.write(request.payload)
@@ -242,7 +260,7 @@ class DaemonConnection(asyncio.Protocol):
                     self._pause = _PAUSE_SECONDS
                 waiting, self.requests.waiting = self.requests.waiting, OrderedDict()
                 for request in waiting:
-                    self._resend(request)
+                    self._repeat(request)
 
     async def _wait(self) -> None:
         pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_MAX_SECONDS)
@@ -496,16 +514,13 @@ class Producer:
     def _fail(self, error: WaldError) -> None:
         self._error = error
         self._end(error.message)
-        if self._connection is not None:
-            self._connection.abort()
 
     def _end(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
         if self._timer is not None:
             self._timer.cancel()
         if self._connection is not None:
-            for request in list(self._connection.requests):
-                request.answer.cancel()
+            self._connection.end()
 
     def _require_open(self) -> None:
         error, self._error = self._error, None
