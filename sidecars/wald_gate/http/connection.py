@@ -332,6 +332,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_between = False
+        self._head_bytes = max(1, self._head_bytes)  # it may have arrived in one read with the end of another request
         self._url, self._headers, self._expects_continue = b"", [], False
 
     def on_url(self, url: bytes) -> None:
@@ -342,7 +343,7 @@ class Connection(asyncio.Protocol):
             return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
+            self._expects_continue = self._parser.get_http_version() == "1.1"  # RFC 9110, section 10.1.1
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -358,14 +359,20 @@ class Connection(asyncio.Protocol):
             line = parser.get_method(), self._url, version.encode()
             self._plain_head = b"%b %b HTTP/%b\r\n%b\r\n" % (*line, lines)
             return
-        size, hosts = len(self._url), 0
+        size, hosts, codings = len(self._url), 0, []
         for name, value in headers:
             size += len(name) + len(value) + _HEADER_BYTES
             hosts += name == b"host"
+            if name == b"transfer-encoding":
+                codings.append(value.strip().lower())
         if size > self._pool.limits.head_max_bytes:  # it arrived with its end, in one read
             self._refuse(Ended.HEAD_SIZE, 431)
         elif hosts > 1 or (not hosts and version == "1.1"):  # RFC 9112, section 3.2
             self._refuse(Ended.HOST, 400)
+        elif version not in ("1.0", "1.1"):
+            self._reject(400, b"")
+        elif codings not in ([], [b"chunked"]):  # RFC 9112, section 6.1
+            self._reject(501, b"")
         elif len(self._queue) == _PIPELINED:
             self._is_refused = True
             self._pool.ended[Ended.PIPELINED] += 1
@@ -444,7 +451,6 @@ class Connection(asyncio.Protocol):
     # Called by the server.
 
     def evict(self) -> None:
-        """Close the connection now."""
         self.transport.abort()
 
     def has_unsent(self) -> bool:
@@ -519,7 +525,7 @@ class Connection(asyncio.Protocol):
             raw_path, _, query = url.partition(b"?")
         else:
             parsed = httptools.parse_url(url)
-            raw_path, query = parsed.path, parsed.query or b""
+            raw_path, query = parsed.path or b"/", parsed.query or b""
         path = raw_path.decode("ascii")
         scope = dict(self._scope)
         scope["http_version"] = version

@@ -89,6 +89,10 @@ REFUSED = {
     "length beyond 64 bits": request(b"Content-Length: 99999999999999999999999", body=b"evil\n"),
     "unknown transfer coding": request(b"Transfer-Encoding: xchunked", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
     "chunked that is not last": request(b"Transfer-Encoding: chunked, gzip", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "another coding in chunks": request(b"Transfer-Encoding: gzip, chunked", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "another coding in a header of its own": request(
+        b"Transfer-Encoding: gzip", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"
+    ),
     "folded header": request(b"Content-Length: 5", b"X-A: b\r\n  folded", body=b"evil\n"),
     "NUL in a value": request(b"Content-Length: 5", b"X-A: b\0c", body=b"evil\n"),
     "NUL in a name": request(b"Content-Length: 5", b"X\0A: b", body=b"evil\n"),
@@ -98,7 +102,9 @@ REFUSED = {
     "two hosts": request(b"Host: evil.example", b"Content-Length: 5", body=b"evil\n"),
     "no host": request(b"Content-Length: 5", body=b"evil\n").replace(b"Host: localhost\r\n", b""),
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "HTTP/0.9": b"GET /v1/head\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "HTTP/0.9 with its version": b"GET /healthz HTTP/0.9\r\n\r\n",
+    "HTTP/2.0": b"GET /healthz HTTP/2.0\r\n\r\n",
     "unknown version": request(b"Content-Length: 5", body=b"evil\n").replace(b"HTTP/1.1", b"HTTP/7.3"),
     "no method": b"\0\1\2\3\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
@@ -172,6 +178,7 @@ def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
     cases = [
         (SMUGGLED * 3, [200] * 3),
         (b"GET http://localhost/v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
+        (b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
         (b"GET /v1/head HTTP/1.0\r\nHost: localhost\r\n\r\n", [200]),
         (request(UPGRADE, b"Upgrade: websocket", method=b"GET", path=b"/v1/head"), [200]),
         (request(UPGRADE, b"Upgrade: x", method=b"GET", path=b"/v1/head") + SMUGGLED, [200, 200]),
@@ -181,7 +188,9 @@ def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
         (request(b"Connection: close, Upgrade", b"Upgrade: h2c", b"Content-Length: 3", body=b"ok\n") + SMUGGLED, [200]),
         (b"\r\n\r\n" + SMUGGLED, [200]),
         (request(b"Expect: 100-continue", b"Content-Length: 3", body=b"ok\n"), [100, 200]),
+        (request(b"Expect: 100-continue", b"Content-Length: 3", body=b"ok\n").replace(b"/1.1", b"/1.0"), [200]),
         (request(b"Content-Length: 3", b"Content-Length: 3", body=b"ok\n"), [400]),
+        (SMUGGLED + b"GET /he", [200, 408]),
         (request(b"Transfer-Encoding: Chunked", body=b"3;x=y\r\nok\n\r\n0\r\nX-Trailer: a\r\n\r\n"), [200]),
     ]
     found = statuses_of(attacked, [sent for sent, _ in cases])
