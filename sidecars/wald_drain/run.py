@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 
 from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, Interrupted, NotFound
@@ -124,6 +124,9 @@ class _Run:
                 workers.append(Worker(shared, runner, held.enter_context(file)))
             with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
                 working = [threads.submit(leases.work, worker) for worker in workers]
+                # The kernel may give a signal to another thread, which does not wake a main thread that waits for good.
+                while wait(working, _WAIT_SECONDS).not_done:
+                    pass
             for each in working:
                 each.result()
             for worker in workers:

@@ -124,7 +124,7 @@ def test_short_lines_with_a_time_each_make_no_large_request(root: Path) -> None:
         (("--delay", "4000d"), "--delay must be 0 to", "--delay 30s"),
         (("--at", "soon"), "--at soon: not a time", "--at 14:00, --at 2026-12-01T09:00:00+01:00"),
         (("--at", "300"), "--at 300: a number alone", "--at 14:00"),
-        (("--at", "5m"), "--at 5m: counts back from now", "--delay 5m is that long from now on"),
+        (("--at", "5m"), "--at 5m: counts back from now", "--delay 5m is a delay from now"),
         (("--at", "2262-04-12"), "--at 2262-04-12: after 2262-04-11T23:47:16Z", "64 bits"),
         (("--at", "14:00", "--delay", "5m"), "--delay and --at are mutually exclusive", "wald append --help"),
     ],

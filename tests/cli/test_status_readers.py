@@ -104,7 +104,7 @@ def test_a_daemon_that_a_reader_may_not_ask_is_not_called_down(log: Daemon) -> N
 
     code, found = status(MEMBER, log.root, apart=True)
     assert (code, found["daemon"]["life"], found["last_crash"]["epoch"]) == (WARNING, "unknown", 1)
-    assert "whether a daemon runs is not known" in found["findings"][0]["message"]
+    assert "it is unknown whether a daemon runs" in found["findings"][0]["message"]
 
 
 def test_a_reader_does_not_ask_in_the_place_of_a_daemon_that_was_stopped(log: Daemon) -> None:

@@ -349,7 +349,7 @@ LOOKS = (
     ("explain",),
     ("top", "--once"),
     ("cursor", "list"),
-    ("routes",),
+    ("route", "list"),
     ("where", 1),
     ("verify",),
     ("read",),

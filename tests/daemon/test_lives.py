@@ -34,7 +34,7 @@ def report(root: Path, epoch: int) -> dict[str, object]:
 
 def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     daemon = start()
-    assert said("routes", root=root) == ""
+    assert said("route", "list", root=root) == ""
     assert daemon.stop() == 0
     assert report(root, 1)["ended"] == "stopped"
     daemon.start_again()
@@ -47,7 +47,7 @@ def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     daemon.kill()
     path = root / "recovery/0000000003.json"
     path.write_text(json.dumps(report(root, 3) | {"boot": "another"}))
-    assert "its machine went down" in said("routes", root=root)
+    assert "its machine went down" in said("route", "list", root=root)
 
 
 def test_a_report_that_is_no_file_keeps_nobody_from_starting(start: Start, root: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     assert json.loads(output_of("head", "--json", "--root", root))["no_daemon"] == ""
     daemon.kill()
     message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed or crashed"
-    for command in ("head", "routes", "explain"):
-        assert said(command, root=root) == f"{message}\n  hint: wald --root {root} run\n", command
+    for command in (("head",), ("route", "list"), ("explain",)):
+        assert said(*command, root=root) == f"{message}\n  hint: wald --root {root} run\n", command
     report = json.loads(wald("head", "--json", "--root", root).stdout)
     assert report["no_daemon"] == message
 

@@ -64,7 +64,6 @@ VALUED = {
         "--archive",
         "--at",
         "--config",
-        "--consumer",
         "--consumers",
         "--delay",
         "--format",
@@ -74,7 +73,7 @@ VALUED = {
         "--key-separator",
     ),
     *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
-    *("--processed-within", "--timeout", "--why", "--during", "-n"),
+    *("--processed-within", "--timeout", "--why", "--during", "--worker", "-n"),
 }
 """The options of ``wald`` that take a value."""
 
@@ -115,6 +114,8 @@ def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | N
         return None
     before = f"{option}=" if joined and option in OPTIONS else ""
     found = _KINDS[kind](typed)
+    if kind == "route" and not typed.arguments:  # wald-drain takes a route or a command
+        found += [each.rpartition(" ")[2] for each in ARGUMENTS if each.rpartition(" ")[0] == typed.command]
     return [before + name for name in found if name.startswith(value if before else incomplete)]
 
 

@@ -348,7 +348,7 @@ class PageSnapshotReader:
             return liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
         except (WaldError, OSError) as error:
             return Liveness(
-                Life.UNKNOWN, f"whether a daemon runs is not known: {_message(error)}", f"ls -l {log.root.lock}"
+                Life.UNKNOWN, f"it is unknown whether a daemon runs: {_message(error)}", f"ls -l {log.root.lock}"
             )
 
     def _pieces(self, view: View, facts: Facts, head: int) -> list[Piece]:
