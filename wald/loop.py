@@ -38,6 +38,20 @@ def outlive_signals() -> None:
 
 
 @contextmanager
+def threads_without_signals() -> Iterator[None]:
+    """Start threads in this block to leave signals to the main thread.
+
+    The kernel may give a signal of the process to any thread that does not block it. Python runs handlers in the main
+    thread only, which such a signal does not wake.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextmanager
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 

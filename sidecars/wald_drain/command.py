@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -30,7 +30,7 @@ from wald.exposition import serving
 from wald.files.disk import Disk
 from wald.format.names import check_route
 from wald.hints import command_line
-from wald.loop import stop_on_signals
+from wald.loop import stop_on_signals, threads_without_signals
 from wald.work.group import Order
 from wald_drain.process import check_command, runners_for
 from wald_drain.redrive import Consumer
@@ -170,11 +170,13 @@ def feed(
     with (
         _at_work(root, route, group, leave) as (consumer, stop_requested),
         runners_for(words, workers or 1, time_limit) as runners,  # forked before this process has other threads
-        serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
+        ExitStack() as held,
     ):
         context = RunContext(consumer, job, counts, threading.Event(), _report, stop_requested)
-        with stopping(context):
-            given_up = drain(context, runners)
+        with threads_without_signals():
+            held.enter_context(serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())))
+            held.enter_context(stopping(context))
+        given_up = drain(context, runners)
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(

@@ -15,12 +15,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, Interrupted, NotFound
 from wald.format.records import Record
 from wald.hints import room_commands
+from wald.loop import threads_without_signals
 from wald.retention.cursors import CursorState
 from wald.retention.progress import last_sequences
 from wald.work.group import WorkGroup
@@ -95,17 +96,18 @@ class _Run:
                 leftovers.require_order(job.command)
             if consumer.cursor.state is CursorState.ABSENT:
                 consumer.report_new(context.report, with_workers=not context.is_strict)
-            work = WorkGroup(
-                consumer.log,
-                route,
-                group,
-                order=job.order,
-                dead_letter=job.dead_letter,
-                daemon=job.daemon,
-                report=context.report,
-                ownership=file,
-            )
-            held.enter_context(work)
+            with threads_without_signals():
+                work = WorkGroup(
+                    consumer.log,
+                    route,
+                    group,
+                    order=job.order,
+                    dead_letter=job.dead_letter,
+                    daemon=job.daemon,
+                    report=context.report,
+                    ownership=file,
+                )
+                held.enter_context(work)
             try:
                 if not context.is_strict:
                     leftovers.settle(work, context.report)
@@ -122,11 +124,8 @@ class _Run:
                 root, disk = consumer.log.root, consumer.disk
                 file = StateFile(root, consumer.route, consumer.group, runner.worker, disk)
                 workers.append(Worker(shared, runner, held.enter_context(file)))
-            with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
+            with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads, threads_without_signals():
                 working = [threads.submit(leases.work, worker) for worker in workers]
-                # The kernel may give a signal to another thread, which does not wake a main thread that waits for good.
-                while wait(working, _WAIT_SECONDS).not_done:
-                    pass
             for each in working:
                 each.result()
             for worker in workers:

@@ -113,7 +113,7 @@ def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | N
     if not kind:
         return None
     before = f"{option}=" if joined and option in OPTIONS else ""
-    found = _KINDS[kind](typed)
+    found = [*_KINDS[kind](typed)]
     if kind == "route" and not typed.arguments:  # wald-drain takes a route or a command
         found += [each.rpartition(" ")[2] for each in ARGUMENTS if each.rpartition(" ")[0] == typed.command]
     return [before + name for name in found if name.startswith(value if before else incomplete)]
