@@ -22,7 +22,7 @@ from wald.files.listing import list_segments
 from wald.files.uptime import Moment
 from wald.format.names import Kind
 from wald_reclaim.apply import Deleter
-from wald_reclaim.command import Pass
+from wald_reclaim.passes import Pass
 from wald_reclaim.policy import Limits, RouteLimits
 from wald_reclaim.report import Report
 from wald_reclaim.settings import Settings

@@ -1,0 +1,204 @@
+"""Passes of ``wald-reclaim``: survey, decide, apply and report, once or whenever something may have become free."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from wald.cli.streams import ignore_stdout
+from wald.errors import Damaged, DiskFailure, Gone, NotPermitted, Replaced, WaldError, wrong_type
+from wald.exposition import serving
+from wald.files import locks
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
+from wald.format.names import CURSOR_SUFFIX, CURSORS, Kind
+from wald.hints import command_line, room_commands
+from wald.log import Log
+from wald.loop import stop_on_signals, watch_files
+from wald_reclaim.apply import Deleter, Shrinker, estimate_shrinks
+from wald_reclaim.report import Report, reclaim_metrics
+from wald_reclaim.settings import Settings
+from wald_reclaim.survey import Survey
+
+PERIOD_SECONDS = 15.0  # between two passes without a change
+_RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still be recorded first
+
+
+def reclaim(
+    root: Path,
+    load: Callable[[], Settings],
+    *,
+    is_dry_run: bool,
+    watching: bool,
+    metrics: str | None,
+    as_json: bool,
+    write: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Make one pass, or passes until a signal arrives; ``load`` returns the settings, again on SIGHUP."""
+    settings = load()
+    log = Log(root)
+    report = Report(as_json, is_dry_run=is_dry_run, watching=watching, write=write, warn=warn)
+    try:
+        if is_dry_run:
+            _show(log, settings, report)
+        else:
+            ignore_stdout()
+            with serving(metrics, lambda: reclaim_metrics(report.counts)):
+                _work(log, settings, report, reload=load if watching else None)
+    except PermissionError as error:
+        raise NotPermitted.from_error(error, error.filename or log.root.path) from error
+    except BrokenPipeError:  # the reader of a dry run has exited
+        raise
+    except OSError as error:
+        if (misplaced := wrong_type(error)) is not None:
+            raise misplaced from error
+        raise DiskFailure(
+            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass continues",
+            hint=f"{room_commands(log.root.path, error=error)}; then "
+            f"{command_line(log.root.path, program='wald-reclaim')}",
+        ) from error
+
+
+class Pass:
+    """One pass, which may be repeated."""
+
+    def __init__(self, deleter: Deleter, settings: Settings, stop: threading.Event) -> None:
+        self.deleter, self.settings, self.stop = deleter, settings, stop
+        self._shrinker = Shrinker(deleter, require_archived=settings.limits.require_archived)
+
+    def set_settings(self, settings: Settings) -> None:
+        self.deleter.survey.set_limits(settings.limits, verify=settings.verify)
+        self.settings = settings
+        self._shrinker = Shrinker(self.deleter, require_archived=settings.limits.require_archived)
+
+    def run(self, report: Report, *, now_ns: int) -> None:
+        """Survey the log and apply the decisions; when stopped, end where the next pass can continue."""
+        survey = self.deleter.survey
+        self.deleter.require_continuity()
+        for error in self._shrinker.finish():  # first, because a segment with two forms may be deleted below
+            report.problem(str(error))
+        if (seen := survey.seen_entry(now_ns=now_ns)) is not None:
+            self.deleter.record(seen)
+        decisions = takewhile(lambda _: not self.stop.is_set(), survey.decisions(now_ns=now_ns))
+        shrinkable: list[Segment] = []
+        for decision in self.deleter.release(decisions, now_ns=now_ns):
+            report.decision(decision)
+            if decision.is_shrinkable and self.settings.shrink_pinned:
+                shrinkable.append(decision.segment)
+        released = survey.released()
+        due = survey.due(released, grace_ns=self.settings.grace_ns)
+        for decision in self.deleter.delete(released, due, now_ns=now_ns):
+            report.released(decision, is_due=decision.segment.kind is decision.segment.kind.deleting)
+        self._shrink(shrinkable, report, now_ns)
+        self.deleter.require_continuity()  # before it reports files of another log as damaged
+        report.end(survey.problems)
+
+    def _shrink(self, segments: list[Segment], report: Report, now_ns: int) -> None:
+        for segment in segments:
+            if self.stop.is_set():
+                return
+            try:
+                shrunk = self._shrinker.shrink(segment, now_ns=now_ns)
+            except (Damaged, FileNotFoundError) as error:
+                report.problem(str(error))
+                continue
+            except OSError as error:  # the next pass tries again
+                report.problem(f"{segment.path}: {error.strerror}; it is not shrunk, and nothing is lost")
+                return
+            if shrunk is not None:
+                report.shrunk(shrunk)
+
+
+def _show(log: Log, settings: Settings, report: Report) -> None:
+    """Report a dry run."""
+    limits = settings.limits
+    survey = Survey(log.root, limits, log_id=log.identity.log_id, verify=settings.verify)
+    now_ns = time.time_ns()
+    shrinkable: list[Segment] = []
+    for decision in survey.decisions(now_ns=now_ns):
+        report.decision(decision)
+        if decision.verdict.is_deletion and not settings.grace_ns:  # released and deleted by the same pass
+            report.released(replace(decision, message=""), is_due=True)
+        if decision.is_shrinkable and settings.shrink_pinned:
+            shrinkable.append(decision.segment)
+    for shrunk in estimate_shrinks(log.root, survey, shrinkable, require_archived=limits.require_archived):
+        report.shrunk(shrunk)
+    released = survey.released()
+    due = {segment.base_sequence for segment in survey.due(released, grace_ns=settings.grace_ns)}
+    for decision in survey.confirm(released, now_ns=now_ns):
+        report.released(decision, is_due=decision.segment.base_sequence in due)
+    report.end(survey.problems)
+
+
+def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], Settings] | None) -> None:
+    """Make one pass, or passes until a signal arrives.
+
+    Args:
+        reload: reads the settings again on SIGHUP; None for one pass.
+    """
+    disk = Disk()
+    path = log.root.ledger / "reclaim.jsonl"
+    ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
+    try:
+        locks.remove_leftovers(locks.leftovers(log.root, disk), disk)
+        ledger.cut()  # one from before this program may be long
+        # The survey reads the ledger, which is locked by now, so that no other process appends to it.
+        survey = Survey(log.root, settings.limits, log_id=log.identity.log_id, verify=settings.verify)
+        with stop_on_signals() as stop:
+            one_pass = Pass(Deleter(log.root, disk, ledger, survey, log.require_continuity), settings, stop)
+            if reload is None:
+                one_pass.run(report, now_ns=time.time_ns())
+            else:
+                _watch(one_pass, report, reload)
+    finally:
+        ledger.close()
+
+
+def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> None:
+    """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
+    deleter = one_pass.deleter
+    root = deleter.root
+    hangups: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
+
+    def directories() -> list[Path]:
+        return [root.segments, root.ledger, root.routes, *root.route_directories()]
+
+    def may_free_segment(path: Path) -> bool:
+        if path.suffix == Kind.RAW.value:  # not the frequent changes of the active segment:
+            return not path.exists()  # the sealer removes the raw form last
+        names = (CURSORS, "retired", "archive.jsonl")
+        return path.name.endswith(CURSOR_SUFFIX) or path.name in names or path.parent == root.routes
+
+    def check_root() -> None:
+        try:
+            deleter.require_continuity()
+        except (OSError, WaldError) as error:
+            if isinstance(error, Replaced) and not isinstance(error, Gone):
+                raise  # anything else may be temporary, such as an unmounted root; the next pass reports it
+
+    for _ in watch_files(
+        directories,
+        may_free_segment,
+        period_seconds=PERIOD_SECONDS,
+        stop=one_pass.stop,
+        on_tick=check_root,
+        report=report.warn,
+    ):
+        report.begin()
+        try:
+            if hangups:
+                hangups.clear()
+                one_pass.set_settings(reload())
+                report.warn("the settings were read again")
+            one_pass.run(report, now_ns=time.time_ns())
+        except (OSError, WaldError) as error:
+            check_root()
+            report.failed(str(error))
