@@ -21,7 +21,7 @@ def test_a_traceback_ends_with_the_hint(daemon: Daemon) -> None:
     message, hint = shown.splitlines()[-2:]
     assert message.startswith("wald.errors.NotFound: ")
     assert "there is no route 'nosuch'" in message
-    assert hint.startswith(f"  hint: to list all routes: wald --root {daemon.root} routes")
+    assert hint.startswith(f"  hint: to list all routes: wald --root {daemon.root} route list")
 
 
 @pytest.mark.parametrize(

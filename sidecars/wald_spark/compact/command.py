@@ -31,7 +31,6 @@ from wald_spark.commands import (
     roots_option,
     routes_option,
 )
-from wald_spark.compact.job import Generations
 from wald_spark.session import require_spark, session
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def command(
     stays, and its value is null. Records without a key are counted and left out.
     """
     require_spark()  # before the modules that need it
-    from wald_spark.compact.job import Compactor
+    from wald_spark.compact.job import Compactor, Generations
     from wald_spark.progress import find_logs
 
     locations = find_logs(roots, routes)

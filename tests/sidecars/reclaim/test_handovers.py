@@ -13,7 +13,6 @@ from typing import get_args
 import pytest
 from contents import records
 from draining import InProcess
-from faults import Died, SteppingDisk
 from forgetting import forget
 from logs import Built
 from running import Daemon, eventually, output_of, reclaim, run
@@ -31,27 +30,25 @@ from wald.retention.handovers import PIN_MAX_BYTES, ROUTES_MAX, Part, PinWriter,
 from wald.work.group import WorkGroup
 from wald.work.ownership import succeed_workers
 
-KILLED = """
+DYING = """
 import os, signal, sys, time, wald, wald.work.maintenance as maintenance
 write = maintenance.write_dead_letter
 def killed(*arguments, **options):
     write(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 maintenance.write_dead_letter = killed
+"""
+WORKS = """
 work = wald.WorkGroup(sys.argv[1], "a", "g")
 work.lease("w", 1, wait=60)
 work.give_up("w", [1], "bad")
 time.sleep(600)
 """
-
-
-class DyingAfterSending(SteppingDisk):
-    """Disk that dies when the cursor would move past the handed over records."""
-
-    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
-        moving = name == "create" and path is not None and path.name.startswith("processed.cursor")
-        if moving and path is not None and path.with_name("processed.pin").exists():
-            raise Died(name)
+DRAINS = """
+from wald_drain.command import main
+sys.argv = ["wald-drain", "--root", sys.argv[1], "a", "--tries", "1", "--exit-at-end", "--", "false"]
+main()
+"""
 
 
 @pytest.fixture
@@ -64,19 +61,21 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield running
 
 
-def drained(root: Path, *, dies: bool) -> None:
-    if not dies:
+def dies(root: Path, script: str) -> None:
+    """Run a process that is killed after it has written the dead letter."""
+    assert run([sys.executable, "-c", DYING + script, str(root)]).returncode == -signal.SIGKILL
+
+
+def drained(root: Path, *, is_killed: bool) -> None:
+    if is_killed:
+        dies(root, DRAINS)
+    else:
         InProcess(root).run("false")
-        return
-    disk = DyingAfterSending()
-    with pytest.raises(Died):
-        InProcess(root).run("false", disk=disk)
-    disk.abandon()
 
 
-def worked(root: Path, *, dies: bool) -> None:
-    if dies:
-        assert run([sys.executable, "-c", KILLED, str(root)]).returncode == -signal.SIGKILL
+def worked(root: Path, *, is_killed: bool) -> None:
+    if is_killed:
+        dies(root, WORKS)
         return
     with WorkGroup(root, "a", "g") as work:
         eventually(lambda: work.floor == 1)
@@ -87,14 +86,14 @@ def test_a_dead_letter_that_was_read_stays_until_its_handover_is_finished(
     daemon: Daemon, give_up: Callable[..., None]
 ) -> None:
     """It is read and its segment is complete when the handover is interrupted, and the daemon forgets who sent it."""
-    give_up(daemon.root, dies=True)
+    give_up(daemon.root, is_killed=True)
     (letter,) = records(daemon.root, "dead_letter")
     daemon.ask("CUT")
     output_of("cursor", "set", "dead_letter", letter.sequence, "--group", "processed", "--root", daemon.root)
     forget(daemon)
     reclaim(daemon.root, "--grace", 0)
     assert "has not finished a handover" in output_of("explain", "--root", daemon.root).decode()
-    give_up(daemon.root, dies=False)
+    give_up(daemon.root, is_killed=False)
 
     assert [each.sequence for each in records(daemon.root, "dead_letter")] == [letter.sequence]
     assert not list(daemon.root.glob("routes/a/cursors/*.pin"))

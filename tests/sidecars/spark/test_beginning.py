@@ -173,7 +173,7 @@ def test_the_commands_name_their_own_options(built: Built) -> None:
     with pytest.raises(Damaged, match="nothing was done") as damaged, permissive_hint("nothing was done"):
         job(built.root.path)
     assert damaged.value.hint == (
-        "put the segments back; if this is a copy without them, --partial begins with the oldest record there is; "
+        "put the segments back; if this is a copy without them, --partial begins with the oldest record present; "
         "--permissive skips unreadable records"
     )
 

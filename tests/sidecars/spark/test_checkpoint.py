@@ -144,7 +144,7 @@ def test_a_route_that_the_stream_does_not_read_is_refused(checkpoint: Checkpoint
 
 def test_what_cannot_be_read_is_damage(checkpoint: Checkpoint, built: Built) -> None:
     checkpoint.batch(3, checkpoint.source(9).replace('"routes": null', '"routes": 1'))
-    assert "offsets/3: these are no routes" in refusal(checkpoint, built, Damaged)
+    assert "offsets/3: not a list of routes" in refusal(checkpoint, built, Damaged)
     checkpoint.batch(3, checkpoint.source(9).replace('"version": 1', '"version": 2'))
     assert "version 2" in refusal(checkpoint, built, Damaged)
     checkpoint.write("offsets", 3, "")

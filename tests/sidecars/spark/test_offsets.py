@@ -52,9 +52,9 @@ def test_equal_offsets_are_equal_as_text() -> None:
         ({"starts": {"me": [1, "x"]}}, "other logs"),
         ({"starts": {LOG: [1]}}, "not a start"),
         ({"starts": {LOG: [-1, "x"]}}, "not a sequence"),
-        ({"routes": "a"}, "no routes"),
-        ({"routes": ["../a"]}, "no routes"),
-        ({"routes": [1]}, "no routes"),
+        ({"routes": "a"}, "not a list of routes"),
+        ({"routes": ["../a"]}, "not a list of routes"),
+        ({"routes": [1]}, "not a list of routes"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, object], words: str) -> None:

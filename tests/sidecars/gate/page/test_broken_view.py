@@ -13,15 +13,15 @@ from running import Daemon, eventually
 
 BUG = """
 import os
-from wald_gate.page import overview
-sound = overview._spark
+from wald_gate.page import views
+sound = views._spark
 
 def broken(rates):
     if os.path.exists(os.environ["BROKEN"]):
         raise ZeroDivisionError("a bug of the test")
     return sound(rates)
 
-overview._spark = broken
+views._spark = broken
 """
 
 
