@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import wald.consumer
 import wald.work.group
-from wald.client.asynchronous import Producer, Receipt
+from wald.client.asynchronous import AsyncReceipt, Producer
 from wald.format.names import DEFAULT_GROUP
 from wald.format.records import Record
 from wald.log import Log
@@ -32,7 +32,7 @@ from wald.work.group import Order
 from wald.work.owner import Delivery, Leased, Pending
 from wald.work.replay import Failure
 
-__all__ = ["Consumer", "Producer", "Receipt", "WorkGroup"]
+__all__ = ["AsyncReceipt", "Consumer", "Job", "Producer", "WorkGroup", "Worker"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -294,7 +294,7 @@ def _close_socket(connecting: asyncio.Future[socket.socket]) -> None:
         connecting.result().close()
 
 
-class Receipt:
+class AsyncReceipt:
     """Sequences of the records of one :meth:`Producer.send`; awaiting it waits until they are durable.
 
     Example::
@@ -408,7 +408,7 @@ class Producer:
         times: Sequence[Time | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
-    ) -> Receipt:
+    ) -> AsyncReceipt:
         """See :meth:`wald.Producer.send`; waits only if more than a few requests are in flight.
 
         Returns:
@@ -418,7 +418,7 @@ class Producer:
         payloads = encode_values(values, keys=keys, times=times, headers=headers, not_before=not_before)
         return await self._publish_all(route, payloads, columns=True)
 
-    async def publish(self, route: str, payload: bytes, *, columns: bool = False) -> Receipt:
+    async def publish(self, route: str, payload: bytes, *, columns: bool = False) -> AsyncReceipt:
         """See :meth:`wald.Producer.publish`."""
         return await self._publish_all(route, payloads_of(route, payload, columns=columns), columns=columns)
 
@@ -443,15 +443,15 @@ class Producer:
             self._durable.pop(request, None)
         return durable
 
-    async def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], *, columns: bool) -> Receipt:
+    async def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], *, columns: bool) -> AsyncReceipt:
         if self._connection is None:
             raise RuntimeError(_OUTSIDE)
         return await asyncio.shield(asyncio.create_task(self._send_all(self._connection, route, payloads, columns)))
 
     async def _send_all(
         self, connection: DaemonConnection, route: str, payloads: Iterable[bytes | memoryview], columns: bool
-    ) -> Receipt:
-        receipt = Receipt(self)
+    ) -> AsyncReceipt:
+        receipt = AsyncReceipt(self)
         async with self._sending:
             for payload in payloads:
                 check_size(route, payload)

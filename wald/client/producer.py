@@ -61,8 +61,8 @@ class Producer:
     Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is detected
     before sending does not end the producer.
 
-    Sequences of durable records accumulate until :meth:`flush`, :meth:`acknowledged` or the :class:`Receipt` of
-    :meth:`send` returns them.
+    Sequences of durable records accumulate until :meth:`flush`, :meth:`acknowledged` or the
+    :class:`~wald.client.producer.Receipt` of :meth:`send` returns them.
 
     Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer without
     requests in flight.

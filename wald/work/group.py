@@ -473,7 +473,7 @@ class WorkGroup:
 
 
 class Job(Delivery):
-    """A delivery to a :class:`Worker`.
+    """A delivery to a :class:`~wald.work.group.Worker`.
 
     The methods return False if the call was rejected because the worker does not have the record any more. A job that
     is not settled is redelivered when its lease ends.
