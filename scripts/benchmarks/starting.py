@@ -15,6 +15,7 @@ from wald.cli import cli
 
 _WALD = str(Path(sys.executable).with_name("wald"))
 _PYTHON = "python -c pass"
+_PROGRAMS = ("wald-drain feed --help", "wald-gate serve --help", "wald-reclaim --help")
 _TIMES = 5  # repetitions of a measurement: one takes 60 ms, and an interrupt is visible in it
 _SHORT = Goal(5.5, at_most=True)
 _HELP = Goal(6, at_most=True)
@@ -33,6 +34,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         commands = {_PYTHON: [sys.executable, "-c", "pass"]} | {name: [_WALD, *line] for name, line in lines.items()}
         helps = [f"wald {name} --help" for name in cli.list_commands(click.Context(cli))]
         commands |= {name: [_WALD, *name.split()[1:]] for name in helps}
+        commands |= {line: [str(Path(_WALD).with_name(line.split()[0])), *line.split()[1:]] for line in _PROGRAMS}
         for command in commands.values():  # compiles the byte code
             _seconds(command)
         measured = {unit: Samples({name: [] for name in commands}) for unit in _UNITS}
@@ -43,7 +45,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     rows = []
     for unit, samples in measured.items():
         slowest = max(helps, key=samples.median)
-        for name in (*lines, slowest):
+        for name in (*lines, slowest, *_PROGRAMS):
             is_help = name.endswith("--help")
             what = f"{name}, the slowest help" if name == slowest else name
             goals: dict[str, Goal | None] = {_PYTHON: _HELP if is_help else _SHORT}

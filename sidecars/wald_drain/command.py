@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,19 +22,11 @@ from wald.cli.options import (
     socket_option,
 )
 from wald.cli.streams import stdout_is_a_report
-from wald.errors import GivenUp, InvalidInput
-from wald.exposition import serving
-from wald.files.disk import Disk
+from wald.errors import InvalidInput
 from wald.format.names import check_route
-from wald.hints import command_line
-from wald.loop import stop_on_signals, threads_without_signals
-from wald.work.group import Order
-from wald_drain.process import check_command, runners_for
-from wald_drain.redrive import Consumer
-from wald_drain.redrive import redrive as put_back
-from wald_drain.report import Counts, of_drain
-from wald_drain.run import drain, leave, stopping
-from wald_drain.worker import Job, RunContext
+
+if TYPE_CHECKING:
+    from wald.work.group import Order
 
 _DEAD_LETTER = "dead_letter"
 _BATCH_RECORDS = 1000
@@ -124,7 +113,7 @@ def feed(
     form: str,
     metrics: str | None,
     socket: Path | None,
-) -> int:
+) -> None:
     """Feed the records of ROUTE after the group's cursor to COMMAND, one batch at a time.
 
     COMMAND gets a batch on its stdin, which is a file with all of it. If it exits 0, the cursor moves past the batch.
@@ -155,7 +144,9 @@ def feed(
         )
     if order is not None and workers is None:
         raise InvalidInput("--order is for several workers", hint="--workers 4 --order key")
-    check_command(words)
+    from wald_drain.run import feed
+    from wald_drain.worker import Job
+
     job = Job(
         command=words,
         stdin_format=form,
@@ -166,24 +157,7 @@ def feed(
         exit_at_end=exit_at_end,
         order="strict" if workers is None else order or "log",
     )
-    counts = Counts()
-    with (
-        _at_work(root, route, group, leave) as (consumer, stop_requested),
-        runners_for(words, workers or 1, time_limit) as runners,  # forked before this process has other threads
-        ExitStack() as held,
-    ):
-        context = RunContext(consumer, job, counts, threading.Event(), _report, stop_requested)
-        with threads_without_signals():
-            held.enter_context(serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())))
-            held.enter_context(stopping(context))
-        given_up = drain(context, runners)
-    if given_up:
-        redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
-        raise GivenUp(
-            f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
-            hint=f"{command_line(root, f'read {dead_letter} --format json')}; {redriving} puts them back",
-        )
-    return 0
+    feed(root, route, group, job, workers=workers or 1, time_limit=time_limit, metrics=metrics, report=_report)
 
 
 @command.command(cls=Command, epilog=examples("wald-drain redrive", "wald-drain redrive dead_letter --group retry"))
@@ -192,25 +166,15 @@ def feed(
 @group_option
 @socket_option
 @stdout_is_a_report
-def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
+def redrive(root: Path, route: str, group: str, socket: Path | None) -> None:
     """Append the dead letters of ROUTE (dead_letter) after the group's cursor to their original routes again.
 
     Each is appended once to the route that its headers name, with its value, key, event time and headers as before. It
     is a new record there, which every group of that route gets. Then the cursor moves.
     """
-    with _at_work(root, route, group) as (consumer, stop):
-        put_back(consumer, daemon=socket or root, stop=stop, report=_report)
-    return 0
+    from wald_drain.run import redrive
 
-
-@contextmanager
-def _at_work(
-    root: Path, route: str, group: str, again: Callable[[], None] = lambda: None
-) -> Iterator[tuple[Consumer, threading.Event]]:
-    """Yield a consumer and the event that a signal sets; another Ctrl-C calls ``again``."""
-    consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
-    with stop_on_signals(again) as stop:
-        yield consumer, stop
+    redrive(root, route, group, daemon=socket or root, report=_report)
 
 
 def _report(line: str) -> None:

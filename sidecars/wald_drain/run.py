@@ -14,30 +14,83 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, Interrupted, NotFound
+from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, GivenUp, Interrupted, NotFound
+from wald.exposition import serving
+from wald.files.disk import Disk
 from wald.format.records import Record
-from wald.hints import room_commands
-from wald.loop import threads_without_signals
+from wald.hints import command_line, room_commands
+from wald.log import Log
+from wald.loop import stop_on_signals, threads_without_signals
 from wald.retention.cursors import CursorState
 from wald.retention.progress import last_sequences
 from wald.work.group import WorkGroup
 from wald.work.ownership import command_files, running
 from wald_drain.leftovers import Leftovers
-from wald_drain.process import Runner
+from wald_drain.process import Runner, check_command, runners_for
 from wald_drain.redrive import Consumer, HandoverFile, Handovers
+from wald_drain.redrive import redrive as put_back
+from wald_drain.report import Counts, of_drain
 from wald_drain.retry import pause_seconds
 from wald_drain.state_file import StateFile
-from wald_drain.worker import RunContext, Shared, Worker
+from wald_drain.worker import Job, RunContext, Shared, Worker
 
 _PORTION_MAX_BYTES = 8 << 20  # of values, so that a lease of any number of records fits into memory
 _WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over
 _LONG_SECONDS = 60.0  # after which a full disk is another one
 _NAMED = 5  # processes, of many workers
 _LEFT = b"wald-drain: interrupted; commands that run go on, and the next start waits for them\n"
+
+
+def feed(
+    root: Path,
+    route: str,
+    group: str,
+    job: Job,
+    *,
+    workers: int,
+    time_limit: float | None,
+    metrics: str | None,
+    report: Callable[[str], None],
+) -> None:
+    """Feed ``route`` to the command of ``job`` until its end or a signal.
+
+    Raises:
+        GivenUp: records went to the dead-letter route.
+    """
+    check_command(job.command)
+    counts, consumer = Counts(), _consumer(root, route, group)
+    with (
+        stop_on_signals(_leave) as stop_requested,
+        runners_for(job.command, workers, time_limit) as runners,  # forked before this process has other threads
+        ExitStack() as held,
+    ):
+        context = RunContext(consumer, job, counts, threading.Event(), report, stop_requested)
+        with threads_without_signals():
+            held.enter_context(serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())))
+            held.enter_context(_stopping(context))
+        given_up = drain(context, runners)
+    if given_up:
+        redriving = command_line(root, f"redrive {job.dead_letter}", program="wald-drain")
+        raise GivenUp(
+            f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
+            hint=f"{command_line(root, f'read {job.dead_letter} --format json')}; {redriving} puts them back",
+        )
+
+
+def redrive(root: Path, route: str, group: str, *, daemon: Path, report: Callable[[str], None]) -> None:
+    """Put the dead letters of ``route`` back to their original routes, until a signal."""
+    consumer = _consumer(root, route, group)
+    with stop_on_signals() as stop:
+        put_back(consumer, daemon=daemon, stop=stop, report=report)
+
+
+def _consumer(root: Path, route: str, group: str) -> Consumer:
+    return Consumer(Log(root), route, group, Disk(), time.time_ns)
 
 
 def drain(context: RunContext, runners: Sequence[Runner]) -> int:
@@ -204,7 +257,7 @@ class _Leases:
         return last
 
 
-def leave() -> None:
+def _leave() -> None:
     """End this process at once, as if it were killed: the next start repeats only the work that was not on disk."""
     with suppress(OSError):  # stderr is closed, or its disk is full
         os.write(2, _LEFT)
@@ -212,7 +265,7 @@ def leave() -> None:
 
 
 @contextmanager
-def stopping(context: RunContext) -> Iterator[None]:
+def _stopping(context: RunContext) -> Iterator[None]:
     """Set ``stop`` once a signal has set ``stop_requested``, and report which commands drain then waits for."""
     over = threading.Event()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from wald.cli.command import Command, examples
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, root_option
 from wald.errors import InvalidInput
-from wald.systemd import Systemd
 
 if TYPE_CHECKING:
     from wald.settings import Setting
@@ -96,13 +93,11 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
             f"{(error.name or '').partition('.')[0]}, which it needs, is not installed",
             hint="in a clone of wald: pip install '.[gate]'",
         ) from error
-    systemd = Systemd(os.environ)
     if only_check:
         for line in serving.check(root, settings()):
             click.echo(f"wald-gate: {line}", err=True)
         return
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
-    serving.serve(root, settings, systemd)
+    serving.serve(root, settings)
 
 
 @command.group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -47,7 +48,7 @@ _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
 
-def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
+def serve(root: Path, load: Callable[[], Settings]) -> None:
     """Serve the log in ``root`` until SIGTERM or SIGINT.
 
     Args:
@@ -58,8 +59,9 @@ def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
         InvalidInput: it cannot listen there, or a setting, a certificate or the token file is invalid.
         OSError: the token file cannot be read.
     """
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     _raise_descriptors()
-    uvloop.run(_serve(Log(root), load, systemd))
+    uvloop.run(_serve(Log(root), load, Systemd(os.environ)))
 
 
 def check(root: Path, settings: Settings) -> list[str]:
