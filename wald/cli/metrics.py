@@ -240,7 +240,7 @@ def of_work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Met
     waiting: Samples = {name: each.waiting for name, each in whole.items()}
     meaning = "Delayed records that are not yet due"
     yield Metric("wald_work_waiting_records", "gauge", meaning, _ROUTE_GROUP, waiting)
-    giving_up: Samples = {name: each.giving_up for name, each in whole.items()}
+    giving_up: Samples = {name: len(each.giving_up_to) for name, each in whole.items()}
     meaning = "Records to be moved to the dead-letter route"
     yield Metric("wald_work_giving_up_records", "gauge", meaning, _ROUTE_GROUP, giving_up)
     damaged: Samples = {name: float(each.unusable) for name, each in counts.items()}

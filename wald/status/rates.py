@@ -305,6 +305,12 @@ def rest_seconds(took_seconds: float, interval_seconds: float) -> float:
     return max(interval_seconds - took_seconds, _REST * took_seconds)
 
 
+def message_of(error: WaldError | OSError) -> str:
+    if isinstance(error, WaldError):
+        return error.message
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+
+
 class Sampler(Generic[T]):
     """The last two samples of one kind.
 
@@ -325,11 +331,8 @@ class Sampler(Generic[T]):
         try:
             self.samples = (*self.samples[-1:], self._sample(time.monotonic()))
             self.problem = ""
-        except WaldError as error:
-            self.samples, self.problem = (), error.message
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            self.samples, self.problem = (), f"{where}{error.strerror or error}"
+        except (WaldError, OSError) as error:
+            self.samples, self.problem = (), message_of(error)
 
     def start(self, interval_seconds: float, after: Callable[[], None]) -> None:
         """Take samples in a thread until the process ends, and call ``after`` after each."""

@@ -211,17 +211,16 @@ class WorkCounts(NamedTuple):
     """Numbers of records of a work group by state.
 
     Attributes:
-        unusable: True if its journal is damaged.
         giving_up_to: the route of the dead letter of each record that is being given up.
+        unusable: True if its journal is damaged.
+        first: the first runs that are leased, and the first that wait.
     """
 
-    leased: int
-    waiting: int
-    giving_up: int
-    unusable: bool
+    leased: int = 0
+    waiting: int = 0
     giving_up_to: tuple[str, ...] = ()
-    first_leased: tuple[Out, ...] = ()
-    first_waiting: tuple[Waiting, ...] = ()
+    unusable: bool = False
+    first: tuple[Out | Waiting, ...] = ()
 
 
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
@@ -232,20 +231,13 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
         with suppress(NotFound, InvalidInput, OSError):  # removed in the meantime
             files |= {(route, each.group): each for each in work_files(log.root, route)}
     for key in groups:
-        if (file := files.get(key)) is None:
-            continue
-        with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed in the meantime
-            seen = read_status(log, file, time.time_ns())
-            picture, goals = seen.snapshot, tuple(each.route for each in seen.snapshot.dead)
-            found[key] = WorkCounts(
-                count_of(picture.out()),
-                count_of(picture.waiting()),
-                len(goals),
-                bool(seen.damage),
-                goals,
-                tuple(islice(picture.out(), _FIRST)),
-                tuple(islice(picture.waiting(), _FIRST)),
-            )
+        if key in files:
+            with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed in the meantime
+                seen = read_status(log, files[key], time.time_ns())
+                out, waiting = list(seen.snapshot.out()), list(seen.snapshot.waiting())
+                goals = tuple(each.route for each in seen.snapshot.dead)
+                first: tuple[Out | Waiting, ...] = (*out[:_FIRST], *waiting[:_FIRST])
+                found[key] = WorkCounts(count_of(out), count_of(waiting), goals, bool(seen.damage), first)
     return found
 
 

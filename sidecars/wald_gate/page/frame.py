@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -21,7 +21,7 @@ from wald.errors import WaldError
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
-from wald_gate.auth.clients import Client, Right
+from wald_gate.auth.clients import Right
 from wald_gate.call import Call
 from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.problems import HttpError, problem
@@ -118,17 +118,12 @@ class Place:
     right: Right = Right.KNOWN
 
 
-OVERVIEW = Place("Overview", "/")
-ROUTES = Place("Routes", "/routes")
-RECORDS = Place("Records", "/records")
-HISTORY = Place("History", "/history", Right.ADMIN)
-PLACES: tuple[Place, ...] = (OVERVIEW, ROUTES, RECORDS, HISTORY)
-
-
-def places_of(client: Client) -> list[Place]:
-    return [place for place in PLACES if client.may(place.right, None)]
-
-
+PLACES = (
+    Place("Overview", "/"),
+    Place("Routes", "/routes"),
+    Place("Records", "/records"),
+    Place("History", "/history", Right.ADMIN),
+)
 HTML = "text/html"
 EVENTS = "text/event-stream"
 LIVE = "live_"
@@ -145,15 +140,14 @@ HEADERS: Mapping[str, str] = {
 }
 _PICTURES_PASSED_MAX = 5  # after failures, so that the browser still gets events
 _log = logging.getLogger("wald_gate")
-Facts = Mapping[str, Any]
+Facts = dict[str, Any]
 """Values of a template."""
 
 
 async def page(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
     """Render a page once; only the frame is live."""
     picture = await call.state.watching.picture()
-    found = _ENVIRONMENT.get_template(template)
-    return _html(found.render(_of_frame(call, picture, live=base_of(call.request) + "live") | dict(facts)), status)
+    return _html(template, _of_frame(call, picture, live=f"{base_of(call.request)}live") | facts, status)
 
 
 async def live_page(call: Call, template: str, facts: Callable[[PageSnapshot], Facts]) -> Response:
@@ -163,16 +157,10 @@ async def live_page(call: Call, template: str, facts: Callable[[PageSnapshot], F
         facts: is called in a thread for each snapshot; errors of the first call are raised.
     """
     picture = await call.state.watching.picture()
-    found = _ENVIRONMENT.get_template(template)
     if EVENTS in call.request.headers.get("accept", ""):
-        headers = {**HEADERS, "X-Accel-Buffering": "no"}
-        return Stream(_changes(call, found, facts), EVENTS, headers)
-
-    def render() -> str:
-        live = "?" + call.request.url.query  # the page itself
-        return found.render(_of_frame(call, picture, live=live) | dict(facts(picture)))
-
-    return _html(await call.read(render))
+        return Stream(_changes(call, template, facts), EVENTS, {**HEADERS, "X-Accel-Buffering": "no"})
+    frame = _of_frame(call, picture, live=f"?{call.request.url.query}")  # the page itself
+    return await call.read(lambda: _html(template, frame | facts(picture)))
 
 
 async def only_frame(call: Call) -> Response:
@@ -184,18 +172,21 @@ def failed(request: Request, error: Exception) -> Response:
     """Return an error as a page; an unknown client is redirected to the login form."""
     answer = problem(error)
     if answer.status_code == 401 and request.method in ("GET", "HEAD"):
-        return RedirectResponse(base_of(request) + "login", 303, HEADERS)
-    found = msgspec.json.decode(answer.body, type=Problem)
-    html = _ENVIRONMENT.get_template("problem.html").render(problem=found, build=BUILD, base=base_of(request))
-    response = _html(html, answer.status_code)
+        return redirect(request, "login")
+    facts = {"problem": msgspec.json.decode(answer.body, type=Problem), "base": base_of(request)}
+    response = _html("problem.html", facts, answer.status_code)
     response.headers.update({name: value for name, value in answer.headers.items() if name in _OF_PROBLEMS})
     return response
 
 
 def bare(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
     """Render a page without the frame, which says nothing of the log."""
-    base = base_of(call.request)
-    return _html(_ENVIRONMENT.get_template(template).render(build=BUILD, base=base, **facts), status)
+    return _html(template, {"base": base_of(call.request), **facts}, status)
+
+
+def redirect(request: Request, path: str) -> Response:
+    """Redirect to another page."""
+    return RedirectResponse(base_of(request) + path, 303, HEADERS)
 
 
 def base_of(request: Request) -> str:
@@ -206,10 +197,11 @@ def base_of(request: Request) -> str:
     return "../" * (request.scope["path"].count("/") - 1) or "./"
 
 
-async def _changes(call: Call, template: Template, facts: Callable[[PageSnapshot], Facts]) -> AsyncGenerator[bytes]:
+async def _changes(call: Call, template: str, facts: Callable[[PageSnapshot], Facts]) -> AsyncGenerator[bytes]:
     """Yield the changed parts for each new snapshot; the browser's reading sets the pace."""
     sent: Sent = {}
     number = due = failures = 0
+    event: tuple[str, object]
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
     with call.state.watching.looked_at():
         while (picture := await call.state.watching.newer(number)) is not None:
@@ -219,55 +211,47 @@ async def _changes(call: Call, template: Template, facts: Callable[[PageSnapshot
             if number < due:
                 continue
             try:
-                event = await call.read(_event, call, template, facts, picture, sent)
+                event = "parts", await call.read(_changed, call, template, facts, picture, sent)
+                failures = 0
+            except (WaldError, OSError) as error:  # the next picture may do
+                event = "problem", str(call.shown(error))
                 failures = 0
             except Exception as error:  # noqa: BLE001 - a bug; the page is old then and says so
                 if not failures:
                     _log.exception("no page: %s", call.request.url.path)
                 failures += 1
                 due = number + min(2**failures, _PICTURES_PASSED_MAX)
-                event = b"event: failed\ndata: " + msgspec.json.encode(type(error).__name__) + b"\n\n"
-            yield event
+                event = "failed", type(error).__name__
+            yield b"event: %b\ndata: %b\n\n" % (event[0].encode(), msgspec.json.encode(event[1]))
 
 
-def _event(
-    call: Call, template: Template, facts: Callable[[PageSnapshot], Facts], picture: PageSnapshot, sent: Sent
-) -> bytes:
-    """Return the event for a snapshot; ``sent`` has the parts of the browser."""
-    try:
-        context = template.new_context(_of_frame(call, picture, live="") | dict(facts(picture)))
-        parts = [change for name, html in _parts(template, context) for change in changes(name, html, sent)]
-    except (WaldError, OSError) as error:  # the next picture may do
-        return b"event: problem\ndata: " + msgspec.json.encode(str(call.shown(error))) + b"\n\n"
-    return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
+def _changed(
+    call: Call, name: str, facts: Callable[[PageSnapshot], Facts], picture: PageSnapshot, sent: Sent
+) -> list[tuple[str, str]]:
+    """Render the live blocks of a template and of the frame; ``sent`` has the parts of the browser."""
+    template, frame = _ENVIRONMENT.get_template(name), _ENVIRONMENT.get_template("frame.html")
+    context = template.new_context(_of_frame(call, picture, live="") | facts(picture))
+    blocks = [each for each in (frame.blocks | template.blocks).items() if each[0].startswith(LIVE)]
+    parts = [(block, "".join(render(context)).strip()) for block, render in blocks]
+    return [change for part, html in parts for change in changes(part, html, sent)]
 
 
-def _parts(template: Template, context: Any) -> Iterator[tuple[str, str]]:
-    """Yield the live blocks of a template and of those that it extends."""
-    blocks = dict(_ENVIRONMENT.get_template("frame.html").blocks) | dict(template.blocks)
-    for name, block in blocks.items():
-        if name.startswith(LIVE):
-            yield name, "".join(block(context)).strip()
-
-
-def _of_frame(call: Call, picture: PageSnapshot | None, *, live: str) -> dict[str, Any]:
+def _of_frame(call: Call, picture: PageSnapshot, *, live: str) -> Facts:
     """Return the facts of the frame."""
-    client: Client = call.client
     return {
         "base": base_of(call.request),
-        "build": BUILD,
-        "client": client,
+        "client": call.client,
         "has_session": call.has_session,
         "here": call.request.url.path,
         "live": live,
         "picture": picture,
-        "places": places_of(client),
+        "places": [place for place in PLACES if call.client.may(place.right, None)],
         "root": call.root,
     }
 
 
-def _html(text: str, status: int = 200) -> Response:
-    return Response(text, status, HEADERS, HTML)
+def _html(template: str, facts: Facts, status: int = 200) -> Response:
+    return Response(_ENVIRONMENT.get_template(template).render(facts), status, HEADERS, HTML)
 
 
 def _shown(value: object) -> object:
@@ -302,7 +286,7 @@ _ENVIRONMENT.filters |= {
     "utc": utc,
     "visible": visible,
 }
-_ENVIRONMENT.globals["command_line"] = command_line
+_ENVIRONMENT.globals |= {"build": BUILD, "command_line": command_line}
 _ENVIRONMENT.globals |= {  # not imported by templates: parts are made without the text outside of their blocks
     name: macro for name, macro in vars(_ENVIRONMENT.get_template("parts.html").module).items() if name[0] != "_"
 }

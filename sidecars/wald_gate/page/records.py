@@ -6,14 +6,15 @@ import json
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from datetime import datetime
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from markupsafe import Markup
 from msgspec import Meta
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from wald.errors import InvalidInput, NotFound, WaldError
 from wald.format.names import check_route
@@ -28,12 +29,11 @@ from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
 from wald.segments.view import State, View
 from wald.status.schema import Where, local_now
-from wald_gate.auth.clients import Client, Right
+from wald_gate.auth.clients import Right
 from wald_gate.call import Call
-from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, marked, page
-from wald_gate.page.snapshot import PageSnapshot
+from wald_gate.page.frame import Facts, live_page, marked, page, redirect
 from wald_gate.problems import HttpError, problem, without_path
-from wald_gate.shapes import Shape
+from wald_gate.shapes import Sequence, Shape
 
 ValueForm = Literal["text", "json", "hex"]
 FORMS: tuple[ValueForm, ...] = get_args(ValueForm)
@@ -146,7 +146,6 @@ def _dump(part: bytes) -> str:
     return "\n".join(lines)
 
 
-_Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 _DOWNLOAD = {"Cache-Control": "no-store", "Content-Security-Policy": "sandbox"}
 
 
@@ -169,9 +168,9 @@ class Found:
 async def record(call: Call) -> Response:
     """The view at ``/records/{sequence}``."""
     query = call.query(ValueQuery)
-    found = await _found(call, _sequence_in_path(call))
+    found = await _found(call)
     message = call.words(found.problem or found.where.message)
-    facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": Where.of(found.where)}
+    facts: Facts = {"found": found, "forms": FORMS, "message": message, "where": Where.of(found.where)}
     if found.record is not None:
         names, count = headers(found.record.headers)
         facts |= {
@@ -185,8 +184,8 @@ async def record(call: Call) -> Response:
 
 async def value(call: Call) -> Response:
     """Return the bytes of a value as a file, which no browser takes for a page."""
-    sequence = _sequence_in_path(call)
-    found = await _found(call, sequence)
+    found = await _found(call)
+    sequence = found.where.sequence
     if found.record is None:
         message = f"record {sequence}: {found.problem or found.where.message}"
         raise NotFound(message, hint=f"/records/{sequence} says what became of it")
@@ -194,18 +193,18 @@ async def value(call: Call) -> Response:
     return Response(found.record.value, 200, _DOWNLOAD | disposition, "application/octet-stream")
 
 
-def _sequence_in_path(call: Call) -> int:
-    given = call.request.path_params["sequence"]
+async def _found(call: Call) -> Found:
+    """Read the record in the path. Clients that may not read its route are refused without naming it."""
+    given, log, client = call.request.path_params["sequence"], call.state.log, call.client
     try:
-        return msgspec.convert(given, _Sequence, strict=False)
+        sequence = msgspec.convert(given, Sequence, strict=False)
     except msgspec.ValidationError:
         raise InvalidInput(f"{given[:40]!r} is not a sequence", hint="/records/250") from None
-
-
-async def _found(call: Call, sequence: int) -> Found:
-    log = call.state.log
     where = await call.read(log.where, sequence)
-    _require(call, where)
+    may_read = client.admin or (where.route is not None and client.may_read(where.route))
+    if not may_read and where.state is not State.NEVER_ISSUED:
+        message = f"{client.name} may not see this: it needs the right to read the route of record {given}"
+        raise HttpError(403, "not-permitted", message)
     return await call.walk(read_record(log, where))
 
 
@@ -227,16 +226,6 @@ def read_record(log: Log, where: Whereabouts) -> Generator[None, None, Found]:
     return Found(where)
 
 
-def _require(call: Call, where: Whereabouts) -> None:
-    """Refuse clients that may not read its route, without naming it; if it is unknown, all but admins."""
-    client, route = call.client, where.route
-    if where.state is State.NEVER_ISSUED or client.admin or (route is not None and client.may_read(route)):
-        return
-    sequence = call.request.path_params["sequence"]
-    message = f"{client.name} may not see this: it needs the right to read the route of record {sequence}"
-    raise HttpError(403, "not-permitted", message)
-
-
 COUNT = 50
 """Of records on a page."""
 _NAMED = ("earliest", "end")
@@ -256,53 +245,38 @@ class Query(Shape, rename={"from_": "from"}):
 
     route: Annotated[str, Meta(max_length=127)] = ""
     from_: Annotated[str, Meta(max_length=64)] = ""
-    before: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] | None = None
+    before: Sequence | None = None
     follow: Literal["0", "1"] = "0"
 
 
 async def records(call: Call) -> Response:
     """The view at ``/records``."""
-    query = call.query(Query)
-    route = check_route(query.route) if query.route else None
-    known = await call.read(_readable, call)
-    facts: dict[str, Any] = {"query": query, "route": route, "routes": known, "count": COUNT, "wrong": ""}
-    if route is None and not call.client.admin:
-        return await page(call, "records.html", facts | {"excerpt": None})
-    require_readable(call.client, route)
-    log = call.state.log
-    if query.follow == "1":
-        newest = Newest(log, route)
-
-        def live(_: PageSnapshot) -> Facts:
-            return facts | {"excerpt": newest.read_on()}
-
-        return await live_page(call, "records.html", live)
-    try:
-        found = await call.walk(excerpt(log, route, query))
-    except (InvalidInput, NotFound) as error:  # the form keeps the typed text
-        status = problem(error).status_code
-        return await page(
-            call, "records.html", facts | {"excerpt": None, "wrong": call.words(error.message)}, status=status
-        )
-    return await page(call, "records.html", facts | {"excerpt": found})
+    query, log, client = call.query(Query), call.state.log, call.client
+    route, status = check_route(query.route) if query.route else None, 200
+    known = await call.read(lambda: [route for route in log.routes() if client.may_read(route)])
+    facts: Facts = {"query": query, "route": route, "routes": known, "count": COUNT, "wrong": "", "excerpt": None}
+    if route is not None and not client.may_read(route):
+        raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs {Right.READ.of(route)}")
+    if route is not None or client.admin:
+        if query.follow == "1":
+            newest = Newest(log, route)
+            return await live_page(call, "records.html", lambda _: facts | {"excerpt": newest.read_on()})
+        try:
+            facts["excerpt"] = await call.walk(excerpt(log, route, query))
+        except (InvalidInput, NotFound) as error:  # the form keeps the typed text
+            facts["wrong"], status = call.words(error.message), problem(error).status_code
+    return await page(call, "records.html", facts, status=status)
 
 
 async def find(call: Call) -> Response:
     """Redirect from a typed number to the page of that record."""
-    return RedirectResponse(f"{base_of(call.request)}records/{call.query(Find).sequence}", 303, HEADERS)
+    return redirect(call.request, f"records/{call.query(Find).sequence}")
 
 
 class Find(Shape):
     """A number that was typed into a form."""
 
-    sequence: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-
-
-def require_readable(client: Client, route: str | None) -> None:
-    """Refuse clients that may not read a route; None: every route."""
-    if not (client.admin if route is None else client.may_read(route)):
-        right = Right.ADMIN if route is None else Right.READ
-        raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs {right.of(route)}")
+    sequence: Sequence
 
 
 @dataclass(frozen=True)
@@ -389,17 +363,14 @@ class Newest:
             elif found is not None:
                 self._next = found + 1
                 break
-        for record in (record for batch in last for record in _newest_of(batch)):
-            self._rows.pop(record.sequence, None)  # it is read again after an error
-            self._rows[record.sequence] = Row.of(record)
+        for batch in last:
+            newest = batch.between(batch.last_sequence - COUNT + 1, batch.last_sequence)
+            for record in newest.records() if newest is not None else ():
+                self._rows.pop(record.sequence, None)  # it is read again after an error
+                self._rows[record.sequence] = Row.of(record)
         for sequence in [*self._rows][:-COUNT]:
             del self._rows[sequence]
         return arrived
-
-
-def _newest_of(batch: Batch) -> Iterator[Record]:
-    newest = batch.between(batch.last_sequence - COUNT + 1, batch.last_sequence)
-    return iter(()) if newest is None else newest.records()
 
 
 def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, Excerpt]:
@@ -413,12 +384,12 @@ def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, 
         searched = (first, last) if has_older and len(rows) < COUNT else None
         newer = None if query.before is None else last + 1
         return Excerpt(rows, notes, first if has_older else None, newer, searched)
-    start: Start = (
-        "earliest" if query.from_ == "earliest" else parse_position_option("from", query.from_, local_now(), _NAMED)
-    )
-    begin = (
-        start if isinstance(start, int) else 1 if isinstance(start, str) else sequence_since(view, nanoseconds(start))
-    )
+    start: Start = "earliest"
+    if query.from_ != "earliest":
+        start = parse_position_option("from", query.from_, local_now(), _NAMED)
+    begin = start if isinstance(start, int) else 1
+    if isinstance(start, datetime):
+        begin = sequence_since(view, nanoseconds(start))
     beyond = _segment_of(view, begin) + _SEGMENTS
     last = view.segments[beyond].base_sequence - 1 if beyond < len(view.segments) else end_of(view) - 1
     rows = yield from _rows(log, view, route, start, last if begin <= last else None, notes)
@@ -477,7 +448,3 @@ def _onward(
         on_missing=lambda missing: note(missing.message()),
         on_damage=lambda error: note(error.message),
     )
-
-
-def _readable(call: Call) -> list[str]:
-    return [route for route in call.state.log.routes() if call.client.may_read(route)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlencode
 
+import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
@@ -31,8 +32,7 @@ class DeadLetterSummary:
     """A dead-letter route of another route.
 
     It is read from journals and cursors. The origin of a dead letter is only in the record, so all that wait on the
-    route
-    are counted, even those of other routes.
+    route are counted, even those of other routes.
 
     Attributes:
         groups: groups of the other route.
@@ -42,7 +42,7 @@ class DeadLetterSummary:
     """
 
     route: str
-    groups: tuple[str, ...]
+    groups: list[str]
     giving_up: int
     exists: bool
     unread: int | None
@@ -50,29 +50,24 @@ class DeadLetterSummary:
     command: str
 
 
-def dead_letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator[DeadLetterSummary]:
+def dead_letters(call: Call, route: str, walk: Walk) -> Iterator[DeadLetterSummary]:
     """Yield the dead-letter routes of a route that the client may read and that exist or are about to."""
-    of_route = [row for row in rows if row.route == route and row.state is not CursorState.ABSENT]
     goals: dict[str, list[str]] = {}
-    for row in of_route:
-        for goal in sorted(_goals(call, walk, row) - {route}):
-            goals.setdefault(goal, []).append(row.group)
+    for row in walk.rows:
+        if row.route == route and row.state is not CursorState.ABSENT:
+            for goal in _goals(call, walk, row) - {route}:
+                goals.setdefault(goal, []).append(row.group)
     for goal in sorted(filter(call.client.may_read, goals)):
-        known = [walk.work[route, group] for group in goals[goal] if (route, group) in walk.work]
-        giving_up = sum(work.giving_up_to.count(goal) for work in known)
-        exists = call.state.log.root.has_route(goal)
-        if not (exists or giving_up):
-            continue
-        there = [row for row in rows if row.route == goal]
-        yield DeadLetterSummary(
-            goal,
-            tuple(goals[goal]),
-            giving_up,
-            exists,
-            max((row.lag_records for row in there), default=None),
-            there[0].last_sequence if there else None,
-            command_line(call.root, f"redrive {goal}", program="wald-drain"),
+        groups, there = goals[goal], [row for row in walk.rows if row.route == goal]
+        giving_up = sum(
+            walk.work[route, each].giving_up_to.count(goal) for each in groups if (route, each) in walk.work
         )
+        exists = call.state.log.root.has_route(goal)
+        if exists or giving_up:
+            unread = max((row.lag_records for row in there), default=None)
+            command = command_line(call.root, f"redrive {goal}", program="wald-drain")
+            last = there[0].last_sequence if there else None
+            yield DeadLetterSummary(goal, groups, giving_up, exists, unread, last, command)
 
 
 def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
@@ -86,7 +81,6 @@ def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
 
 _ROWS = 100  # on one page: as many as can be read
 _HOLDINGS = 30
-_NO_WORK = WorkCounts(0, 0, 0, False)
 _CURSOR_WORDS = {
     CursorState.ABSENT: "no cursor",
     CursorState.UNREADABLE: "cursor unreadable",
@@ -117,7 +111,7 @@ class Line:
     """
 
     route: str
-    groups: tuple[str, ...]
+    groups: list[str]
     last: int | None
     received: float | None
     processed: float | None
@@ -127,44 +121,26 @@ class Line:
     leased: int
     waiting: int
     dead: int
-    signs: tuple[str, ...]
+    signs: list[str]
+
+    def has(self, wanted: str) -> bool:
+        """Return True if the name of the route or of a group contains a text."""
+        return any(wanted.lower() in name.lower() for name in (self.route, *self.groups))
+
+    def rank(self, sort: Sort) -> tuple[float, int]:
+        """Return the value by which the line is sorted, the largest first."""
+        if sort == "groups":
+            return len(self.groups), 0
+        value = getattr(self, {"in": "received", "out": "processed"}.get(sort, sort)) or 0
+        return value, self.lag if sort == "held" else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(NamedTuple):
     """The reason for a pin, and a command against it; ``lost`` is the permanent cost."""
 
     said: str
     command: str = ""
     lost: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Records that are leased to a worker, or not due if it is None; ``until_ns`` is the end of that."""
-
-    group: str
-    first: int
-    last: int
-    worker: str | None
-    until_ns: int | None
-    tries: int
-    reason: str = ""
-
-
-_KEYS: Mapping[str, Callable[[Line], Any]] = {
-    "route": lambda line: line.route,
-    "last": lambda line: -(line.last or 0),
-    "in": lambda line: -(line.received or 0.0),
-    "groups": lambda line: -len(line.groups),
-    "lag": lambda line: -line.lag,
-    "oldest": lambda line: -(line.oldest or 0.0),
-    "out": lambda line: -(line.processed or 0.0),
-    "held": lambda line: (-line.held, -line.lag),
-    "leased": lambda line: -line.leased,
-    "waiting": lambda line: -line.waiting,
-    "dead": lambda line: -line.dead,
-}
 
 
 async def routes(call: Call) -> Response:
@@ -173,8 +149,9 @@ async def routes(call: Call) -> Response:
 
     def facts(picture: PageSnapshot) -> Facts:
         every = lines(picture, call.client.may_read)
-        found = [line for line in every if _is_found(line, query.find.lower())]
-        found.sort(key=lambda line: (_KEYS[query.sort](line), line.route))
+        found = sorted((line for line in every if line.has(query.find)), key=lambda line: line.route)
+        if query.sort != "route":
+            found.sort(key=lambda line: line.rank(query.sort), reverse=True)
         pages = max(1, -(-len(found) // _ROWS))
         page = min(query.page, pages)
         return {
@@ -185,8 +162,6 @@ async def routes(call: Call) -> Response:
             "pages": pages,
             "lines": found[(page - 1) * _ROWS : page * _ROWS],
             "address": lambda **changed: _address(query, changed),
-            "is_counted": picture.walk is not None,
-            "age": _age(picture.walk),
         }
 
     return await live_page(call, "routes.html", facts)
@@ -200,19 +175,17 @@ async def route(call: Call) -> Response:
 
     def facts(picture: PageSnapshot) -> Facts:
         walk = picture.walk
-        rows = [row for row in _rows(walk) if row.route == name]
-        (line,) = _lines(rows, walk) or (None,)
-        groups = [(row, *_of_group(walk, row)) for row in rows]
+        rows = [row for row in walk.rows if row.route == name]
+        groups = [(row, walk.by_name.get((name, row.group)), walk.work.get((name, row.group))) for row in rows]
+        holdings = ((row.group, run) for row, _, work in groups if work for run in work.first)
         return {
             "name": name,
-            "line": line,
+            "line": _line(name, rows, picture) if rows else None,
             "groups": groups,
-            "letters": list(dead_letters(call, name, walk, _rows(walk))) if walk is not None else [],
-            "age": _age(walk),
-            "holdings": list(islice(holdings((row.group, work) for row, _, work in groups if work), _HOLDINGS)),
+            "letters": list(dead_letters(call, name, walk)),
+            "holdings": list(islice(holdings, _HOLDINGS)),
             "held": sum(work.leased + work.waiting for _, _, work in groups if work),
             "ways": [way for row, group, _ in groups if group for way in remedies(call, row, group)],
-            "is_counted": walk is not None,
         }
 
     return await live_page(call, "route.html", facts)
@@ -220,7 +193,42 @@ async def route(call: Call) -> Response:
 
 def lines(picture: PageSnapshot, may_read: Callable[[str], bool]) -> list[Line]:
     """Return a line for each readable route."""
-    return _lines([row for row in _rows(picture.walk) if may_read(row.route)], picture.walk)
+    of_route: dict[str, list[Row]] = {}
+    for row in picture.walk.rows:
+        if may_read(row.route):
+            of_route.setdefault(row.route, []).append(row)
+    return [_line(name, found, picture) for name, found in of_route.items()]
+
+
+def _line(name: str, rows: Sequence[Row], picture: PageSnapshot) -> Line:
+    work = [picture.walk.work.get((name, row.group), WorkCounts()) for row in rows]
+    processed = [row.processed_per_second for row in rows if row.processed_per_second is not None]
+    return Line(
+        name,
+        [row.group for row in rows if row.state is not CursorState.ABSENT],
+        rows[0].last_sequence,
+        rows[0].received_per_second,
+        sum(processed) if processed else None,
+        max(row.lag_records for row in rows),
+        max((row.oldest_seconds for row in rows if row.oldest_seconds is not None), default=None),
+        max(row.held_bytes for row in rows),
+        sum(each.leased for each in work),
+        sum(each.waiting for each in work),
+        sum(len(each.giving_up_to) for each in work),
+        list(dict.fromkeys(_signs(name, rows, picture))),
+    )
+
+
+def _signs(name: str, rows: Sequence[Row], picture: PageSnapshot) -> Iterator[str]:
+    if rows[0].retired:
+        yield "retired"
+    if any(over.get("route") == name for over in picture.daemon.answer.get("over_quota") or ()):
+        yield "over its quota"
+    for row in rows:
+        if not row.retired and row.state in _CURSOR_WORDS:
+            yield _CURSOR_WORDS[row.state]
+        if (work := picture.walk.work.get((name, row.group))) is not None:
+            yield "journal damaged" if work.unusable else "work group"
 
 
 def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
@@ -263,79 +271,6 @@ def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
         )
 
 
-def holdings(groups: Iterable[tuple[str, WorkCounts]]) -> Iterator[Holding]:
-    """Yield the first leased and delayed records of work groups."""
-    for group, work in groups:
-        for out in work.first_leased:
-            yield Holding(group, out.first, out.last, out.worker, out.until_ns, out.tries)
-        for due in work.first_waiting:
-            yield Holding(group, due.first, due.last, None, due.due_ns, due.tries, due.reason)
-
-
-def _rows(walk: Walk | None) -> Sequence[Row]:
-    return walk.inventory.rows if walk is not None and walk.inventory is not None else ()
-
-
-def _age(walk: Walk | None) -> float:
-    """Return the age of the newest walk in seconds."""
-    return walk.inventory.age_seconds if walk is not None and walk.inventory is not None else 0.0
-
-
-def _of_group(walk: Walk | None, row: Row) -> tuple[GroupBacklog | None, WorkCounts | None]:
-    if walk is None:
-        return None, None
-    key = row.route, row.group
-    return walk.by_name.get(key), walk.work.get(key)
-
-
-def _lines(rows: Iterable[Row], walk: Walk | None) -> list[Line]:
-    of_route: dict[str, list[Row]] = {}
-    for row in rows:
-        of_route.setdefault(row.route, []).append(row)
-    return [_line(name, found, walk) for name, found in of_route.items()]
-
-
-def _line(name: str, rows: Sequence[Row], walk: Walk | None) -> Line:
-    assert walk is not None
-    work = [walk.work.get((name, row.group), _NO_WORK) for row in rows]
-    processed = [row.processed_per_second for row in rows if row.processed_per_second is not None]
-    oldest = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
-    return Line(
-        name,
-        tuple(row.group for row in rows if row.state is not CursorState.ABSENT),
-        rows[0].last_sequence,
-        rows[0].received_per_second,
-        sum(processed) if processed else None,
-        max(row.lag_records for row in rows),
-        max(oldest, default=None),
-        max(row.held_bytes for row in rows),
-        sum(each.leased for each in work),
-        sum(each.waiting for each in work),
-        sum(each.giving_up for each in work),
-        tuple(dict.fromkeys(_signs(name, rows, walk))),
-    )
-
-
-def _signs(name: str, rows: Sequence[Row], walk: Walk) -> Iterator[str]:
-    if rows[0].retired:
-        yield "retired"
-    for over in walk.facts.daemon.answer.get("over_quota") or ():
-        if over.get("route") == name:
-            yield "over its quota"
-    for row in rows:
-        if not row.retired and row.state in _CURSOR_WORDS:
-            yield _CURSOR_WORDS[row.state]
-        if (name, row.group) in walk.work:
-            yield "work group" if not walk.work[name, row.group].unusable else "journal damaged"
-
-
-def _is_found(line: Line, wanted: str) -> bool:
-    return not wanted or wanted in line.route.lower() or any(wanted in group.lower() for group in line.groups)
-
-
 def _address(query: Query, changed: Mapping[str, object]) -> str:
     """Return the address of the same view with a changed query."""
-    parameters = {"find": query.find, "sort": query.sort, "page": query.page, **changed}
-    defaults = {"find": "", "sort": Query().sort, "page": 1}
-    kept = {name: value for name, value in parameters.items() if value != defaults[name]}
-    return f"?{urlencode(kept)}"
+    return f"?{urlencode(msgspec.to_builtins(msgspec.structs.replace(query, **changed)))}"

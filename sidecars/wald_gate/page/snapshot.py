@@ -26,18 +26,8 @@ from wald.retention.history import History
 from wald.retention.missing import ReclaimedSegment
 from wald.segments.view import State, View
 from wald.setting_types import size as size_type
-from wald.status.findings import (
-    Contents,
-    Facts,
-    Finding,
-    Life,
-    Liveness,
-    facts_of,
-    facts_of_daemon,
-    findings,
-    liveness,
-    socket_of,
-)
+from wald.status import findings
+from wald.status.findings import Contents, Facts, Finding, Life, Liveness
 from wald.status.rates import (
     Activity,
     HeadSample,
@@ -45,11 +35,13 @@ from wald.status.rates import (
     Inventory,
     LogSample,
     LogSource,
+    Row,
     Sampler,
     SegmentSeen,
     activity,
     inventory,
     measured,
+    message_of,
     rest_seconds,
 )
 from wald.status.retention import WorkCounts, work_counts
@@ -99,6 +91,7 @@ class Bundled:
         self._whole: set[int] = set()
         self._met: set[int] = set()
         self._partly: set[int] = set()
+        self._problem = ""
         self._forget()
 
     def _forget(self) -> None:
@@ -107,12 +100,8 @@ class Bundled:
 
     def begin(self) -> None:
         """Read new lines of the ledger."""
-        self._met, self._partly = set(), set()
-        self._problem = ""
-        try:
-            self._read_on()
-        except (Damaged, OSError) as error:
-            self._problem = str(error)
+        self._met, self._partly, self._problem = set(), set(), ""
+        self._try(self._read_on)
 
     def visit(self, status: SegmentStatus) -> None:
         """Judge a segment."""
@@ -120,31 +109,32 @@ class Bundled:
         self._met.add(base)
         if self._problem or base in self._whole:
             return
-        if self._judged.overlaps(base, base):  # it was taken back
+        if base in self._judged:  # it was taken back
             self._forget()
         if status.state is State.ACTIVE:  # there may be more in it by now
             if any(runs.overlaps(base, max(base, status.last_sequence or 0)) for runs in self._runs.values()):
                 self._partly.add(base)
             return
-        is_whole, is_partly = _share(self._runs, ((each.route, each.first, each.last) for each in status.routes))
-        if is_whole:
-            self._whole.add(base)
-        elif is_partly:
-            self._partly.add(base)
+        is_whole, is_partly = self._share((each.route, each.first, each.last) for each in status.routes)
+        if is_partly:
+            (self._whole if is_whole else self._partly).add(base)
 
-    def end(self, segments: Iterable[SegmentSeen]) -> None:
+    def end(self, segments: Sequence[SegmentSeen]) -> None:
         """Judge the deletions around the existing segments."""
         self._whole &= self._met
-        try:
-            if not self._problem:
-                self._judge(list(_gaps(segments)))
-        except (Damaged, OSError) as error:
-            self._problem = str(error)
+        self._try(lambda: self._judge(segments))
         if self._problem:
             self.newest = Archived(problem=self._problem)
-            return
-        gone, gone_partly = Spans(self._gone), Spans(self._gone_partly)
-        self.newest = Archived(frozenset(self._whole), frozenset(self._partly), gone, gone_partly)
+        else:
+            gone, gone_partly = Spans(self._gone), Spans(self._gone_partly)
+            self.newest = Archived(frozenset(self._whole), frozenset(self._partly), gone, gone_partly)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        if not self._problem:
+            try:
+                step()
+            except (Damaged, OSError) as error:
+                self._problem = str(error)
 
     def _read_on(self) -> None:
         runs = self._history.archived_spans()
@@ -153,57 +143,47 @@ class Bundled:
             self._whole.clear()
             self._forget()
 
-    def _judge(self, gaps: Sequence[tuple[int, int]]) -> None:
+    def _judge(self, segments: Sequence[SegmentSeen]) -> None:
+        """Judge the newest deletions before and between the segments."""
+        known = Spans(self._judged)
+        for each, following in pairwise((*sorted(segments, key=lambda seen: seen.base), None)):
+            assert each is not None
+            last = each.last if each.last is not None or following is None else following.base - 1
+            known.add(each.base, last or each.base)
+        newest = max((each.base for each in segments), default=1)
         found: list[ReclaimedSegment] = []
         read: list[tuple[int, int]] = []
-        for first, last in reversed(gaps):
-            for run in list(self._judged.gaps(first, last)):
-                left = _AT_MOST - len(found)
-                some = list(islice(self._history.reclaimed_segments(*run), left))
-                found += some
-                if len(some) < left:
-                    read.append(run)
+        for run in reversed(list(known.gaps(1, newest - 1))):
+            left = _AT_MOST - len(found)
+            some = list(islice(self._history.reclaimed_segments(*run), left))
+            found += some
+            if len(some) < left:
+                read.append(run)
         if found:
             self._read_on()  # after the deletions: the line of an archive precedes that of a later deletion
-        for each in found:
-            is_whole, is_partly = _share(
-                self._runs, ((held.route, held.first, held.last) for held in each.routes or ())
-            )
-            if is_whole or is_partly:
-                (self._gone if is_whole else self._gone_partly).add(each.first, each.last)
-            self._judged.add(each.first, each.last)
+        for segment in found:
+            is_whole, is_partly = self._share((held.route, held.first, held.last) for held in segment.routes or ())
+            if is_partly:
+                (self._gone if is_whole else self._gone_partly).add(segment.first, segment.last)
+            self._judged.add(segment.first, segment.last)
         for run in read:
             self._judged.add(*run)
 
+    def _share(self, routes: Iterable[tuple[str, int, int]]) -> tuple[bool, bool]:
+        """Return whether all records of a segment are in bundles, and whether any is.
 
-def _share(runs: Mapping[str, Spans], routes: Iterable[tuple[str, int, int]]) -> tuple[bool, bool]:
-    """Return whether all records of a segment are in bundles, and whether any is.
-
-    Args:
-        routes: name, first and last record of each route in it.
-    """
-    if not runs:
-        return False, False
-    held = [(runs.get(name), first, last) for name, first, last in routes]
-    is_partly = any(found is not None and found.overlaps(first, last) for found, first, last in held)
-    return is_partly and all(found is not None and found.covers(first, last) for found, first, last in held), is_partly
-
-
-def _gaps(segments: Iterable[SegmentSeen]) -> Iterator[tuple[int, int]]:
-    """Yield the sequences before and between the segments."""
-    end = 1
-    for each, following in pairwise((*sorted(segments, key=lambda seen: seen.base), None)):
-        assert each is not None
-        if each.base > end:
-            yield end, each.base - 1
-        if following is not None:
-            end = max(end, (following.base - 1 if each.last is None else each.last) + 1)
+        Args:
+            routes: name, first and last record of each route in it.
+        """
+        held = [(self._runs.get(name, Spans()), first, last) for name, first, last in routes]
+        is_partly = any(found.overlaps(first, last) for found, first, last in held)
+        return is_partly and all(found.covers(first, last) for found, first, last in held), is_partly
 
 
 _ASK_SECONDS = 1.0  # how long the daemon may take to answer STAT
 _SPREAD_SECONDS = 10.0  # over which the time of syncs is shown
 _RATES = 120
-_SIZE_MAX = 1 << 62
+_SIZE = size_type(1, 1 << 62)
 _FILL_MIN = 0.02  # so that the active segment is visible
 _LOOKS = {
     State.ACTIVE: Look.ACTIVE,
@@ -211,20 +191,22 @@ _LOOKS = {
     State.SEALED: Look.SEALED,
     State.RELEASED: Look.DOOMED,
 }
-Spread = Mapping[str, Any]
-"""Count, mean, p50, p90 and p99 of a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Results of a walk through all segments; ``by_name`` and ``work`` have route and group as keys."""
 
-    inventory: Inventory | None
-    by_name: Mapping[tuple[str, str], GroupBacklog]
-    work: Mapping[tuple[str, str], WorkCounts]
-    facts: Facts
-    archived: Archived
-    problem: str = ""
+    samples: tuple[LogSample, ...] = ()
+    facts: Facts | None = None
+    by_name: Mapping[tuple[str, str], GroupBacklog] = field(default_factory=dict)
+    work: Mapping[tuple[str, str], WorkCounts] = field(default_factory=dict)
+    archived: Archived = field(default_factory=Archived)
+    inventory: Inventory | None = None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.inventory.rows if self.inventory is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +217,7 @@ class PageSnapshot:
         activity: None if the head is unreadable; ``problem`` has the reason.
         pieces: the segments, oldest first.
         rates: records per second, of earlier snapshots and of this one.
-        syncs: durations of syncs.
+        syncs: count, mean and quantiles of the durations of syncs.
         in_seconds: time since the previous snapshot, which the newest rates cover.
         sync_seconds: time that the syncs cover; None: since the start of the daemon.
         facts: quick facts of this moment, the others from the walk.
@@ -243,22 +225,26 @@ class PageSnapshot:
     """
 
     number: int
-    at_ns: int
     daemon: Liveness
     activity: Activity | None
     pieces: tuple[Piece, ...]
     rates: tuple[float | None, ...]
-    syncs: Spread | None
+    syncs: Mapping[str, Any] | None
     in_seconds: float | None
     sync_seconds: float | None
-    walk: Walk | None
+    walk: Walk
     facts: Facts | None
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
     problem: str = ""
 
     @property
     def is_running(self) -> bool:
         return self.daemon.life is Life.RUNS
+
+    @property
+    def is_counted(self) -> bool:
+        """True once a walk has ended."""
+        return self.walk.facts is not None
 
 
 class PageSnapshotReader:
@@ -269,113 +255,75 @@ class PageSnapshotReader:
         self._number = 0
         self._head: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
         self._bundled = Bundled(log.root)
-        self._archived = self._bundled.newest
         self._all: Sampler[LogSample] = Sampler(LogSource(log, self._bundled.visit).sample)
         self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
         self._rates: deque[float | None] = deque(maxlen=_RATES)
-        self._walked: Callable[[float, int], Walk] | None = None
+        self._walked = Walk()
         self._walk_problem = ""
         self._daemon: Liveness | None = None
 
     def look(self) -> PageSnapshot:
         """Read a snapshot; errors are part of it."""
-        log = self._log
+        log, walked = self._log, self._walked
         daemon = self._daemon = self._asked()
         self._head.update()
         now, now_ns = time.monotonic(), time.time_ns()
         seen = activity(self._head.samples, now_ns=now_ns)
         self._rates.append(seen.records_per_second if seen else None)
-        walk = self._walked(now, now_ns) if self._walked is not None else None
+        walk = replace(walked, inventory=inventory(walked.samples, now=now, now_ns=now_ns))
         problem, pieces, facts = self._head.problem, tuple[Piece, ...](), None
         try:
-            facts = facts_of_daemon(log.root, daemon, walk.facts if walk is not None else None)
-            pieces = tuple(self._pieces(log.view(), facts, seen.sequence if seen else 0))
+            facts = findings.facts_of_daemon(log.root, daemon, walk.facts)
+            pieces = tuple(_pieces(log.view(), facts, seen.sequence if seen else 0, walk))
         except (WaldError, OSError) as error:
-            problem = problem or _message(error)
-        problem = problem or self._walk_problem
-        syncs = self._syncs(now, daemon)
+            problem = problem or message_of(error)
+        syncs = self._syncs(now, daemon.answer)
         self._number += 1
-        sync_seconds = now - self._answers[0][0] if len(self._answers) > 1 else None
         taken = [sample.taken for sample in self._head.samples]
         return PageSnapshot(
             self._number,
-            now_ns,
             daemon,
             seen,
             pieces,
             tuple(self._rates),
             syncs,
             taken[-1] - taken[0] if len(taken) > 1 else None,
-            sync_seconds,
+            now - self._answers[0][0] if len(self._answers) > 1 else None,
             walk,
             facts,
-            tuple(findings(facts, now_ns=now_ns, lag_max=None)) if facts is not None else (),
-            problem,
+            findings.findings(facts, now_ns=now_ns, lag_max=None) if facts is not None else (),
+            problem or self._walk_problem,
         )
 
     def walk(self) -> None:
         """Walk through all segments; after an error, the previous walk stays."""
-        try:
-            self._walked, self._walk_problem = self._walk_through(), ""
-        except (WaldError, OSError) as error:  # such as a file that has gone between two looks
-            self._walk_problem = _message(error)
-
-    def _walk_through(self) -> Callable[[float, int], Walk]:
         log, daemon = self._log, self._daemon
-        self._bundled.begin()
-        self._all.update()
-        if daemon is None:
-            daemon = self._asked()
-        contents = Contents(unreadable=((self._all.problem, ""),) if self._all.problem else ())
-        for newest in self._all.samples[-1:]:
-            self._bundled.end(newest.segments)
-            full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
-            contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
-        facts = facts_of(log, daemon, contents)
-        by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
-        work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
-        samples, problem = self._all.samples, self._all.problem
-        archived = self._archived = self._bundled.newest
-
-        def walk(now: float, now_ns: int) -> Walk:
-            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, archived, problem)
-
-        return walk
+        try:
+            self._bundled.begin()
+            self._all.update()
+            contents = Contents(unreadable=((self._all.problem, ""),) if self._all.problem else ())
+            for newest in self._all.samples[-1:]:
+                self._bundled.end(newest.segments)
+                full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
+                contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
+            facts = findings.facts_of(log, daemon or self._asked(), contents)
+            by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
+            work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
+            self._walked = Walk(self._all.samples, facts, by_name, work, self._bundled.newest)
+            self._walk_problem = ""
+        except (WaldError, OSError) as error:  # such as a file that has gone between two looks
+            self._walk_problem = message_of(error)
 
     def _asked(self) -> Liveness:
         log = self._log
         try:
-            return liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+            return findings.liveness(log.root, log.identity, findings.socket_of(log.root), seconds=_ASK_SECONDS)
         except (WaldError, OSError) as error:
-            return Liveness(
-                Life.UNKNOWN, f"it is unknown whether a daemon runs: {_message(error)}", f"ls -l {log.root.lock}"
-            )
+            message = f"it is unknown whether a daemon runs: {message_of(error)}"
+            return Liveness(Life.UNKNOWN, message, f"ls -l {log.root.lock}")
 
-    def _pieces(self, view: View, facts: Facts, head: int) -> list[Piece]:
-        """Return the segments by their names, with facts of the newest walk."""
-        known = {each.base: each for sample in self._all.samples[-1:] for each in sample.segments}
-        listed = view.including_released().segments
-        pieces = []
-        for segment, following in pairwise((*listed, None)):
-            assert segment is not None
-            base = segment.base_sequence
-            look = _LOOKS[view.state(segment)]
-            last = following.base_sequence - 1 if following is not None else max(head, base - 1)
-            walked = known.get(base)
-            if walked is not None and walked.last is not None and following is not None:
-                last = min(last, max(walked.last, base))  # the records between them were deleted
-            if walked is not None and walked.is_damaged:
-                look = Look.DAMAGED
-            held = int(walked is not None and walked.condition is Condition.PINNED)
-            fill = _fill(facts, base) if look is Look.ACTIVE else 1.0
-            stored_bytes = walked.stored_bytes if walked is not None else 0
-            piece = Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill)
-            pieces.append(self._archived.marked(piece))
-        return pieces
-
-    def _syncs(self, now: float, daemon: Liveness) -> Spread | None:
+    def _syncs(self, now: float, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the durations of recent syncs; a new daemon starts at 0."""
-        answer = daemon.answer
         if self._answers and self._answers[-1][1].get("epoch") != answer.get("epoch"):
             self._answers.clear()
         if "histograms" not in answer:
@@ -384,32 +332,35 @@ class PageSnapshotReader:
         while len(self._answers) > 1 and self._answers[1][0] <= now - _SPREAD_SECONDS:
             self._answers.popleft()
         before = self._answers[0][1] if len(self._answers) > 1 else {}
-        found: Spread = measured(before, answer, self._log.root.path)["sync_seconds"]
+        found: Mapping[str, Any] = measured(before, answer, self._log.root.path)["sync_seconds"]
         return found
 
 
-def _message(error: WaldError | OSError) -> str:
-    if isinstance(error, WaldError):
-        return error.message
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+def _pieces(view: View, facts: Facts, head: int, walk: Walk) -> Iterator[Piece]:
+    """Yield the segments by their names, with facts of the newest walk."""
+    known = {each.base: each for sample in walk.samples[-1:] for each in sample.segments}
+    for segment, following in pairwise((*view.including_released().segments, None)):
+        assert segment is not None
+        base, walked = segment.base_sequence, known.get(segment.base_sequence)
+        last = following.base_sequence - 1 if following is not None else max(head, base - 1)
+        if walked is not None and walked.last is not None and following is not None:
+            last = min(last, max(walked.last, base))  # the records between them were deleted
+        look = Look.DAMAGED if walked is not None and walked.is_damaged else _LOOKS[view.state(segment)]
+        held = int(walked is not None and walked.condition is Condition.PINNED)
+        fill = _fill(facts, base) if look is Look.ACTIVE else 1.0
+        stored_bytes = walked.stored_bytes if walked is not None else 0
+        yield walk.archived.marked(Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill))
 
 
 def _fill(facts: Facts, base: int) -> float:
-    """Return how full the active segment is; 1 if its limit is unknown."""
-    head, size = facts.head, _segment_max_bytes(facts)
+    """Return how full the active segment is, by the limit of the daemon or its settings; 1 if that is unknown."""
+    head, size = facts.head, facts.daemon.answer.get("segment_max_bytes")
+    if not isinstance(size, int):
+        size = 0
+        with suppress(LookupError, ValueError, TypeError):  # it has written no report, or one of another version
+            size = _SIZE.parse(tomllib.loads(f"size = {facts.settings['segment_max_bytes']['value']}")["size"])
     position = head.position if head is not None and head.segment == base else 0
     return min(1.0, max(_FILL_MIN, position / size)) if size else 1.0
-
-
-def _segment_max_bytes(facts: Facts) -> int:
-    """Return the limit from the daemon or its settings; 0 if unknown."""
-    if isinstance(size := facts.daemon.answer.get("segment_max_bytes"), int):
-        return size
-    with suppress(LookupError, ValueError, TypeError):  # it has written no report, or one of another version
-        value = tomllib.loads(f"size = {facts.settings['segment_max_bytes']['value']}")["size"]
-        parsed: int = size_type(1, _SIZE_MAX).parse(value)
-        return parsed
-    return 0
 
 
 _INTERVAL_SECONDS = 1.0
@@ -448,9 +399,7 @@ class SnapshotPublisher:
         while self._newest is None or time.monotonic() - self._taken > _FRESH_SECONDS:
             walk = self._begin_walk()
             if walk is not None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_SECONDS):
-                        await asyncio.shield(walk)
+                await asyncio.wait((walk,), timeout=_PATIENCE_SECONDS)
             await self._take()
         return self._newest
 
@@ -471,7 +420,7 @@ class SnapshotPublisher:
         while self._viewers and not self._is_over:
             began = time.monotonic()
             self._begin_walk()
-            await self._reported(self._take)
+            await _reported(self._take())
             await asyncio.sleep(max(0.0, began + _INTERVAL_SECONDS - time.monotonic()))
 
     async def _take(self) -> None:
@@ -489,12 +438,13 @@ class SnapshotPublisher:
 
     async def _walk_through(self) -> None:
         began = time.monotonic()
-        await self._reported(lambda: asyncio.to_thread(self._camera.walk))
-        took = time.monotonic() - began
-        self._walk_due = time.monotonic() + rest_seconds(took, _INTERVAL_SECONDS)
+        await _reported(asyncio.to_thread(self._camera.walk))
+        now = time.monotonic()
+        self._walk_due = now + rest_seconds(now - began, _INTERVAL_SECONDS)
 
-    async def _reported(self, step: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await step()
-        except Exception:  # noqa: BLE001 - a bug; pages are old then and say so
-            _log.exception("no picture of the log")
+
+async def _reported(step: Awaitable[None]) -> None:
+    try:
+        await step
+    except Exception:  # noqa: BLE001 - a bug; pages are old then and say so
+        _log.exception("no picture of the log")

@@ -5,47 +5,27 @@ Pages return HTML that changes whenever it can be improved, so no program may re
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from urllib.parse import parse_qs
 
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from wald.errors import InvalidInput
 from wald.retention.backlog import GroupBacklog
 from wald.retention.cursors import CursorState
+from wald.status.rates import Amount
 from wald_gate.auth.clients import Right
 from wald_gate.call import Call, Verb
-from wald_gate.page.frame import HEADERS, HTML, Facts, asset, bare, base_of, failed, live_page, only_frame
+from wald_gate.page.frame import HTML, Facts, asset, bare, failed, live_page, only_frame, redirect
 from wald_gate.page.history import history
 from wald_gate.page.records import find, record, records, value
 from wald_gate.page.routes import route, routes
-from wald_gate.page.snapshot import Archived, PageSnapshot
+from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.page.strip import Look, Mark, Piece, strip
 from wald_gate.problems import HttpError
 
 _LINES = 20  # of the table of cursors, which has one for each mark at least
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Segments with the same appearance."""
-
-    look: Look
-    segments: int
-    stored_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A group in the table of cursors, with its mark on the strip."""
-
-    mark: int
-    name: str
-    processed: int
-    lag: int
 
 
 async def overview(call: Call) -> Response:
@@ -54,65 +34,52 @@ async def overview(call: Call) -> Response:
 
 
 def _facts(call: Call, picture: PageSnapshot) -> Facts:
-    problem = call.words(picture.problem)
+    shown = {"may_see": call.client.admin, "problem": call.words(picture.problem)}
     if not call.client.admin:
-        return {"may_see": False, "picture": picture, "problem": problem}
-    walk = picture.walk
-    named = [each for each in walk.by_name.values() if not each.retired] if walk else []
-    counting = [each for each in named if each.cursor.state is not CursorState.ABSENT]
-    cursors = [(_name(each), each.cursor.effective) for each in counting]
-    seen = picture.activity
-    archived = walk.archived if walk else Archived()
-    drawn = strip(picture.pieces, seen.sequence if seen else None, cursors, archived.of_gone)
-    rows = walk.inventory.rows if walk and walk.inventory else ()
-    out = [row.processed_per_second for row in rows if row.processed_per_second is not None]
-    return {
-        "may_see": True,
-        "picture": picture,
-        "problem": problem,
+        return shown
+    walk, pieces = picture.walk, picture.pieces
+    named = [each for each in walk.by_name.values() if not each.retired]
+    groups = {
+        f"{each.cursor.route}/{each.cursor.group}": each
+        for each in named
+        if each.cursor.state is not CursorState.ABSENT
+    }
+    head = picture.activity.sequence if picture.activity else None
+    cursors = [(name, each.cursor.effective) for name, each in groups.items()]
+    drawn = strip(pieces, head, cursors, walk.archived.of_gone)
+    out = [row.processed_per_second for row in walk.rows if row.processed_per_second is not None]
+    kinds = {look: _amount(piece for piece in pieces if piece.look is look) for look in Look}
+    return shown | {
         "strip": drawn,
-        "kinds": _kinds(picture.pieces),
-        "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.held])),
-        "archived": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.is_archived])),
-        "partly_archived": Kind(Look.SEALED, *_sums([each for each in picture.pieces if each.is_partly_archived])),
-        "archived_gone": sum(last - first + 1 for first, last in archived.gone),
-        "lines": _lines(drawn.marks, counting),
-        "groups": len(counting),
-        "without": len(named) - len(counting),
+        "kinds": {look: amount for look, amount in kinds.items() if amount.segments},
+        "held": _amount(piece for piece in pieces if piece.held),
+        "archived": _amount(piece for piece in pieces if piece.is_archived),
+        "partly_archived": _amount(piece for piece in pieces if piece.is_partly_archived),
+        "archived_gone": sum(last - first + 1 for first, last in walk.archived.gone),
+        "lines": _lines(drawn.marks, groups),
+        "groups": len(groups),
+        "without": len(named) - len(groups),
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),
     }
 
 
-def _name(group: GroupBacklog) -> str:
-    return f"{group.cursor.route}/{group.cursor.group}"
+def _amount(pieces: Iterable[Piece]) -> Amount:
+    found = list(pieces)
+    return Amount(sum(piece.segments for piece in found), sum(piece.stored_bytes for piece in found))
 
 
-def _lines(marks: Sequence[Mark], groups: Sequence[GroupBacklog]) -> list[Line]:
-    """Return the groups that are furthest behind, first of each mark and then of all."""
-    of_name = {_name(each): each for each in groups}
-    lines = [
-        Line(mark.number, name, of_name[name].cursor.effective, of_name[name].lag.records)
-        for mark in marks
-        for name in mark.names
-    ]
-    lines.sort(key=lambda line: (-line.lag, line.name))
-    firsts = {line.mark: line for line in reversed(lines)}
-    lines.sort(key=lambda line: line is not firsts[line.mark])
-    return sorted(lines[:_LINES], key=lambda line: (-line.lag, line.name))
+def _lines(marks: Sequence[Mark], groups: Mapping[str, GroupBacklog]) -> list[tuple[int, str, GroupBacklog]]:
+    """Return the groups that are furthest behind, first of each mark and then of all, with their marks."""
+    lines = [(mark.number, name, groups[name]) for mark in marks for name in mark.names]
+    lines.sort(key=_lag)
+    firsts = {mark: name for mark, name, _ in reversed(lines)}
+    lines.sort(key=lambda line: firsts[line[0]] != line[1])
+    return sorted(lines[:_LINES], key=_lag)
 
 
-def _kinds(pieces: Sequence[Piece]) -> list[Kind]:
-    counts: Counter[Look] = Counter()
-    sizes: Counter[Look] = Counter()
-    for piece in pieces:
-        counts[piece.look] += piece.segments
-        sizes[piece.look] += piece.stored_bytes
-    return [Kind(look, counts[look], sizes[look]) for look in Look if counts[look]]
-
-
-def _sums(pieces: Sequence[Piece]) -> tuple[int, int]:
-    return sum(piece.segments for piece in pieces), sum(piece.stored_bytes for piece in pieces)
+def _lag(line: tuple[int, str, GroupBacklog]) -> tuple[int, str]:
+    return -line[2].lag.records, line[1]
 
 
 def _spark(rates: Sequence[float | None]) -> str:
@@ -141,7 +108,7 @@ async def log_in(call: Call) -> Response:
     except ValueError:
         raise InvalidInput("the form has too many fields", hint="token=…") from None
     token = fields.get("token", [""])[0].strip()
-    response = RedirectResponse(base_of(call.request), 303, HEADERS)
+    response = redirect(call.request, "")
     try:
         call.state.sessions.begin(call.request, response, token)
     except HttpError as error:
@@ -153,7 +120,7 @@ async def log_in(call: Call) -> Response:
 
 async def log_out(call: Call) -> Response:
     """End the session."""
-    response = RedirectResponse(base_of(call.request) + "login", 303, HEADERS)
+    response = redirect(call.request, "login")
     call.state.sessions.end(call.request, response)
     return response
 
