@@ -15,6 +15,7 @@ from documents.tables import table
 from wald.hints import PROGRAMS, TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WORD = re.compile(r"(?!offset)[A-Za-z]{3}")  # without one, all of a message is put in from elsewhere
 
 
@@ -29,19 +30,37 @@ def errors_made() -> dict[str, set[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for folder in ("wald", "sidecars"):
         for path in (ROOT / folder).rglob("*.py"):
-            for call in ast.walk(ast.parse(path.read_text())):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
-                    hints = [hint for each in call.keywords for hint in hints_of(each)] or [""]
-                    for message in filter(_WORD.search, map(shown, branches_of(call.args[0]))):
-                        rows = {(f"`{message}`", f"`{each}`" if _WORD.search(each) else "") for each in hints}
-                        found[call.func.id] |= rows
+            tree = ast.parse(path.read_text())
+            functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTION)]  # the outer ones first
+            seen: set[ast.Call] = set()
+            for scope in (*functions, tree):
+                _add_errors(scope, seen, found)
     return found
 
 
-def hints_of(given: ast.keyword) -> list[str]:
+def _add_errors(scope: ast.AST, seen: set[ast.Call], found: dict[str, set[tuple[str, str]]]) -> None:
+    """Add the errors made in a function, whose texts may have a name, or elsewhere in a module."""
+    names: dict[str, ast.expr] = {}
+    nodes = (node for node in ast.walk(scope) if isinstance(node, ast.Assign | ast.Call))
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(scope, ast.FunctionDef)
+        ):
+            names[node.targets[0].id] = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args and node not in seen:
+            seen.add(node)
+            hints = [hint for each in node.keywords for hint in hints_of(each, names)] or [""]
+            message = names.get(ast.unparse(node.args[0]), node.args[0])
+            for text in filter(_WORD.search, map(shown, branches_of(message))):
+                found[node.func.id] |= {(f"`{text}`", f"`{each}`" if _WORD.search(each) else "") for each in hints}
+
+
+def hints_of(given: ast.keyword, names: dict[str, ast.expr]) -> list[str]:
     """Return the hints that a keyword argument of an error gives, as a text or by its cases."""
     if given.arg == "hint":
-        return [shown(given.value)]
+        return [shown(each) for each in branches_of(names.get(ast.unparse(given.value), given.value))]
     branches = branches_of(given.value) if given.arg == "case" else []
     return [hint_for_any(each.value) for each in branches if isinstance(each, ast.Constant)]
 

@@ -10,48 +10,20 @@ from collections.abc import Iterator
 
 from documents.errors import branches_of, hint_for_any, shown
 from documents.tables import table
-from wald.cli.doctor import files, host, log, medium
-from wald.cli.doctor.examination import CHECKS
+from wald.cli.doctor.examination import CHECKS, Check
 
 _PATHS = {"paths.root": "ROOT", "paths.at": "ROOT", "paths.wald": "wald --root ROOT"}
-
-# The facts of each check, in the order of the checks.
-FACTS = (
-    log.Place,
-    log.User,
-    log.Settings,
-    medium.Mount,
-    medium.Device,
-    medium.Sync,
-    files.Replacement,
-    files.Links,
-    files.Locks,
-    files.Allocation,
-    files.Mapping,
-    files.Fifos,
-    files.Names,
-    files.Events,
-    host.Pipes,
-    medium.Space,
-    medium.Inodes,
-    medium.Quota,
-    log.Rights,
-    log.Files,
-    log.SocketPath,
-    log.Running,
-    host.Service,
-    host.Limits,
-    host.Clock,
-    host.Uptime,
-    host.Parts,
-    host.Spark,
-)
 
 
 def checks() -> str:
     """Return every check, its question, and the promises that depend on it."""
-    rows = [[f"`{check.name}`", check.about, ", ".join(map(str, check.promises)) or "–"] for check in CHECKS]
+    rows = [[f"`{check.name}`", about(check), ", ".join(map(str, check.promises)) or "–"] for check in CHECKS]
     return table(["check", "what is examined", "promises"], rows)
+
+
+def about(check: Check) -> str:
+    """Return what a check examines, the first sentence about its facts."""
+    return (inspect.getdoc(check.facts) or "").partition("\n")[0].rstrip(".")
 
 
 def findings() -> str:
@@ -66,13 +38,15 @@ def findings() -> str:
 
 def verdicts() -> Iterator[tuple[str, str, str, str]]:
     """Yield check, outcome, message and advice of every verdict in the source."""
-    for check, facts in zip(CHECKS, FACTS, strict=True):
-        function = ast.parse(textwrap.dedent(inspect.getsource(facts.verdict)))
+    for check in CHECKS:
+        function = ast.parse(textwrap.dedent(inspect.getsource(check.facts.verdict)))
         nodes = sorted(
             (node for node in ast.walk(function) if isinstance(node, ast.stmt)), key=lambda node: node.lineno
         )
         names: dict[str, ast.expr] = {
-            name: ast.Constant(value) for name, value in facts.verdict.__globals__.items() if isinstance(value, str)
+            name: ast.Constant(value)
+            for name, value in check.facts.verdict.__globals__.items()
+            if isinstance(value, str)
         }
         for node in nodes:
             match node:

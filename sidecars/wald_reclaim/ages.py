@@ -51,9 +51,7 @@ class _LedgerTimes:
     def update(self) -> None:
         """Read the lines appended since the last call; raise Damaged if the current file is damaged."""
         lines = self._lines.oldest_first(
-            after=self._read,
-            with_routes=False,
-            on_damage=lambda error, span: self.damage.append((error.message, span)),
+            after=self._read, with_routes=False, on_damage=lambda error, span: self.damage.append((error.message, span))
         )
         for line in lines:
             if self._lines.generation != self._generation:

@@ -49,9 +49,7 @@ _CENTURY = 36_600  # days
     days_max=_CENTURY,
 )
 @size_option(
-    "--max-bytes",
-    None,
-    "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit.",
+    "--max-bytes", None, "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit."
 )
 @count_option("--max-records", count_min=0, hidden=True, help_text="The same in records; log_max_records. 0: no limit.")
 @click.option(
@@ -82,13 +80,7 @@ _CENTURY = 36_600  # days
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
-    root: Path,
-    config_path: Path | None,
-    watch: bool,
-    dry_run: bool,
-    metrics: str | None,
-    as_json: bool,
-    **limits: Any,
+    root: Path, config_path: Path | None, watch: bool, dry_run: bool, metrics: str | None, as_json: bool, **limits: Any
 ) -> None:
     """Delete the segments that every consumer group has read.
 
@@ -109,14 +101,7 @@ def command(
 
     load = partial(load_settings, config_path, given)
     reclaim(
-        root,
-        load,
-        is_dry_run=dry_run,
-        watching=watch,
-        metrics=metrics,
-        as_json=as_json,
-        write=click.echo,
-        warn=_warn,
+        root, load, is_dry_run=dry_run, watching=watch, metrics=metrics, as_json=as_json, write=click.echo, warn=_warn
     )
 
 

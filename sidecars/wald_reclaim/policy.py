@@ -349,12 +349,7 @@ class RouteAmounts:
         )
 
     def verdicts(
-        self,
-        base: int,
-        age_ns: int,
-        log_limit: Verdict | None,
-        held: Iterable[RouteEntry],
-        unread: Mapping[str, int],
+        self, base: int, age_ns: int, log_limit: Verdict | None, held: Iterable[RouteEntry], unread: Mapping[str, int]
     ) -> dict[str, Verdict]:
         """Return the verdict of each route in a segment.
 

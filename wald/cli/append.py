@@ -270,10 +270,8 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
             pending.append(chunk)
             pending_bytes += len(chunk)
         if pending_bytes > REQUEST_MAX_BYTES:
-            raise InvalidInput(
-                f"{name}: offset {offset}: a line of more than {REQUEST_MAX_BYTES} bytes",
-                hint="write it to the route's FIFO, which accepts a line in pieces",
-            )
+            message = f"{name}: offset {offset}: a line of more than {REQUEST_MAX_BYTES} bytes"
+            raise InvalidInput(message, hint="write it to the route's FIFO, which accepts a line in pieces")
     if pending:
         yield b"".join([*pending, b"\n"])
 

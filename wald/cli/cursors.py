@@ -122,10 +122,8 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
     except InvalidInput:
         head = log.head()
         last = 0 if given == "earliest" else head.sequence if head else "SEQUENCE"
-        raise InvalidInput(
-            f"{given}: neither a sequence, the number of a record, nor a time",
-            hint=command_line(log.root.path, f"cursor set {route} {last} --group {group}"),
-        ) from None
+        hint = command_line(log.root.path, f"cursor set {route} {last} --group {group}")
+        raise InvalidInput(f"{given}: neither a sequence, the number of a record, nor a time", hint=hint) from None
     return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
 
@@ -180,10 +178,8 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 def _require_no_work(log: Log, route: str, group: str) -> None:
     found = log.cursor(route, group, any_user=True)
     if found.of_work_group:
-        raise Refused(
-            f"{found.path}: the cursor of a work group, which has other files, too",
-            hint=command_line(log.root.path, f"group remove {route} {group}"),
-        )
+        message = f"{found.path}: the cursor of a work group, which has other files, too"
+        raise Refused(message, hint=command_line(log.root.path, f"group remove {route} {group}"))
 
 
 def print_moved(cursor: Cursor, news: str) -> None:

@@ -57,10 +57,8 @@ def release(root: Path, route: str, group: str, worker: str, force: bool, timeou
     if not count_of(each for each in seen.snapshot.out() if each.worker == worker):
         raise NotFound(f"worker {worker} has no record of {route}/{group}", hint=group_line(log, "pending", seen.file))
     if seen.owner is None:
-        raise Refused(
-            f"no process works for {route}/{group}, so worker {worker} has no records",
-            hint="start its workers: all open records are redelivered",
-        )
+        message = f"no process works for {route}/{group}, so worker {worker} has no records"
+        raise Refused(message, hint="start its workers: all open records are redelivered")
     if not force:
         _require_no_command(log, seen, worker)
     asked = {"do": "release", "worker": worker}
@@ -227,10 +225,8 @@ def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
     if last >= picture.end:
         known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=skip_lost))
     if not known:
-        raise NotFound(
-            f"records {first} to {last} of route {route} are not pending for group {group}",
-            hint=group_line(log, "show", seen.file),
-        )
+        message = f"records {first} to {last} of route {route} are not pending for group {group}"
+        raise NotFound(message, hint=group_line(log, "show", seen.file))
     return known
 
 

@@ -56,10 +56,8 @@ def head(root: Path, as_json: bool) -> None:
     log = wald.open(root)
     found = log.head()
     if found is None:
-        raise NotFound(
-            f"{log.root.head}: no record is durable yet",
-            hint=f"{command_line(root, 'run')}, or send it a record if it runs",
-        )
+        message = f"{log.root.head}: no record is durable yet"
+        raise NotFound(message, hint=f"{command_line(root, 'run')}, or send it a record if it runs")
     if as_json:
         from wald.status.schema import Head
 

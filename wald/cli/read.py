@@ -154,13 +154,7 @@ def _read(
 
 
 def _search(
-    log: Log,
-    asked: Asked,
-    wanted: Range,
-    matcher: Matcher,
-    output: _Output,
-    damage: _Damage,
-    missing: _MissingRecords,
+    log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Output, damage: _Damage, missing: _MissingRecords
 ) -> None:
     """Search in several processes."""
     from wald.reading.search import Match, search
@@ -489,10 +483,8 @@ class Asked:
         except BadPattern as error:
             shown = pattern.decode(errors="backslashreplace")
             finding = " ".join(filter(None, ["read", self.route, "-F --grep", quote(self.grep)]))
-            raise InvalidInput(
-                f"{shown!r} is not a regular expression: {error}",
-                hint=f"{command_line(self.root, finding)} finds it literally",
-            ) from error
+            message = f"{shown!r} is not a regular expression: {error}"
+            raise InvalidInput(message, hint=f"{command_line(self.root, finding)} finds it literally") from error
 
 
 def _is_empty(begin: Start, end: Stop | None) -> bool:

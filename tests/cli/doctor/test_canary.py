@@ -16,7 +16,7 @@ from mounting import MIB
 from running import Daemon, command, output_of, reclaim, refused, run, wald
 from users import MEMBER, OWNER, needs_root
 
-from wald.cli.doctor.canary import send
+from wald.cli.doctor.command import send
 from wald.log import Log
 
 STEPS = ["connected", "appended", "head", "read", "acknowledged"]

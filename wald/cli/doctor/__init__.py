@@ -1,8 +1,7 @@
 """``wald doctor``: which promises hold on this directory and host, and what to type if one does not.
 
-command      the command line
+command      the command line, and one record sent through the log
 examination  all checks, run within a time limit
 findings     outcomes, verdicts and findings
 medium, files, host, log  the checks: each probes facts, and the facts give a verdict
-canary       one record sent through the log
 """

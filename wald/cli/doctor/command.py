@@ -1,38 +1,46 @@
-"""The command line of ``wald doctor``."""
+"""The command line of ``wald doctor``, and its canary: one record sent through the log.
+
+The canary has a separate route, which is kept: its one cursor follows each record, so the route pins nothing. If a
+canary ends between the record and the cursor, the next one moves the cursor past both.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+import wald
 from wald.cli.command import Command, examples
-from wald.cli.doctor.canary import ROUTE
-from wald.cli.doctor.findings import Finding, Outcome
+from wald.cli.connect import runs
+from wald.cli.doctor.findings import Finding, Outcome, interrupted
 from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
-from wald.errors import InvalidInput, WaldError
-from wald.hints import command_line
+from wald.errors import Damaged, InvalidInput, NotPermitted, Refused, Unavailable, WaldError
+from wald.format.names import DEFAULT_GROUP
+from wald.hints import command_line, user_name
 
 if TYPE_CHECKING:
-    from wald.cli.doctor.canary import Step
+    from wald.log import Log
 
 FAILED = 13
 WARNED = 14
+ROUTE = "wald.canary"
 _COLORS = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.UNKNOWN: "cyan"}
 _MOST_COLUMNS = 120
 _EXAMINE_SECONDS = 5.0
 _CANARY_SECONDS = 10.0
+_EXPLAIN_SECONDS = 1.2  # for the client to find out why the daemon does not answer
 
 
 @click.command(cls=Command, epilog=examples("wald doctor", "wald doctor --canary"))
@@ -52,42 +60,24 @@ def doctor(
     there are only warnings. With --canary a record is sent to the running daemon, read back and acknowledged; the exit
     code is 0 if it arrived in time.
     """
-    from wald.cli.doctor.examination import examine
-
     if timeout == 0:
         raise InvalidInput("--timeout 0: the timeout must be longer", hint="--timeout 5s")
     if canary:
         _canary(root, socket, _CANARY_SECONDS if timeout is None else timeout, as_json)
         return 0
-    with _interrupted_by_sigterm():
+    from wald.cli.doctor.examination import examine
+
+    with interrupted(KeyboardInterrupt, signal.SIGTERM, signal.SIGHUP):  # so that the scratch directory is removed
         within = _EXAMINE_SECONDS if timeout is None else timeout
         findings = examine(root, config_path=config_path, socket=socket, within=within)
-    code = _exit_code(findings)
+    worst = max((finding.outcome for finding in findings), key=lambda outcome: outcome.severity)
+    code = {Outcome.FAIL: FAILED, Outcome.WARN: WARNED}.get(worst, 0)
     if as_json:
-        click.echo(json_line("doctor", _object(root, findings, code)))
+        fields = {"root": str(root), "outcome": worst, "exit_code": code}
+        click.echo(json_line("doctor", fields | {"checks": [asdict(finding) for finding in findings]}))
     else:
         click.echo("\n".join(_text(root, findings)))
     return code
-
-
-def _exit_code(findings: list[Finding]) -> int:
-    outcomes = {finding.outcome for finding in findings}
-    return FAILED if Outcome.FAIL in outcomes else WARNED if Outcome.WARN in outcomes else 0
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that the scratch directory is removed."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _text(root: Path, findings: list[Finding]) -> Iterator[str]:
@@ -125,62 +115,95 @@ def _summary(root: Path, findings: list[Finding]) -> str:
     unseen = _promises(findings, tuple(Outcome)) - broken - weaker - _promises(findings, (Outcome.OK,))
     groups = (("broken here", broken), ("weaker here", weaker), ("not examined", unseen))
     affected = "; ".join(f"{words}: {', '.join(map(str, sorted(numbers)))}" for words, numbers in groups if numbers)
-    return f"{root}: {parts}. " + (
-        f"Promises of docs/guarantees.md {affected}." if affected else "No promise is in doubt."
-    )
+    promises = f"Promises of docs/guarantees.md {affected}." if affected else "No promise is in doubt."
+    return f"{root}: {parts}. {promises}"
 
 
 def _promises(findings: list[Finding], outcomes: Collection[Outcome]) -> set[int]:
     return {number for finding in findings if finding.outcome in outcomes for number in finding.promises}
 
 
-def _object(root: Path, findings: list[Finding], code: int) -> dict[str, object]:
-    worst = max((finding.outcome for finding in findings), key=lambda outcome: outcome.severity)
-    return {
-        "root": str(root),
-        "outcome": worst,
-        "exit_code": code,
-        "checks": [
-            {
-                "check": finding.check,
-                "outcome": finding.outcome,
-                "message": finding.message,
-                "promises": finding.promises,
-                "advice": finding.advice,
-                "measured": finding.measured,
-            }
-            for finding in findings
-        ],
-    }
+class _Step(NamedTuple):
+    """A completed step: connected, appended, head, read or acknowledged; ``sequence`` is 0 before there is one."""
+
+    name: str
+    seconds: float
+    sequence: int
+    message: str
 
 
 def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> None:
     """Print each step when it is complete; with --json all of them, even if a step fails."""
-    from wald.cli.doctor.canary import send
-
-    steps: list[Step] = []
+    steps: list[_Step] = []
+    error = None
     try:
         for step in send(root, socket, within=timeout):
             steps.append(step)
             if not as_json:
                 click.echo(f"{step.seconds * 1000:9.1f} ms  {step.name:12}  {step.message}")
-    except WaldError as error:
-        if as_json:
-            click.echo(json_line("doctor.canary", _canary_object(root, steps, error)))
-        raise
+    except WaldError as failure:
+        error = failure
     if as_json:
-        click.echo(json_line("doctor.canary", _canary_object(root, steps, None)))
-    else:
+        fields: dict[str, object] = {"root": str(root), "outcome": Outcome.FAIL if error else Outcome.OK}
+        fields |= {"exit_code": error.exit_code if error else 0, "message": error.message if error else ""}
+        fields["sequence"] = steps[-1].sequence if steps else 0
+        fields["steps"] = [{"step": step.name, "seconds": round(step.seconds, 6)} for step in steps]
+        click.echo(json_line("doctor.canary", fields))
+    if error:
+        raise error
+    if not as_json:
         total = sum(step.seconds for step in steps) * 1000
         click.echo(f"{total:9.1f} ms  in total; {command_line(root, f'read {ROUTE}')} shows the records")
 
 
-def _canary_object(root: Path, steps: list[Step], error: WaldError | None) -> dict[str, object]:
-    return {
-        "root": str(root),
-        "outcome": Outcome.FAIL if error else Outcome.OK,
-        "exit_code": error.exit_code if error else 0,
-        "message": error.message if error else "",
-        "sequence": next((step.sequence for step in reversed(steps)), 0),
-        "steps": [{"step": step.name, "seconds": round(step.seconds, 6)} for step in steps],
-    }
+def send(root: Path, socket: Path | None, *, within: float) -> Iterator[_Step]:
+    """Send one record, and yield each step when it is complete."""
+    log = wald.open(root)
+    if not runs(root):
+        raise Unavailable(f"{log.root.lock}: no daemon runs", hint=command_line(root, "run"))
+    hint = f"{command_line(root, 'head')}; {command_line(root, 'explain')}; --timeout 60s"
+    late = Unavailable(f"{root}: the canary was not acknowledged within {within:g} s", hint=hint)
+    deadline = time.monotonic() + within
+    with interrupted(lambda: late, after=within):
+        yield from _steps(log, socket, deadline)
+
+
+def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[_Step]:
+    from wald.client.producer import Producer
+
+    begun = time.monotonic()
+    patience = max(0.1, deadline - begun - _EXPLAIN_SECONDS)
+    with Producer(socket or log.root.path, retry_for=patience, connect_for=patience) as producer:
+        if not log.root.route(ROUTE).is_dir() or log.root.retired(ROUTE).exists():
+            producer.command("ROUTE", "ADD", ROUTE)
+        else:
+            producer.command("PING")
+        directory = log.root.cursor_directory(ROUTE)
+        if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):  # the record would be pinned
+            owner = user_name(directory.stat().st_uid)
+            raise NotPermitted(f"{directory}: this user may not move a cursor here", hint=f"run it as user {owner}")
+        yield _Step("connected", time.monotonic() - begun, 0, f"the daemon answers, and route {ROUTE} exists")
+        begun, value = time.monotonic(), os.urandom(16).hex().encode()
+        producer.send(ROUTE, [value])
+        sequence = producer.flush()[-1].last
+    yield _Step("appended", time.monotonic() - begun, sequence, f"record {sequence} is durable (OK)")
+    begun = time.monotonic()
+    head = log.head()
+    if head is None or head.sequence < sequence:
+        shown = "nothing" if head is None else f"record {head.sequence}"
+        message = f"{log.root.head}: the head shows {shown}, but record {sequence} was acknowledged"
+        raise Damaged(message, hint=command_line(log.root.path, "verify"))
+    yield _Step("head", time.monotonic() - begun, sequence, f"the head shows record {head.sequence}")
+    begun = time.monotonic()
+    found = [record.value for record in log.records(ROUTE, start=sequence, stop=sequence)]
+    if found != [value]:
+        message = f"{log.root.path}: record {sequence} was read back with another value"
+        raise Damaged(message, hint=command_line(log.root.path, f"where {sequence}"))
+    yield _Step("read", time.monotonic() - begun, sequence, "read back the same value")
+    begun = time.monotonic()
+    try:
+        log.set_cursor(ROUTE, sequence)
+    except Refused:
+        if log.cursor(ROUTE).effective < sequence:  # otherwise another canary has acknowledged both
+            raise
+    yield _Step("acknowledged", time.monotonic() - begun, sequence, f"the cursor of {DEFAULT_GROUP} is at the record")

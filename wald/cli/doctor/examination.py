@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from wald.cli.doctor import files, host, log, medium
-from wald.cli.doctor.findings import Facts, Finding, Outcome, Paths
+from wald.cli.doctor.findings import Facts, Finding, Outcome, Paths, interrupted
 from wald.errors import DISK_FULL
 from wald.files.layout import Root
 
@@ -43,11 +41,6 @@ class Subject:
     @cached_property
     def place(self) -> log.Place:
         return log.place(self.root)
-
-    @property
-    def has_log(self) -> bool:
-        """True if a log exists, or the remains of one."""
-        return os.path.lexists(Root(self.root).identity)
 
     @cached_property
     def at(self) -> Path:
@@ -113,148 +106,55 @@ class Needs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question about a directory and its host.
-
-    Attributes:
-        about: the question, for the documentation.
-        probe: returns the facts.
-    """
+    """One question about a directory and its host; ``probe`` returns the facts, which answer it."""
 
     name: str
-    about: str
+    facts: type[Facts]
     promises: tuple[int, ...]
     probe: Callable[[Subject], Facts]
     needs: Needs = Needs.NOTHING
 
-    def judge(self, facts: Any, paths: Paths) -> Finding:  # ``Any``: mypy knows no type for any dataclass
-        outcome, message, advice = facts.verdict(paths)
-        return Finding(self.name, outcome, message, self.promises, dataclasses.asdict(facts), advice)
-
     def without_facts(self, outcome: Outcome, message: str, advice: str = "") -> Finding:
-        return Finding(self.name, outcome, message, self.promises, {}, advice)
+        return Finding(self.name, outcome, message, self.promises, advice)
 
 
 CHECKS = (
+    Check("root", log.Place, (), lambda given: replace(given.place, removed=given.removed)),
+    Check("user", log.User, (), lambda given: log.user(given.place)),
+    Check("settings", log.Settings, (), lambda given: given.settings[0]),
+    Check("mount", medium.Mount, (1, 2), lambda given: given.mount),
+    Check("device", medium.Device, (1, 2), lambda given: given.device),
     Check(
-        "root",
-        "what exists at the path of the root",
-        (),
-        lambda subject: replace(subject.place, removed=subject.removed),
+        "sync", medium.Sync, (1, 2), lambda given: medium.sync(given.scratch, given.mount, given.device), Needs.SCRATCH
     ),
-    Check("user", "this user, and the owner that the daemon runs as", (), lambda subject: log.user(subject.place)),
-    Check("settings", "the file of --config and the variables WALD_…", (), lambda subject: subject.settings[0]),
-    Check("mount", "file system and mount options", (1, 2), lambda subject: subject.mount),
-    Check("device", "block device and its write cache", (1, 2), lambda subject: subject.device),
-    Check(
-        "sync",
-        "latency of fdatasync over a few hundred appends, and whether they reach the device",
-        (1, 2),
-        lambda subject: medium.sync(subject.scratch, subject.mount, subject.device),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "replace",
-        "replacing a file in one step and syncing its directory, as for a cursor",
-        (5, 6),
-        lambda subject: files.replace(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "links",
-        "a hard link, with which a log gets its identity",
-        (10,),
-        lambda subject: files.links(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "locks",
-        "flock of this process excludes another process",
-        (10,),
-        lambda subject: files.locks(subject.scratch, subject.mount.type),
-        Needs.SCRATCH,
-    ),
+    Check("replace", files.Replacement, (5, 6), lambda given: files.replace(given.scratch), Needs.SCRATCH),
+    Check("links", files.Links, (10,), lambda given: files.links(given.scratch), Needs.SCRATCH),
+    Check("locks", files.Locks, (10,), lambda given: files.locks(given.scratch, given.mount.type), Needs.SCRATCH),
     Check(
         "allocation",
-        "reserving space for a segment before it is written",
+        files.Allocation,
         (9,),
-        lambda subject: files.allocation(subject.scratch, subject.mount.type),
+        lambda given: files.allocation(given.scratch, given.mount.type),
         Needs.SCRATCH,
     ),
-    Check(
-        "mapping",
-        "another process immediately reads bytes written through a memory map, as for the head",
-        (1,),
-        lambda subject: files.mapping(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "fifo",
-        "a FIFO and a unix socket can be created and used",
-        (17,),
-        lambda subject: files.fifos(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "names",
-        "names as long as those of wald, and names that differ only in case",
-        (3, 5),
-        lambda subject: files.names(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check(
-        "events",
-        "inotify reports a new file, as --watch needs",
-        (),
-        lambda subject: files.events(subject.scratch),
-        Needs.SCRATCH,
-    ),
-    Check("pipes", "the largest pipe, for every FIFO", (17,), lambda subject: host.pipes(subject.fifos)),
-    Check(
-        "space",
-        "free space compared with the daemon's needs, bytes that groups pin, and how fast the log grows",
-        (9,),
-        lambda subject: log.space(subject.place, subject.settings[1], subject.running[1]),
-    ),
-    Check("inodes", "how many files can still be created", (9,), lambda subject: medium.inodes(subject.at)),
-    Check("quota", "whether quotas are on", (9,), lambda subject: medium.quota(subject.mount)),
-    Check(
-        "rights",
-        "who may change or replace the directory: its mode, and those of its parents",
-        (2, 10),
-        lambda subject: log.rights(subject.place),
-    ),
-    Check(
-        "files",
-        "links, devices, foreign owners and modes in the log's directories; names that are not wald's",
-        (2, 8),
-        lambda subject: log.files(subject.root),
-        Needs.LOG,
-    ),
-    Check("socket", "length of the socket's path", (), lambda subject: subject.socket_path),
-    Check(
-        "daemon",
-        "which daemon holds the root, and whether it answers",
-        (9, 10),
-        lambda subject: subject.running[0],
-        Needs.LOG,
-    ),
-    Check(
-        "service",
-        "the systemd unit of the running daemon: notification, descriptor store, watchdog",
-        (17,),
-        lambda subject: host.service(subject.pid, subject.fifos),
-        Needs.LOG,
-    ),
-    Check(
-        "limits",
-        "limits of open files and of file sizes: the daemon's, or those that it would inherit",
-        (9, 17),
-        lambda subject: host.limits(subject.settings[1], subject.fifos, subject.pid),
-    ),
-    Check("clock", "synchronisation of the wall clock, for append times", (), lambda subject: host.clock(subject.root)),
-    Check("uptime", "measuring ages without the wall clock", (12,), lambda _: host.uptime()),
-    Check("parts", "versions, and checksums computed by the processor", (), lambda _: host.parts()),
-    Check("spark", "PySpark and Java, for wald-export, wald-compact and wald-audit", (), lambda _: host.spark()),
+    Check("mapping", files.Mapping, (1,), lambda given: files.mapping(given.scratch), Needs.SCRATCH),
+    Check("fifo", files.Fifos, (17,), lambda given: files.fifos(given.scratch), Needs.SCRATCH),
+    Check("names", files.Names, (3, 5), lambda given: files.names(given.scratch), Needs.SCRATCH),
+    Check("events", files.Events, (), lambda given: files.events(given.scratch), Needs.SCRATCH),
+    Check("pipes", host.Pipes, (17,), lambda given: host.pipes(given.fifos)),
+    Check("space", medium.Space, (9,), lambda given: log.space(given.place, given.settings[1], given.running[1])),
+    Check("inodes", medium.Inodes, (9,), lambda given: medium.inodes(given.at)),
+    Check("quota", medium.Quota, (9,), lambda given: medium.quota(given.mount)),
+    Check("rights", log.Rights, (2, 10), lambda given: log.rights(given.place)),
+    Check("files", log.Files, (2, 8), lambda given: log.files(given.root), Needs.LOG),
+    Check("socket", log.SocketPath, (), lambda given: given.socket_path),
+    Check("daemon", log.Running, (9, 10), lambda given: given.running[0], Needs.LOG),
+    Check("service", host.Service, (17,), lambda given: host.service(given.pid, given.fifos), Needs.LOG),
+    Check("limits", host.Limits, (9, 17), lambda given: host.limits(given.settings[1], given.fifos, given.pid)),
+    Check("clock", host.Clock, (), lambda given: host.clock(given.root)),
+    Check("uptime", host.Uptime, (12,), lambda _: host.uptime()),
+    Check("parts", host.Parts, (), lambda _: host.parts()),
+    Check("spark", host.Spark, (), lambda _: host.spark()),
 )
 
 
@@ -269,7 +169,7 @@ def examine(root: Path, *, config_path: Path | None, socket: Path | None, within
 def _findings(subject: Subject, within: float) -> Iterator[Finding]:
     checks = iter(CHECKS)
     try:
-        with _time_limit(within):
+        with interrupted(_OutOfTime, after=within):
             for check in checks:
                 try:
                     yield _find(check, subject)
@@ -287,30 +187,15 @@ def _findings(subject: Subject, within: float) -> Iterator[Finding]:
 def _find(check: Check, subject: Subject) -> Finding:
     if check.needs is Needs.SCRATCH and subject.untried:
         return check.without_facts(Outcome.SKIPPED, subject.untried)
-    if check.needs is Needs.LOG and not subject.has_log:
+    if check.needs is Needs.LOG and not os.path.lexists(Root(subject.root).identity):
         if subject.place.kind is log.Kind.HIDDEN:
             return check.without_facts(Outcome.UNKNOWN, "this user may not see whether a log is here")
         return check.without_facts(Outcome.SKIPPED, "there is no log here")
     try:
-        facts = check.probe(subject)
+        facts: Any = check.probe(subject)  # ``Any``: mypy knows no type for any dataclass
     except OSError as error:
         if check.needs is Needs.SCRATCH and error.errno in DISK_FULL:
             return check.without_facts(Outcome.SKIPPED, f"not tried out: {error.strerror}")
         raise
-    return check.judge(facts, Paths(subject.root, subject.at))
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`_OutOfTime` in the block when the time is over."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    outcome, message, advice = facts.verdict(Paths(subject.root, subject.at))
+    return Finding(check.name, outcome, message, check.promises, advice, dataclasses.asdict(facts))

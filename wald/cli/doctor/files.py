@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.cli.doctor.findings import Paths, Verdict, fail, ok, warn
+from wald.cli.doctor.findings import Facts, Paths, Verdict, fail, ok, warn
 from wald.cli.doctor.medium import COPY_ON_WRITE, NETWORK, milliseconds, reason_of
 from wald.errors import DISK_FULL
 from wald.files.disk import Disk
@@ -103,7 +103,7 @@ def _remove(parent: int, name: str, descriptor: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Attempt(Facts):
     """Duration of an operation; ``error`` is the operating system's, empty if it worked."""
 
     error: str = ""
@@ -111,7 +111,7 @@ class _Attempt:
 
 
 class Replacement(_Attempt):
-    """Result of replacing a file as a cursor is replaced."""
+    """Replacement of a file in one step, synced with its directory, as for a cursor."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -132,7 +132,7 @@ def replace(scratch: Path) -> Replacement:
 
 
 class Links(_Attempt):
-    """Result of creating ``log.json`` under a name that another file may have."""
+    """A hard link, with which a log gets its identity."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -155,7 +155,7 @@ def links(scratch: Path) -> Links:
 
 
 class Fifos(_Attempt):
-    """Result of using a FIFO and a unix socket."""
+    """Use of a FIFO and of a unix socket."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -181,8 +181,8 @@ def fifos(scratch: Path) -> Fifos:
 
 
 @dataclass(frozen=True, slots=True)
-class Locks:
-    """Result of flock(2) in two processes; ``type`` is the file system's."""
+class Locks(Facts):
+    """Exclusion of another process by flock."""
 
     type: str
     excludes: bool = False
@@ -197,15 +197,12 @@ class Locks:
                 _LOCAL_DISK,
             )
         if self.type in NETWORK or self.type.startswith("fuse"):
-            return warn(
-                f"flock excludes other processes of this host; on {self.type} it may not exclude other hosts",
-                "start a daemon on one host only",
-            )
+            message = f"flock excludes other processes of this host; on {self.type} it may not exclude other hosts"
+            return warn(message, "start a daemon on one host only")
         return ok("flock excludes other processes")
 
 
 def locks(scratch: Path, file_system: str) -> Locks:
-    """Take a lock, and let another process try."""
     path, disk = scratch / "lock", Disk()
     try:
         descriptor = disk.open_lock(path)
@@ -228,8 +225,8 @@ def _can_lock(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Result of watching a directory with inotify."""
+class Events(Facts):
+    """Report of a new file by inotify, as --watch needs."""
 
     error: str = ""
     arrived: bool = False
@@ -237,17 +234,14 @@ class Events:
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
-            return warn(
-                f"inotify: {self.error}; programs with --watch only poll",
-                "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536",
-            )
+            message = f"inotify: {self.error}; programs with --watch only poll"
+            return warn(message, "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536")
         if not self.arrived:
             return warn("inotify did not report a new file; programs with --watch only poll", _LOCAL_DISK)
         return ok(f"inotify reported a new file after {milliseconds(self.seconds)}")
 
 
 def events(scratch: Path) -> Events:
-    """Watch the directory, and create a file in it."""
     descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         return Events(error=os.strerror(ctypes.get_errno()))
@@ -265,8 +259,8 @@ def events(scratch: Path) -> Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """Result of fallocate(2): the bytes that the file system reserved."""
+class Allocation(Facts):
+    """Reservation of space for a segment before it is written."""
 
     type: str
     asked_bytes: int = 0
@@ -285,15 +279,10 @@ class Allocation:
                 _LOCAL_DISK,
             )
         if self.type in COPY_ON_WRITE:
-            return warn(
-                f"{self.type} copies on write, so allocated space may still run out; the daemon then waits",
-                f"keep free_space_min large; on btrfs chattr +C on an empty {paths.at}",
-            )
+            message = f"{self.type} copies on write, so allocated space may still run out; the daemon then waits"
+            return warn(message, f"keep free_space_min large; on btrfs chattr +C on an empty {paths.at}")
         if self.allocated_bytes < self.asked_bytes:
-            return warn(
-                f"of {asked}, {self.type} allocated only {format_bytes(self.allocated_bytes)}",
-                _LOCAL_DISK,
-            )
+            return warn(f"of {asked}, {self.type} allocated only {format_bytes(self.allocated_bytes)}", _LOCAL_DISK)
         return ok(f"allocated {asked}, which stay writable when the disk is full")
 
 
@@ -317,8 +306,8 @@ def allocation(scratch: Path, file_system: str) -> Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
-    """Result of reading, in another process, bytes that this one wrote through a memory map."""
+class Mapping(Facts):
+    """Bytes written through a memory map, as for the head, and read at once by another process."""
 
     error: str = ""
     is_coherent: bool = False
@@ -334,7 +323,6 @@ class Mapping:
 
 
 def mapping(scratch: Path) -> Mapping:
-    """Write as the daemon writes the head, and read as readers do."""
     path, disk = scratch / "mapped", Disk()
     try:
         disk.replace(path, bytes(mmap.PAGESIZE))
@@ -346,8 +334,8 @@ def mapping(scratch: Path) -> Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """File names: the longest that wald uses, and two that differ only in case."""
+class Names(Facts):
+    """Names as long as those of wald, and names that differ only in case."""
 
     longest_bytes: int
     error: str = ""
@@ -355,21 +343,16 @@ class Names:
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.is_case_sensitive:
-            return fail(
-                "names that differ only in case are one file, so two routes would be one",
-                f"put the root on a case-sensitive file system; on ext4 chattr -F on an empty {paths.at}",
-            )
+            hint = f"put the root on a case-sensitive file system; on ext4 chattr -F on an empty {paths.at}"
+            return fail("names that differ only in case are one file, so two routes would be one", hint)
         if self.error:
-            return warn(
-                f"cannot create a name of {self.longest_bytes} bytes ({self.error}): groups need shorter names",
-                "keep names of routes and groups below 100 characters",
-            )
+            message = f"cannot create a name of {self.longest_bytes} bytes ({self.error}): groups need shorter names"
+            return warn(message, "keep names of routes and groups below 100 characters")
         return ok(f"names may have {self.longest_bytes} bytes and are case-sensitive")
 
 
 def names(scratch: Path) -> Names:
-    """Create the longest name that wald uses: that of a cursor while it is replaced."""
-    longest = f"{cursor_name('g' * ROUTE_MAX_LENGTH)}.{'0' * 16}.tmp"
+    longest = f"{cursor_name('g' * ROUTE_MAX_LENGTH)}.{'0' * 16}.tmp"  # that of a cursor while it is replaced
     error = ""
     try:
         (scratch / longest).touch()

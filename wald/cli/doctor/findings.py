@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import FrameType
+from typing import Any, NamedTuple
 
 from wald.hints import command_line
 
@@ -72,15 +76,18 @@ class Paths:
         self.wald = command_line(root)
 
 
-class Facts(Protocol):
-    """Measurements of one check: a dataclass whose field names end with their unit."""
+class Facts(ABC):
+    """Measurements of one check: a dataclass; its docstring names the subject, and its fields end with units."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def verdict(self, paths: Paths) -> Verdict: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check.
+    """Result of one check, as JSON has it.
 
     Attributes:
         promises: numbers in docs/guarantees.md that depend on it.
@@ -91,5 +98,22 @@ class Finding:
     outcome: Outcome
     message: str
     promises: tuple[int, ...]
-    measured: Mapping[str, Any]  # ``Any``: it becomes JSON
     advice: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)  # ``Any``: it becomes JSON
+
+
+@contextmanager
+def interrupted(error: Callable[[], BaseException], *numbers: int, after: float = 0) -> Iterator[None]:
+    """Raise an error in the block at these signals, and when ``after`` seconds are over, even if a disk hangs."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise error()
+
+    before = {number: signal.signal(number, interrupt) for number in (*numbers, *[signal.SIGALRM] * bool(after))}
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

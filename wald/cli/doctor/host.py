@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import wald
-from wald.cli.doctor.findings import Paths, Verdict, fail, ok, skipped, unknown, warn
+from wald.cli.doctor.findings import Facts, Paths, Verdict, fail, ok, skipped, unknown, warn
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.uptime import now
@@ -39,14 +39,13 @@ _RUN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pipes:
-    """Pipe sizes available to this user.
+class Pipes(Facts):
+    """The largest pipe, for every FIFO.
 
     Attributes:
         max_bytes, soft_pages, hard_pages: /proc/sys/fs/pipe-max-size, pipe-user-pages-soft, pipe-user-pages-hard.
         reached_bytes: the size that F_SETPIPE_SZ gave to a new pipe.
         is_limited: True if the limits apply to this user; they do not apply to root.
-        fifos: number of FIFOs in the log.
     """
 
     max_bytes: int
@@ -67,20 +66,15 @@ class Pipes:
                 "sysctl fs.pipe-max-size=1048576",
             )
         if self.reached_bytes < _PIPE_BYTES:
-            return warn(
-                f"a pipe of this user can have {reached}, not 1 MiB, because other pipes use up the limit",
-                f"sysctl fs.pipe-user-pages-soft={needed}",
-            )
+            message = f"a pipe of this user can have {reached}, not 1 MiB, because other pipes use up the limit"
+            return warn(message, f"sysctl fs.pipe-user-pages-soft={needed}")
         if self.is_limited and 0 < allowed < needed:
-            return warn(
-                f"{self.fifos} FIFOs need {needed} pages, but this user may have {allowed}: some FIFOs stay small",
-                f"sysctl fs.pipe-user-pages-soft={needed} fs.pipe-user-pages-hard=0",
-            )
+            message = f"{self.fifos} FIFOs need {needed} pages, but this user may have {allowed}: some FIFOs stay small"
+            return warn(message, f"sysctl fs.pipe-user-pages-soft={needed} fs.pipe-user-pages-hard=0")
         return ok(f"a pipe can have {reached}; the log has {self.fifos} FIFOs")
 
 
 def pipes(fifos: int) -> Pipes:
-    """Create a pipe and enlarge it."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         reached = _enlarge(writer)
@@ -122,12 +116,8 @@ def _read_number(path: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Resource limits of the daemon, or of this process if none runs; None: unlimited.
-
-    Attributes:
-        needed_files: descriptors for every connection and every FIFO that may be open at once.
-    """
+class Limits(Facts):
+    """Limits of open files and of file sizes: the daemon's, or those that it would inherit."""
 
     open_files: int | None
     needed_files: int
@@ -136,10 +126,8 @@ class Limits:
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.file_bytes is not None and self.file_bytes < self.segment_bytes:
-            return fail(
-                f"files may have {self.file_bytes} bytes, but a segment has {self.segment_bytes}",
-                "ulimit -f unlimited; LimitFSIZE=infinity in a unit",
-            )
+            message = f"files may have {self.file_bytes} bytes, but a segment has {self.segment_bytes}"
+            return fail(message, "ulimit -f unlimited; LimitFSIZE=infinity in a unit")
         if self.open_files is not None and self.open_files < self.needed_files:
             return warn(
                 f"{self.open_files} files may be open, but the daemon may need {self.needed_files}: it then refuses "
@@ -189,11 +177,11 @@ class _Timex(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """The wall clock.
+class Clock(Facts):
+    """Synchronisation of the wall clock, for append times.
 
     Attributes:
-        is_synchronised: as reported by adjtimex(2); None if it is not permitted.
+        is_synchronised: None if adjtimex(2) is not permitted.
         error_seconds: the largest error that the kernel assumes.
         is_past: True if the clock is before this version of wald was built.
         behind_seconds: how far the clock is behind the append times of the log.
@@ -206,10 +194,8 @@ class Clock:
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.is_past:
-            return warn(
-                "the clock is set to the past: append times are wrong until it has caught up",
-                "timedatectl set-ntp true; date -u",
-            )
+            message = "the clock is set to the past: append times are wrong until it has caught up"
+            return warn(message, "timedatectl set-ntp true; date -u")
         if self.behind_seconds:
             return warn(
                 f"the clock is {format_seconds(self.behind_seconds)} behind the last append time; until it catches "
@@ -222,10 +208,8 @@ class Clock:
                 "timedatectl set-ntp true, or apt install chrony",
             )
         if self.is_synchronised is None:
-            return unknown(
-                "the kernel does not report whether the clock is synchronised; no promise depends on it",
-                "date -u, compared with another clock",
-            )
+            message = "the kernel does not report whether the clock is synchronised; no promise depends on it"
+            return unknown(message, "date -u, compared with another clock")
         error = format_seconds(self.error_seconds)
         if self.error_seconds > _OFF_SECONDS:
             return warn(f"the clock may be off by {error}, and append times with it", "chronyc tracking")
@@ -249,30 +233,27 @@ def clock(root: Path) -> Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Uptime:
-    """Clock that cannot be set: the id of this boot, and the time since."""
+class Uptime(Facts):
+    """A clock for ages, which cannot be set: the id of this boot, and the time since."""
 
     boot: str
     seconds: float
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.boot:
-            return fail(
-                "the boot id or time-namespace offset is unavailable, so age limits never apply",
-                "mount -t proc proc /proc; cat /proc/sys/kernel/random/boot_id /proc/self/timens_offsets",
-            )
+            hint = "mount -t proc proc /proc; cat /proc/sys/kernel/random/boot_id /proc/self/timens_offsets"
+            return fail("the boot id or time-namespace offset is unavailable, so age limits never apply", hint)
         return ok(f"the kernel identifies this boot, which was {format_seconds(self.seconds)} ago")
 
 
 def uptime() -> Uptime:
-    """Read the clock with which RECLAIM measures ages."""
     moment = now()
     return Uptime(moment.boot, moment.boottime_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Versions of wald and its dependencies."""
+class Parts(Facts):
+    """Versions, and checksums computed by the processor."""
 
     wald: str
     python: str
@@ -282,10 +263,8 @@ class Parts:
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.has_crc32c_instruction:
-            return warn(
-                "checksums are computed without the processor's instruction, ten times slower",
-                "use a processor with SSE 4.2 or ARMv8 CRC; pip install --upgrade crc32c",
-            )
+            message = "checksums are computed without the processor's instruction, ten times slower"
+            return warn(message, "use a processor with SSE 4.2 or ARMv8 CRC; pip install --upgrade crc32c")
         return ok(
             f"wald {self.wald}, Python {self.python}, crc32c {self.crc32c} with the processor's instruction, "
             f"zstandard {self.zstandard}"
@@ -312,8 +291,8 @@ def _installed(package: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Spark:
-    """Versions of PySpark and Java; "" and 0 if not installed."""
+class Spark(Facts):
+    """PySpark and Java, for wald-export, wald-compact and wald-audit."""
 
     pyspark: str
     java: int
@@ -348,14 +327,12 @@ def _java_version() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """Systemd unit of the running daemon.
+class Service(Facts):
+    """The systemd unit of the running daemon: notification, descriptor store, watchdog.
 
     Attributes:
         unit: empty if no daemon runs, or not under systemd.
         type: Type=; empty if systemd does not answer.
-        store_max: FileDescriptorStoreMax=.
-        fifos: number of FIFOs in the log.
     """
 
     unit: str = ""
@@ -381,10 +358,8 @@ class Service:
                 f"systemctl edit {self.unit}: FileDescriptorStoreMax={self.fifos}",
             )
         if not self.has_watchdog:
-            return warn(
-                f"{self.unit} has no watchdog: systemd does not restart a daemon that hangs",
-                f"systemctl edit {self.unit}: WatchdogSec=30",
-            )
+            message = f"{self.unit} has no watchdog: systemd does not restart a daemon that hangs"
+            return warn(message, f"systemctl edit {self.unit}: WatchdogSec=30")
         return ok(f"{self.unit} keeps {self.store_max} descriptors and has a watchdog")
 
 

@@ -7,12 +7,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from wald.cli.doctor.findings import Paths, Verdict, fail, ok, skipped, unknown, warn
+from wald.cli.doctor.findings import Facts, Paths, Verdict, fail, ok, skipped, unknown, warn
 from wald.cli.doctor.medium import Space
 from wald.client.connection import status as ask_status
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
@@ -34,6 +35,7 @@ from wald.writing.run_reports import last_daemon_fields
 _SOCKET_PATH_BYTES = 107
 _NAMES_MAX = 20_000
 _REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows changes
+_RENAMING = stat.S_IWOTH | stat.S_ISVTX  # of a directory in which every user may rename files: only the first
 _IS_TYPE = {"wald.sock": stat.S_ISSOCK, "in": stat.S_ISFIFO}
 
 
@@ -50,12 +52,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The path of the root.
+class Place(Facts):
+    """Directory or file at the path of the root.
 
     Attributes:
         at: the directory examined: the root, or its nearest existing parent.
-        error, hint: of a path that is unfit or hidden.
         removed: number of scratch directories that killed doctors left, and that were removed.
     """
 
@@ -76,7 +77,10 @@ class Place:
 
 
 def place(root: Path) -> Place:
-    at = found = _nearest(root)
+    found = Path(os.path.abspath(root))
+    while not os.path.lexists(found):
+        found = found.parent
+    at = found
     while not os.path.isdir(at):  # a link may lead to a place that this user may not see
         at = at.parent
     try:
@@ -97,17 +101,9 @@ def place(root: Path) -> Place:
     return Place(Kind.LOG if Root(root).identity.exists() else Kind.EMPTY, str(at))
 
 
-def _nearest(path: Path) -> Path:
-    """Return ``path`` or its nearest existing parent."""
-    found = Path(os.path.abspath(path))
-    while not os.path.lexists(found):
-        found = found.parent
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings file and the variables; ``error`` is the daemon's message."""
+class Settings(Facts):
+    """Variables WALD_… and the file of --config."""
 
     path: str
     error: str = ""
@@ -122,7 +118,7 @@ class Settings:
 
 
 def settings(path: Path | None) -> tuple[Settings, Config]:
-    """Load the daemon's settings; the defaults if it would not start with them."""
+    """Load the settings; the defaults if the daemon would not start with them."""
     name = "" if path is None else str(path)
     try:
         return Settings(name), load(path, os.environ)
@@ -131,8 +127,8 @@ def settings(path: Path | None) -> tuple[Settings, Config]:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """The user that runs the doctor, and the owner of the log."""
+class User(Facts):
+    """This user, and the owner that the daemon runs as."""
 
     user: str
     owner: str
@@ -149,8 +145,7 @@ class User:
             )
         if self.user != self.owner:
             return unknown(
-                f"limits and permissions of user {self.user} may differ from those of the owner, {self.owner}",
-                as_owner,
+                f"limits and permissions of user {self.user} may differ from those of the owner, {self.owner}", as_owner
             )
         return ok(f"user {self.user}, who owns the directory")
 
@@ -164,11 +159,10 @@ def user(place: Place) -> User:
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
-    """Modes and owners of the directory and its parents.
+class Rights(Facts):
+    """Users who may change or replace the directory: its mode, and those of its parents.
 
     Attributes:
-        mode: octal.
         is_open: True if users outside its group may write to the directory itself.
         open_above: parents in which users outside the group may rename the directory.
         strange_above: parents that belong to neither root nor the owner.
@@ -188,15 +182,11 @@ class Rights:
                 f"mode {self.mode}: every user may add files here and remove those of the log", f"chmod o-w {paths.at}"
             )
         if self.open_above:
-            return fail(
-                f"every user may rename files in {parents}, and so replace the log",
-                f"chmod o-w {parents}, or chmod +t {parents}",
-            )
+            message = f"every user may rename files in {parents}, and so replace the log"
+            return fail(message, f"chmod o-w {parents}, or chmod +t {parents}")
         if self.strange_above:
-            return warn(
-                f"{parents} belongs to a user who is neither root nor {self.owner}, and who may replace the log",
-                f"chown root {parents}, or put the root elsewhere",
-            )
+            message = f"{parents} belongs to a user who is neither root nor {self.owner}, and who may replace the log"
+            return warn(message, f"chown root {parents}, or put the root elsewhere")
         return ok(f"mode {self.mode}, {self.owner}:{self.group}; no other user may replace it")
 
 
@@ -211,40 +201,34 @@ def rights(place: Place) -> Rights:
         owner=user_name(status.st_uid),
         group=group_name(status.st_gid),
         is_open=not is_absent and bool(status.st_mode & stat.S_IWOTH),
-        open_above=tuple(str(each) for each in above if _may_all_rename(each.stat())),
+        open_above=tuple(str(each) for each in above if each.stat().st_mode & _RENAMING == stat.S_IWOTH),
         strange_above=tuple(str(each) for each in above if each.stat().st_uid not in (0, owner)),
     )
 
 
-def _may_all_rename(directory: os.stat_result) -> bool:
-    return bool(directory.st_mode & stat.S_IWOTH) and not directory.st_mode & stat.S_ISVTX
-
-
 @dataclass(frozen=True, slots=True)
-class SocketPath:
-    """Path of the daemon's socket."""
+class SocketPath(Facts):
+    """Length of the socket's path."""
 
     path: str
     path_bytes: int
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.path_bytes > _SOCKET_PATH_BYTES:
-            return fail(
-                f"{self.path} has {self.path_bytes} bytes, but a socket may have 107: the daemon does not start",
-                "export WALD_SOCKET=/run/wald.sock, for the daemon and for commands; or use a shorter root",
-            )
+            message = f"{self.path} has {self.path_bytes} bytes, but a socket may have 107: the daemon does not start"
+            hint = "export WALD_SOCKET=/run/wald.sock, for the daemon and for commands; or use a shorter root"
+            return fail(message, hint)
         return ok(f"{self.path}, {self.path_bytes} of 107 bytes")
 
 
 def socket_path(root: Path, given: Path | None, config: Config) -> SocketPath:
-    """Return the path from the option, the setting or the root."""
     path = str(given or config.socket or os.path.abspath(Root(root).socket))
     return SocketPath(path, len(os.fsencode(path)))
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """The daemon that holds the root.
+class Running(Facts):
+    """Daemon that holds the root, and whether it answers.
 
     Attributes:
         holder: as named in its lock file; empty if no daemon holds the root.
@@ -264,20 +248,15 @@ class Running:
                 f"{self.holder}; this user may not ask it", f"join the group of the socket: ls -l {paths.root}"
             )
         if not self.answers:
-            return fail(
-                f"{self.holder}, but it does not answer: it is starting, hangs, or listens elsewhere",
-                f"{paths.wald} head; journalctl -u wald; or name its socket with --socket",
-            )
+            message = f"{self.holder}, but it does not answer: it is starting, hangs, or listens elsewhere"
+            return fail(message, f"{paths.wald} head; journalctl -u wald; or name its socket with --socket")
         if self.degraded_by:
-            return fail(
-                f"{self.holder}; it accepts no input because of {self.degraded_by}",
-                f"{paths.wald} explain; df -h {paths.at}",
-            )
+            message = f"{self.holder}; it accepts no input because of {self.degraded_by}"
+            return fail(message, f"{paths.wald} explain; df -h {paths.at}")
         return ok(f"{self.holder}; it answers")
 
 
 def running(root: Path, socket: Path) -> tuple[Running, Mapping[str, Any]]:
-    """Return the daemon and its answer to STAT; ``Any``: it is JSON."""
     here = Root(root)
     if not is_locked(here.lock, Disk()):
         return Running(), {}
@@ -300,15 +279,11 @@ def daemon_pid(root: Path, answer: Mapping[str, Any]) -> int:
 
 
 def count_fifos(root: Path) -> int:
-    here = Root(root)
-    return sum(_safe_has_fifo(here, name) for name in here.route_names())
-
-
-def _safe_has_fifo(root: Root, route: str) -> bool:
-    try:
-        return has_fifo(root, route)
-    except OSError:
-        return False
+    here, count = Root(root), 0
+    for name in here.route_names():
+        with suppress(OSError):
+            count += has_fifo(here, name)
+    return count
 
 
 def space(place: Place, config: Config, answer: Mapping[str, Any]) -> Space:
@@ -329,7 +304,6 @@ def space(place: Place, config: Config, answer: Mapping[str, Any]) -> Space:
 
 
 def _backlog(root: Root) -> tuple[int | None, float | None]:
-    """Return the bytes that groups pin, and the seconds until the disk is full."""
     try:
         backlog = Backlog(read_view(root, read_identity(root).log_id))
         pinned = sum(status.stored_bytes for status in backlog.segments() if status.pins)
@@ -340,16 +314,13 @@ def _backlog(root: Root) -> tuple[int | None, float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Problems with files in the log's directories.
+class Files(Facts):
+    """Links, devices, foreign owners and modes in the log's directories; names that are not wald's.
 
     Attributes:
-        examined: number of names.
         unsafe: files that another user could have planted or may change, each with the reason.
         unsafe_cursors: the same for cursors and for directories that contain cursors.
-        strange: names that wald does not use.
         troubles: problems of FIFOs, as reported by `wald explain`.
-        is_complete: True if all names were examined.
     """
 
     examined: int
@@ -369,10 +340,8 @@ class Files:
         if self.unsafe:
             return fail(_shorten(self.unsafe), f"ls -la {paths.root}, and move away files that you did not put there")
         if self.strange:
-            return warn(
-                f"not wald's: {_shorten(self.strange)}",
-                f"move it out of {paths.root}; no program deletes it, and it uses space",
-            )
+            message = f"not wald's: {_shorten(self.strange)}"
+            return warn(message, f"move it out of {paths.root}; no program deletes it, and it uses space")
         if self.troubles:
             return warn(_shorten(self.troubles), f"{paths.wald} explain")
         if not self.is_complete:
@@ -386,13 +355,10 @@ def _shorten(names: tuple[str, ...]) -> str:
 
 
 def files(root: Path) -> Files:
-    """Examine every name in the directories of the log, without following a link."""
     here = Root(root)
     owner = root.stat().st_uid
     examined, is_complete = 0, True
-    unsafe: list[str] = []
-    unsafe_cursors: list[str] = []
-    strange: list[str] = []
+    unsafe, unsafe_cursors, strange = list[str](), list[str](), list[str]()
     for directory, is_known in known_names(here):
         entries = _entries(directory)
         is_complete = is_complete and entries is not None
@@ -431,7 +397,7 @@ def _may_hold_cursors(root: Root, entry: os.DirEntry[str]) -> bool:
 
 
 def _reason(entry: os.DirEntry[str], owner: int) -> str:
-    """Return why a file is unsafe; empty if it is safe."""
+    """Return why a file is unsafe; "" if it is safe."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:  # removed in the meantime
@@ -439,8 +405,10 @@ def _reason(entry: os.DirEntry[str], owner: int) -> str:
     mode = status.st_mode
     is_expected = entry.name in _IS_TYPE and _IS_TYPE[entry.name](mode)
     if stat.S_ISLNK(mode):
-        is_systemds = entry.name == "in" and status.st_uid in (0, owner) and _leads_to_fifo(entry)
-        return "" if is_systemds else "a symbolic link"
+        with suppress(OSError):
+            if entry.name == "in" and status.st_uid in (0, owner) and stat.S_ISFIFO(entry.stat().st_mode):
+                return ""  # systemd creates the FIFO of this route
+        return "a symbolic link"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_expected):
         return "a FIFO, a socket or a device that wald did not create"
     may_be_of_cursor_owner = is_group_file(entry.name) or entry.name.endswith(TEMPORARY)
@@ -451,11 +419,3 @@ def _reason(entry: os.DirEntry[str], owner: int) -> str:
     if entry.name in _REWRITTEN and status.st_nlink > 1:
         return "has a second name, under which it may be changed"
     return ""
-
-
-def _leads_to_fifo(entry: os.DirEntry[str]) -> bool:
-    """Return True for the link of a route whose FIFO systemd creates."""
-    try:
-        return stat.S_ISFIFO(entry.stat().st_mode)
-    except OSError:
-        return False

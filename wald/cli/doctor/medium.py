@@ -7,10 +7,11 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.cli.doctor.findings import Paths, Verdict, fail, ok, skipped, unknown, warn
+from wald.cli.doctor.findings import Facts, Paths, Verdict, fail, ok, skipped, unknown, warn
 from wald.errors import DISK_FULL
 from wald.files.disk import Disk
 from wald.setting_types import format_bytes, format_seconds
@@ -21,28 +22,13 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "glusterfs", "lustre", "gpfs", "ocfs2", "gfs2", "afs"}
 )
 COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs"})
-OF_KERNEL = frozenset(
-    {
-        "bpf",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "debugfs",
-        "devpts",
-        "efivarfs",
-        "mqueue",
-        "proc",
-        "pstore",
-        "sysfs",
-        "tracefs",
-    }
-)
+OF_KERNEL = frozenset({"bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "mqueue"})
+OF_KERNEL |= {"proc", "pstore", "sysfs", "tracefs"}
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "nilfs2", *COPY_ON_WRITE})
 _WITHOUT_RIGHTS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "hfsplus"})
 _UNSAFE = frozenset({"nobarrier", "barrier=0", "volatile", "nobarriers", "fsync_mode=nobarrier"})
-_QUOTAS = frozenset(
-    {"usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota", "uquota", "gquota", "pquota", "quota"}
-)
+_QUOTAS = frozenset({"usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota"})
+_QUOTAS |= {"uquota", "gquota", "pquota", "quota"}
 _MOUNTS = Path("/proc/self/mountinfo")
 _BLOCKS = Path("/sys/dev/block")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -59,8 +45,8 @@ _YEAR = 366 * _DAY
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """File system of a directory; ``options`` are those of the mount and of the file system."""
+class Mount(Facts):
+    """File system and mount options."""
 
     type: str
     source: str
@@ -75,37 +61,25 @@ class Mount:
         if "ro" in self.options:
             return fail(f"{where} is mounted read-only", f"mount -o remount,rw {self.mount_point}")
         if self.type in IN_MEMORY:
-            return fail(
-                f"{where} is memory: a crash of the host loses the whole log",
-                "put the root on a disk; findmnt --real lists those that are mounted",
-            )
+            message = f"{where} is memory: a crash of the host loses the whole log"
+            return fail(message, "put the root on a disk; findmnt --real lists those that are mounted")
         if unsafe:
-            return fail(
-                f"{where} is mounted with {unsafe}: a sync does not wait for the disk",
-                f"remove {unsafe} from /etc/fstab, then umount {self.mount_point} and mount it again",
-            )
+            message = f"{where} is mounted with {unsafe}: a sync does not wait for the disk"
+            return fail(message, f"remove {unsafe} from /etc/fstab, then umount {self.mount_point} and mount it again")
         if self.type in _WITHOUT_RIGHTS:
             return fail(f"{where} has no owners, no modes and no FIFOs", "put the root on ext4 or xfs")
         if self.type in LAYERS:
-            return warn(
-                f"{self.type} is the layer of a container, which is removed with the container",
-                f"mount a volume at {paths.at}",
-            )
+            message = f"{self.type} is the layer of a container, which is removed with the container"
+            return warn(message, f"mount a volume at {paths.at}")
         if self.type in NETWORK:
-            return warn(
-                f"{self.type} from {self.source}: locks, mapped files and events may work within one host only",
-                "put the root on a local disk, or start a daemon on one host only",
-            )
+            message = f"{self.type} from {self.source}: locks, mapped files and events may work within one host only"
+            return warn(message, "put the root on a local disk, or start a daemon on one host only")
         if self.type.startswith("fuse"):
-            return warn(
-                f"{self.type} from {self.source}: the program that serves it determines what a sync and a lock do",
-                "put the root on a local disk",
-            )
+            message = f"{self.type} from {self.source}: the program that serves it determines what a sync and a lock do"
+            return warn(message, "put the root on a local disk")
         if "sync" in self.options:
-            return warn(
-                f"{where} is mounted with sync: each write waits for the disk, and each commit waits again",
-                f"mount -o remount,async {self.mount_point}",
-            )
+            message = f"{where} is mounted with sync: each write waits for the disk, and each commit waits again"
+            return warn(message, f"mount -o remount,async {self.mount_point}")
         if "data=writeback" in self.options:
             return warn(
                 f"{where} is mounted with data=writeback: after a crash of the host, unsynced data may be old bytes, "
@@ -118,18 +92,13 @@ class Mount:
 
 
 def mount_of(path: Path) -> Mount:
-    """Return the mount that ``path`` is on."""
     place = Path(os.path.realpath(path))
-    found: Mount | None = None
-    for mount in parse_mounts(_MOUNTS.read_text(errors="surrogateescape")):
-        # A later mount at the same place hides an earlier one.
-        if place.is_relative_to(mount.mount_point) and (
-            found is None or Path(mount.mount_point).is_relative_to(found.mount_point)
-        ):
-            found = mount
-    if found is None:
+    mounts = parse_mounts(_MOUNTS.read_text(errors="surrogateescape"))
+    above = [each for each in mounts if place.is_relative_to(each.mount_point)]
+    if not above:
         raise LookupError(f"{_MOUNTS}: the mount of {path} is not listed")
-    return found
+    # A later mount at the same place hides an earlier one.
+    return max(enumerate(above), key=lambda each: (len(Path(each[1].mount_point).parts), each[0]))[1]
 
 
 def parse_mounts(text: str) -> Iterator[Mount]:
@@ -140,21 +109,16 @@ def parse_mounts(text: str) -> Iterator[Mount]:
         options = dict.fromkeys([*fields[5].split(","), *super_options.split(",")])
         if "rw" in options and "ro" in options:
             del options["rw"]  # either the mount or the file system is read-only, which suffices
-        yield Mount(type_, _unescape(source), _unescape(fields[4]), tuple(options))
-
-
-def _unescape(text: str) -> str:
-    r"""Replace octal escapes: \040 is a blank."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
+        source, point = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), each) for each in (source, fields[4]))
+        yield Mount(type_, source, point, tuple(options))
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Block device below a file system.
+class Device(Facts):
+    """Block device and its write cache.
 
     Attributes:
-        name: empty if the file system has no device.
-        write_cache: as reported by the kernel: "write back" or "write through"; empty if not reported.
+        write_cache: "write back" or "write through"; empty if the kernel does not report it.
         backing: the file of a loop device.
         is_stacked: True if it consists of other devices (LVM, RAID, encryption), whose caches count.
     """
@@ -168,10 +132,8 @@ class Device:
         if not self.name:
             return skipped("the file system has no block device of its own")
         if self.backing:
-            return warn(
-                f"{self.name} is the file {self.backing}: a sync is as reliable as the disk of that file",
-                f"examine the directory of {self.backing}, too",
-            )
+            message = f"{self.name} is the file {self.backing}: a sync is as reliable as the disk of that file"
+            return warn(message, f"examine the directory of {self.backing}, too")
         if self.write_cache == "write back":
             return ok(f"{self.name} has a volatile write cache, which each sync has to flush")
         if self.write_cache == "write through":
@@ -180,7 +142,6 @@ class Device:
 
 
 def device_of(path: Path, mount: Mount) -> Device:
-    """Return the block device of the file system that ``path`` is on."""
     directory = _block_directory(path, mount)
     if directory is None:
         return Device()
@@ -196,27 +157,19 @@ def device_of(path: Path, mount: Mount) -> Device:
 def _completed(path: Path, mount: Mount) -> tuple[int | None, int | None]:
     """Return the writes and flushes that the device has completed so far; None if it does not count them."""
     directory = _block_directory(path, mount)
-    if directory is None:
-        return None, None
-    counts = [int(each) for each in _read_text(_whole_disk(directory) / "stat").split()]
-    return tuple(counts[at] if at < len(counts) else None for at in (_WRITES, _FLUSHES))  # type: ignore[return-value]
+    counted = "" if directory is None else _read_text(_whole_disk(directory) / "stat")
+    counts = dict(enumerate(map(int, counted.split())))
+    return counts.get(_WRITES), counts.get(_FLUSHES)
 
 
 def _block_directory(path: Path, mount: Mount) -> Path | None:
     """Return the device's directory in /sys, by the mount's source first: on btrfs st_dev names no device."""
-    for number in (_device_number(mount.source), path.stat().st_dev):
-        directory = _BLOCKS / f"{os.major(number)}:{os.minor(number)}"
-        if number and directory.exists():
-            return directory.resolve()
-    return None
-
-
-def _device_number(source: str) -> int:
-    try:
-        status = os.stat(source)
-    except OSError:
-        return 0
-    return status.st_rdev if stat.S_ISBLK(status.st_mode) else 0
+    numbers = [path.stat().st_dev]
+    with suppress(OSError):
+        status = os.stat(mount.source)
+        numbers[:0] = [status.st_rdev] * stat.S_ISBLK(status.st_mode)
+    directories = (_BLOCKS / f"{os.major(number)}:{os.minor(number)}" for number in numbers if number)
+    return next((each.resolve() for each in directories if each.exists()), None)
 
 
 def _whole_disk(directory: Path) -> Path:
@@ -231,11 +184,10 @@ def _read_text(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
-    """Latency of small appends to an allocated file, each followed by fdatasync.
+class Sync(Facts):
+    """Latency of fdatasync over a few hundred appends, and the writes that reach the device.
 
     Attributes:
-        error: of the operating system.
         device_writes, device_flushes: completed by the device during the test, for all programs; None if not counted.
         needs_flushes: True if the device has a volatile write cache that only a flush empties.
     """
@@ -257,10 +209,9 @@ class Sync:
         if self.is_in_memory:
             return skipped("there is no disk to sync to")
         if self.device_writes is not None and 2 * self.device_writes < self.syncs:
-            return fail(
-                f"{self.syncs} syncs, but the device completed {self.device_writes} writes: syncs do not reach it",
-                "mount the file system without options that disable syncs; unset LD_PRELOAD (eatmydata)",
-            )
+            message = f"{self.syncs} syncs, but the device completed {self.device_writes} writes: syncs do not reach it"
+            hint = "mount the file system without options that disable syncs; unset LD_PRELOAD (eatmydata)"
+            return fail(message, hint)
         if self.needs_flushes and self.device_flushes is not None and 2 * self.device_flushes < self.syncs:
             return fail(
                 f"{self.syncs} syncs, but the device completed {self.device_flushes} flushes of its volatile cache: a "
@@ -270,15 +221,11 @@ class Sync:
         named = (("p50", self.p50_seconds), ("p90", self.p90_seconds), ("p99", self.p99_seconds))
         latency = ", ".join(f"{name} {milliseconds(each)}" for name, each in (*named, ("max", self.max_seconds)))
         if self.p50_seconds < _IMPLAUSIBLE_SECONDS:
-            return warn(
-                f"{self.syncs} syncs: {latency}; only a disk with a battery-backed cache is that fast",
-                "change the cache mode of the virtual machine from unsafe to none; unset LD_PRELOAD (eatmydata)",
-            )
+            hint = "change the cache mode of the virtual machine from unsafe to none; unset LD_PRELOAD (eatmydata)"
+            return warn(f"{self.syncs} syncs: {latency}; only a disk with a battery-backed cache is that fast", hint)
         if self.p99_seconds > _SLOW_SECONDS:
-            return warn(
-                f"{self.syncs} syncs: {latency}; commits are as slow",
-                "iostat -x 1 shows which device is busy; put the root on a faster disk",
-            )
+            message = f"{self.syncs} syncs: {latency}; commits are as slow"
+            return warn(message, "iostat -x 1 shows which device is busy; put the root on a faster disk")
         return ok(f"{self.syncs} syncs: {latency}")
 
 
@@ -330,14 +277,12 @@ def _append_and_sync(path: Path) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """Free space on the disk, and the needs of the daemon with these settings.
+class Space(Facts):
+    """Free space compared with the daemon's needs, bytes that groups pin, and how fast the log grows.
 
     Attributes:
-        needed_bytes: free space below which the daemon accepts no input.
         segment_bytes, segment_max_bytes: size of a segment on this disk, and as configured.
-        pinned_bytes: bytes in segments that groups pin; None if unknown.
-        full_in_seconds: time until the disk is full at the current rate if nothing is reclaimed; None if unknown.
+        pinned_bytes, full_in_seconds: None if unknown.
     """
 
     free_bytes: int
@@ -353,11 +298,8 @@ class Space:
         seconds = self.full_in_seconds
         outlook = "" if seconds is None or seconds > _YEAR else f"; full in {format_seconds(seconds)}"
         if self.free_bytes < self.needed_bytes:
-            remedy = (
-                f"{paths.wald} explain; df -h {paths.at}"
-                if pinned
-                else (f"df -h {paths.at}; or a smaller free_space_min and segment_max_bytes")
-            )
+            smaller = f"df -h {paths.at}; or a smaller free_space_min and segment_max_bytes"
+            remedy = f"{paths.wald} explain; df -h {paths.at}" if pinned else smaller
             return fail(f"{free} free, but the daemon needs {needed} to accept input{pinned}", remedy)
         if seconds is not None and seconds < _DAY:
             return warn(f"{free} free{outlook} if nothing is reclaimed{pinned}", f"{paths.wald} explain")
@@ -371,8 +313,8 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Inodes:
-    """Files that can still be created; ``total`` is 0 if the file system sets no limit."""
+class Inodes(Facts):
+    """Number of files that can still be created."""
 
     free: int
     total: int
@@ -383,32 +325,27 @@ class Inodes:
         if not self.free:
             return fail(f"no file can be created: all {self.total} inodes are used", f"df -i {paths.at}")
         if self.free < _FEW_INODES:
-            return warn(
-                f"only {self.free} of {self.total} inodes are free",
-                f"df -i {paths.at}; du --inodes -xd1 on the directories around it",
-            )
+            message = f"only {self.free} of {self.total} inodes are free"
+            return warn(message, f"df -i {paths.at}; du --inodes -xd1 on the directories around it")
         return ok(f"{self.free} of {self.total} inodes are free")
 
 
 def inodes(at: Path) -> Inodes:
-    """Count inodes that users other than root may use."""
     status = os.statvfs(at)
     return Inodes(status.f_favail, status.f_files)
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
-    """Mount options that enable quotas."""
+class Quota(Facts):
+    """Quotas, as mount options enable them."""
 
     options: tuple[str, ...]
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.options:
             return ok("quotas are off")
-        return unknown(
-            f"quotas are on ({', '.join(self.options)}), so less space may be available than is free",
-            "quota -v; repquota -a",
-        )
+        message = f"quotas are on ({', '.join(self.options)}), so less space may be available than is free"
+        return unknown(message, "quota -v; repquota -a")
 
 
 def quota(mount: Mount) -> Quota:
@@ -416,7 +353,6 @@ def quota(mount: Mount) -> Quota:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the operating system's reason for a failure."""
     if error.errno in DISK_FULL:
         raise error
     return error.strerror or str(error)
