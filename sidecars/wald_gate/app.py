@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from wald.errors import WaldError
 from wald.status import schema
 from wald_gate import shapes
-from wald_gate.auth.clients import Client, Right
 from wald_gate.auth.origins import TrustedProxies, require_own_name, require_own_page
+from wald_gate.auth.tokens import Client, Right
 from wald_gate.call import JSON, NDJSON, Call, Verb, payer
 from wald_gate.groups import verbs as work
 from wald_gate.http.connection import BREAK_OFF

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import duration
-from wald_gate.auth.clients import ANYONE, PEER, Client, Right
+from wald_gate.auth.clients import ANYONE, PEER
+from wald_gate.auth.tokens import Client, Right
 from wald_gate.problems import HttpError, for_client, problem, without_machine, without_path
 from wald_gate.shapes import encoded
 from wald_gate.state import State

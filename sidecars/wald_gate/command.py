@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from wald.errors import InvalidInput
 
 if TYPE_CHECKING:
     from wald.settings import Setting
+    from wald_gate.auth.tokens import Client
     from wald_gate.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,13 +156,15 @@ def add_token(
 
     A new file has mode 0600; an existing one keeps owner, group and mode, so that the gate's user can read it.
     """
-    from wald_gate.auth.tokens import add, is_user
+    from wald_gate.auth.tokens import Client, add, is_user
 
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
-    if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, work=work, admin=admin):
+    way = "user" if user else "certificate" if certificate else ""
+    client = Client(name, read, write, work, admin, way, user or certificate)
+    if made := add(tokens, client):
         click.echo(made)
-    click.echo(f"wald-gate: {name} may: {_rights(read, write, work, admin=admin)}", err=True)
+    click.echo(f"wald-gate: {name} may: {_rights(client)}", err=True)
     if user and not is_user(user):
         click.echo(f"wald-gate: there is no user {user!r} on this machine", err=True)
     if "*" in certificate:
@@ -175,11 +178,11 @@ def add_token(
 @_tokens_option
 def list_tokens(tokens: Path) -> None:
     """List the clients and their rights."""
-    from wald_gate.auth.tokens import entries
+    from wald_gate.auth.tokens import clients_in
 
-    for each in entries(tokens):
+    for each in clients_in(tokens):
         way = "token" if each.way == "sha256" else f"{each.way} {each.known_by}"
-        click.echo(f"{each.name}: {way}: {_rights(each.reads, each.writes, each.works, admin=each.admin)}")
+        click.echo(f"{each.name}: {way}: {_rights(each)}")
 
 
 @token.command(
@@ -198,11 +201,11 @@ def remove_token(name: str, tokens: Path) -> None:
     _remind()
 
 
-def _rights(reads: Sequence[str], writes: Sequence[str], works: Sequence[str], *, admin: bool) -> str:
+def _rights(client: Client) -> str:
     """Describe a client's rights in words."""
-    said = ("read", reads), ("write", writes), ("work", works)
+    said = ("read", client.reads), ("write", client.writes), ("work", client.works)
     rights = [f"{what} {' '.join(routes)}" for what, routes in said if routes]
-    return "; ".join(["admin"] * admin + rights) or "no route, only /metrics and how far the log is"
+    return "; ".join(["admin"] * client.admin + rights) or "no route, only /metrics and how far the log is"
 
 
 def _remind() -> None:

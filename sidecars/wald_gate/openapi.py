@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 import wald
-from wald_gate.auth.clients import Right
+from wald_gate.auth.tokens import Right
 from wald_gate.call import Verb
 from wald_gate.problems import MEDIA_TYPE
 from wald_gate.shapes import NAME, SEQUENCE_MAX, Problem

@@ -24,7 +24,7 @@ from wald.status.findings import socket_of
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
 from wald_gate.app import VERBS, Application
-from wald_gate.auth.clients import Admission, Rights, Sessions
+from wald_gate.auth.clients import Admission, Rights
 from wald_gate.auth.origins import TrustedProxies
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
@@ -101,7 +101,6 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         proxies = TrustedProxies(settings.trusted_proxies)
         pool = ConnectionPool(settings.limits, is_proxy=proxies.has)
         limits, rights = Limits(settings.limits, settings.hosts), _rights(settings)
-        sessions = Sessions(rights, log.identity.log_id)
         state = State(
             log,
             daemon,
@@ -116,8 +115,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Counts(),
             Readiness(log, socket),
             RequestLog(every=settings.log_requests),
-            sessions,
-            Admission(rights, sessions),
+            Admission(rights, log.identity.log_id),
             SnapshotPublisher(log),
             Groups(log, settings.groups),
             IdempotentPublisher(log, daemon),

@@ -11,7 +11,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 from wald.log import Log
 from wald.status.schema import Head
-from wald_gate.auth.clients import Admission, Rights, Sessions
+from wald_gate.auth.clients import Admission, Rights
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
 from wald_gate.http.pool import ConnectionPool
@@ -85,7 +85,6 @@ class State:
     counts: Counts
     readiness: Readiness
     request_log: RequestLog
-    sessions: Sessions
     admission: Admission
     watching: SnapshotPublisher
     groups: Groups

@@ -1,6 +1,6 @@
 """Authentication and authorization.
 
-tokens   the token file, which names clients and their rights
+tokens   clients and their rights, and the file that names them
 clients  authenticates requests by token, certificate, user or session, and checks rights
 origins  refuses requests that another site made a browser send, and finds clients behind proxies
 """

@@ -11,10 +11,9 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from starlette.responses import Response
 
 from wald.errors import WaldError
 from wald.hints import user_name
-from wald_gate.auth.tokens import digest_of, entries, is_user
+from wald_gate.auth.tokens import Client, Right, clients_in, digest_of, is_user
 from wald_gate.problems import HttpError
 
 CERTIFICATE = "wald.certificate"
@@ -36,67 +35,6 @@ _IDLE_SECONDS = 12 * 3600.0
 _WRONG_MAX = 10  # unknown tokens from one address, within …
 _WRONG_SECONDS = 60.0
 _ADDRESSES_MAX = 10_000
-
-
-class Right(Enum):
-    """The right that a verb requires."""
-
-    NONE = "nothing"
-    KNOWN = "a token, whatever its routes"
-    READ = "the right to read the route"
-    WRITE = "the right to write to the route"
-    LOOK = "the right to read the route, or to work for the group"
-    WORK = "the right to work for the group"
-    ADMIN = "the right to administer the log"
-
-    def of(self, route: str | None, group: str | None = None) -> str:
-        """Describe it, with the route or the group that it concerns."""
-        if self in (Right.LOOK, Right.WORK) and route and group:
-            return f"{self.value} {group} of route {route}"
-        return f"{self.value} {route}" if route and self in (Right.READ, Right.WRITE) else self.value
-
-
-@dataclass(frozen=True)
-class Client:
-    """A client and its rights.
-
-    Attributes:
-        name: of the token or the user, for the log.
-        reads, writes: patterns of routes, as ``orders`` or ``app.*``.
-        works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
-        admin: True for all rights, including ROUTE ADD and CUT.
-    """
-
-    name: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    works: tuple[str, ...] = ()
-    admin: bool = False
-
-    def may(self, right: Right, route: str | None, group: str | None = None) -> bool:
-        """Return True if it has a right, on ``route`` and ``group`` if the right concerns one."""
-        match right:
-            case Right.READ:
-                return self.may_read(route or "")
-            case Right.WRITE:
-                return self.admin or _matches(self.writes, route or "")
-            case Right.LOOK:
-                return self.may_read(route or "") or self._may_work(route or "", group or "")
-            case Right.WORK:
-                return self._may_work(route or "", group or "")
-            case Right.ADMIN:
-                return self.admin
-        return True
-
-    def may_read(self, route: str) -> bool:
-        """Return True if it may read a route; the right to write does not include that."""
-        return self.admin or _matches(self.reads, route)
-
-    def _may_work(self, route: str, group: str) -> bool:
-        patterns = (pattern.partition("/") for pattern in self.works)
-        return self.admin or any(
-            fnmatchcase(route, of_route) and fnmatchcase(group, of_group or "*") for of_route, _, of_group in patterns
-        )
 
 
 ANYONE = Client("anyone", admin=True)
@@ -116,9 +54,7 @@ class Rights:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._tokens: dict[bytes, Client] = {}
-        self._users: dict[str, Client] = {}
-        self._certificates: dict[str, Client] = {}
+        self._clients: dict[tuple[str, str], Client] = {}  # by way and what they are known by
         self.edition = 0
         self.read()
 
@@ -134,22 +70,17 @@ class Rights:
             InvalidInput: a line is invalid.
             OSError: the file cannot be read.
         """
-        if self._path is None:
-            return
-        found: dict[str, dict[str, Client]] = {"sha256": {}, "user": {}, "certificate": {}}
-        for each in entries(self._path):
-            found[each.way][each.known_by] = Client(each.name, each.reads, each.writes, each.works, each.admin)
-        tokens = {bytes.fromhex(known): client for known, client in found["sha256"].items()}
-        if (tokens, found["user"], found["certificate"]) != (self._tokens, self._users, self._certificates):
-            self.edition += 1
-        self._tokens, self._users, self._certificates = tokens, found["user"], found["certificate"]
+        if self._path is not None:
+            found = {(each.way, each.known_by): each for each in clients_in(self._path)}
+            self.edition += found != self._clients
+            self._clients = found
 
     def warnings(self) -> Iterator[str]:
         """Name likely mistakes in the file."""
-        if self._path is not None and not (self._tokens or self._users or self._certificates):
+        if self._path is not None and not self._clients:
             yield f"{self._path}: it names no client, so none may do anything over TCP"
-        for name in self._users:
-            if not is_user(name):
+        for way, name in self._clients:
+            if way == "user" and not is_user(name):
                 yield f"{self._path}: there is no user {name!r} on this machine"
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
@@ -164,44 +95,32 @@ class Rights:
             HttpError: 401, the token is missing or unknown; 403, the user has no rights.
         """
         if authorization is not None:
-            return self._of_token(authorization)
+            if self._path is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
+                raise _unknown("not a bearer token" if self._path else "this gate has no token file")
+            # The time of the look-up reveals nothing about known tokens, because a client cannot choose a digest.
+            digest = digest_of(authorization[len(_SCHEME) :].strip())
+            if (found := self._clients.get(("sha256", digest))) is None:
+                raise _unknown("the token is not known")
+            return found
         if user is not None:
             return self._of_user(user)
         if self._path is None:
             return ANYONE
-        if certificate is not None:
-            return self._of_certificate(certificate)
-        raise _unknown("the request has no token")
-
-    def _of_token(self, authorization: str) -> Client:
-        if self._path is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
-            raise _unknown("not a bearer token" if self._path else "this gate has no token file")
-        # The time of the look-up reveals nothing about known tokens, because a client cannot choose a digest.
-        found = self._tokens.get(digest_of(authorization[len(_SCHEME) :].strip()))
-        if found is None:
-            raise _unknown("the token is not known")
+        if certificate is None:
+            raise _unknown("the request has no token")
+        if (found := self._clients.get(("certificate", certificate))) is None:
+            hint = '{"name": …, "certificate": NAME, "read": ["ROUTE"]} in the file of --tokens'
+            raise _unknown(f"the certificate of {certificate} gives no right here", hint)
         return found
-
-    def _of_certificate(self, name: str) -> Client:
-        if name in self._certificates:
-            return self._certificates[name]
-        raise _unknown(
-            f"the certificate of {name} gives no right here",
-            hint='{"name": …, "certificate": NAME, "read": ["ROUTE"]} in the file of --tokens',
-        )
 
     def _of_user(self, user: int) -> Client:
         name = user_name(user)
         if user in (0, os.geteuid()):
             return Client(name, admin=True)
-        if name in self._users:
-            return self._users[name]
-        raise HttpError(
-            403,
-            "not-permitted",
-            f"user {name} has no right here",
-            hint=f'{{"name": "{name}", "user": "{name}", "read": ["ROUTE"]}} in the file of --tokens',
-        )
+        if (found := self._clients.get(("user", name))) is None:
+            hint = f'{{"name": "{name}", "user": "{name}", "read": ["ROUTE"]}} in the file of --tokens'
+            raise HttpError(403, "not-permitted", f"user {name} has no right here", hint=hint)
+        return found
 
 
 @dataclass(slots=True)
@@ -211,8 +130,8 @@ class _Session:
     used: float
 
 
-class Sessions:
-    """The sessions of browsers.
+class Admission:
+    """Authenticates requests, by the current token file or the session of a browser, and checks their rights.
 
     Args:
         log_id: part of the name of the cookie, as a browser sends it to every port of a machine.
@@ -224,23 +143,50 @@ class Sessions:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()  # monotonic times of unknown tokens, by address
 
-    def client(self, request: Request) -> Client | None:
+    def client(self, request: Request) -> tuple[Client, bool]:
+        """Return the client, and True if a session authenticates it; credentials in the request take precedence.
+
+        Raises:
+            HttpError: 401 or 403, as :meth:`Rights.client`.
+        """
+        authorization, scope = request.headers.get("authorization"), request.scope
+        if authorization is None and "cookie" in request.headers and (client := self._of_session(request)) is not None:
+            return client, True
+        return self._rights.client(authorization, scope.get(PEER), scope.get(CERTIFICATE)), False
+
+    def require(self, client: Client, right: Right, request: Request) -> None:
+        """Check that the client has a right on the route and the group in the path.
+
+        Raises:
+            HttpError: 403, it does not.
+        """
+        route, group = request.path_params.get("route"), request.path_params.get("group")
+        if not client.may(right, route, group):
+            message = f"{client.name} may not do this: it needs {right.of(route, group)}"
+            hint = "the file of --tokens lists the rights of each client"
+            raise HttpError(403, "not-permitted", message, hint=hint)
+
+    def reauthorize(self, request: Request, right: Right) -> None:
+        """Check a waiting request again.
+
+        Raises:
+            HttpError: 401 or 403, it would not be admitted now.
+        """
+        self.require(self.client(request)[0], right, request)
+
+    def _of_session(self, request: Request) -> Client | None:
         """Return the client of a request's session; None without a valid session."""
-        number = request.cookies.get(self._cookie(request), "")
-        session = self._sessions.get(number)
-        if session is None:
+        number, now = request.cookies.get(self._cookie(request), ""), time.monotonic()
+        if (session := self._sessions.get(number)) is None:
             return None
-        now = time.monotonic()
-        try:
-            if now - session.used > _IDLE_SECONDS:
-                raise TimeoutError
-            client = self._rights.client(session.authorization, None)
-        except (WaldError, TimeoutError):
-            del self._sessions[number]
-            return None
-        session.used = now
-        self._sessions.move_to_end(number)
-        return client
+        if now - session.used <= _IDLE_SECONDS:
+            with suppress(WaldError):
+                client = self._rights.client(session.authorization, None)
+                session.used = now
+                self._sessions.move_to_end(number)
+                return client
+        del self._sessions[number]
+        return None
 
     def begin(self, request: Request, response: Response, token: str) -> None:
         """Begin a session, and set its cookie in ``response``.
@@ -283,12 +229,8 @@ class Sessions:
             self._wrong[address] = lately
         if len(lately) >= _WRONG_MAX:
             seconds = math.ceil(lately[0] - began)
-            raise HttpError(
-                429,
-                "too-many",
-                f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s",
-                headers={"Retry-After": str(seconds)},
-            )
+            message = f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s"
+            raise HttpError(429, "too-many", message, headers={"Retry-After": str(seconds)})
 
     def _forget(self, request: Request) -> None:
         self._sessions.pop(request.cookies.get(self._cookie(request), ""), None)
@@ -299,7 +241,8 @@ class Sessions:
             value,
             max_age=max_age,
             path="/",
-            secure=request.url.scheme == "https" or _is_behind_tls(request),
+            # behind a proxy, the origin of the login form shows that the browser uses TLS
+            secure=request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://"),
             httponly=True,
             samesite="strict",
         )
@@ -309,67 +252,5 @@ class Sessions:
         return ("__Host-" if request.url.scheme == "https" else "") + self._name
 
 
-class Admission:
-    """Authenticates requests and checks their rights, by the current token file."""
-
-    def __init__(self, rights: Rights, sessions: Sessions) -> None:
-        self._rights = rights
-        self._sessions = sessions
-
-    def client(self, request: Request) -> tuple[Client, bool]:
-        """Return the client, and True if a session authenticates it; credentials in the request take precedence.
-
-        Raises:
-            HttpError: 401 or 403, as :meth:`Rights.client`.
-        """
-        authorization = request.headers.get("authorization")
-        if (
-            authorization is None
-            and "cookie" in request.headers
-            and (client := self._sessions.client(request)) is not None
-        ):
-            return client, True
-        scope = request.scope
-        return self._rights.client(authorization, scope.get(PEER), scope.get(CERTIFICATE)), False
-
-    def require(self, client: Client, right: Right, request: Request) -> None:
-        """Check that the client has a right on the route and the group in the path.
-
-        Raises:
-            HttpError: 403, it does not.
-        """
-        route, group = request.path_params.get("route"), request.path_params.get("group")
-        if not client.may(right, route, group):
-            raise HttpError(
-                403,
-                "not-permitted",
-                f"{client.name} may not do this: it needs {right.of(route, group)}",
-                hint="the file of --tokens lists the rights of each client",
-            )
-
-    def reauthorize(self, request: Request, right: Right) -> None:
-        """Check a waiting request again.
-
-        Raises:
-            HttpError: 401 or 403, it would not be admitted now.
-        """
-        self.require(self.client(request)[0], right, request)
-
-
-def _matches(patterns: Iterable[str], route: str) -> bool:
-    return any(fnmatchcase(route, pattern) for pattern in patterns)
-
-
-def _unknown(why: str, *, hint: str = "Authorization: Bearer TOKEN") -> HttpError:
-    return HttpError(
-        401,
-        "unauthorized",
-        why,
-        hint=hint,
-        headers={"WWW-Authenticate": 'Bearer realm="wald"'},
-    )
-
-
-def _is_behind_tls(request: Request) -> bool:
-    """Return True if the browser uses TLS to a proxy in front, according to the origin of its login form."""
-    return request.headers.get("origin", "").startswith("https://")
+def _unknown(why: str, hint: str = "Authorization: Bearer TOKEN") -> HttpError:
+    return HttpError(401, "unauthorized", why, hint=hint, headers={"WWW-Authenticate": 'Bearer realm="wald"'})

@@ -50,7 +50,7 @@ def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool)
     if (guarded and not hosts) or PEER in request.scope:  # a unix socket, which no page can reach
         return
     name = _name_of(request.headers.get("host", "")).lower().removesuffix(".")
-    if name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _is_address(name)):
+    if name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _address(name) is not None):
         return
     raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]}, if it is to be")
 
@@ -60,15 +60,6 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-@lru_cache(256)
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class TrustedProxies:
@@ -87,19 +78,15 @@ class TrustedProxies:
         The last address in X-Forwarded-For that does not belong to a trusted proxy is the client's: a client can write
         anything in front of it.
         """
-        peer = _address(scope["client"][0]) if self._networks and scope["client"] else None
-        if peer is None or not self._is_trusted(peer):
+        if not scope["client"] or not self.has(scope["client"][0]):
             return
-        client = peer
         for found in _last_first(scope, _FOR):
-            forwarded = _address(found)
-            if forwarded is None:
+            client = _address(found)
+            if client is None:
                 break
-            client = forwarded
-            if not self._is_trusted(client):
-                break
-        if client != peer:
             scope["client"] = (str(client), 0)
+            if not self.has(str(client)):
+                break
         scheme = next(_last_first(scope, _PROTO), "").lower()
         if scheme in _SCHEMES:
             scope["scheme"] = scheme
@@ -107,10 +94,7 @@ class TrustedProxies:
     def has(self, address: str) -> bool:
         """Return True if the address of a peer is that of a trusted proxy."""
         peer = _address(address) if self._networks else None
-        return peer is not None and self._is_trusted(peer)
-
-    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
-        return any(address in each for each in self._networks)
+        return peer is not None and any(peer in each for each in self._networks)
 
 
 def _last_first(scope: Scope, name: bytes) -> Iterator[str]:
@@ -121,6 +105,7 @@ def _last_first(scope: Scope, name: bytes) -> Iterator[str]:
                 yield item.strip()
 
 
+@lru_cache(256)
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     """Parse an address; an IPv4 address in an IPv6 one is itself. None if it is not an address."""
     try:

@@ -18,9 +18,11 @@ import pwd
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -38,39 +40,71 @@ _PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,126}")
 _ROUTES, _GROUPS = '["orders", "app.*"]', '["orders", "app.*/packing"]'
 
 
+class Right(Enum):
+    """The right that a verb requires."""
+
+    NONE = "nothing"
+    KNOWN = "a token, whatever its routes"
+    READ = "the right to read the route"
+    WRITE = "the right to write to the route"
+    LOOK = "the right to read the route, or to work for the group"
+    WORK = "the right to work for the group"
+    ADMIN = "the right to administer the log"
+
+    def of(self, route: str | None, group: str | None = None) -> str:
+        """Describe it, with the route or the group that it concerns."""
+        if self in (Right.LOOK, Right.WORK) and route and group:
+            return f"{self.value} {group} of route {route}"
+        return f"{self.value} {route}" if route and self in (Right.READ, Right.WRITE) else self.value
+
+
 @dataclass(frozen=True)
-class Entry:
-    """One client.
+class Client:
+    """A client and its rights.
 
     Attributes:
-        way: how the client authenticates: sha256, by a token with this digest; user, as the peer on the unix socket;
-            certificate, by this common name or, without one, by this as its only subjectAltName.
-        known_by: the digest in hexadecimal, the user, or the name.
         reads, writes: patterns of routes, as ``orders`` or ``app.*``.
         works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
         admin: True for all rights, including ROUTE ADD and CUT.
+        way: how the client authenticates: sha256, by a token with this digest; user, as the peer on the unix socket;
+            certificate, by this common name or, without one, by this as its only subjectAltName; "" in no file.
+        known_by: the digest in hexadecimal, the user, or the name.
     """
 
     name: str
-    way: str
-    known_by: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     works: tuple[str, ...] = ()
     admin: bool = False
+    way: str = ""
+    known_by: str = ""
 
-    def line(self) -> str:
+    def may(self, right: Right, route: str | None, group: str | None = None) -> bool:
+        """Return True if it has a right, on ``route`` and ``group`` if the right concerns one."""
+        if self.admin or right in (Right.NONE, Right.KNOWN):
+            return True
+        may_read = right in (Right.READ, Right.LOOK) and _matches(self.reads, route)
+        may_write = right is Right.WRITE and _matches(self.writes, route)
+        return may_read or may_write or (right in (Right.LOOK, Right.WORK) and self._may_work(route or "", group or ""))
+
+    def may_read(self, route: str) -> bool:
+        """Return True if it may read a route; the right to write does not include that."""
+        return self.may(Right.READ, route)
+
+    def _may_work(self, route: str, group: str) -> bool:
+        patterns = (pattern.partition("/") for pattern in self.works)
+        return any(
+            fnmatchcase(route, of_route) and fnmatchcase(group, of_group or "*") for of_route, _, of_group in patterns
+        )
+
+    def line(self) -> bytes:
         """Encode it as a line of the file."""
-        fields: dict[str, Any] = {"name": self.name, self.way: self.known_by}
-        for key, patterns in (("read", self.reads), ("write", self.writes), ("work", self.works)):
-            if patterns:
-                fields[key] = list(patterns)
-        if self.admin:
-            fields["admin"] = True
-        return json.dumps(fields) + "\n"
+        rights = {"read": self.reads, "write": self.writes, "work": self.works, "admin": self.admin}
+        fields = {"name": self.name, self.way: self.known_by} | {key: value for key, value in rights.items() if value}
+        return json.dumps(fields).encode() + b"\n"
 
 
-def entries(path: Path) -> list[Entry]:
+def clients_in(path: Path) -> list[Client]:
     """Read a token file.
 
     Raises:
@@ -86,21 +120,11 @@ def entries(path: Path) -> list[Entry]:
     return _parsed(path, data)
 
 
-def add(
-    path: Path,
-    name: str,
-    *,
-    user: str,
-    certificate: str,
-    read: tuple[str, ...],
-    write: tuple[str, ...],
-    work: tuple[str, ...],
-    admin: bool,
-) -> str:
+def add(path: Path, client: Client) -> str:
     """Add a client to a file, which is created if necessary; on disk when this returns.
 
     Args:
-        user, certificate: "" for a client with a token.
+        client: without a way to authenticate, it gets a token.
 
     Returns:
         The token, which is stored nowhere; "" for a client without one.
@@ -109,16 +133,13 @@ def add(
         InvalidInput: the name exists already, a pattern is invalid, or the file is.
         OSError: the file cannot be read or written.
     """
-    token = "" if user or certificate else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-    way = "sha256" if token else "user" if user else "certificate"
-    known_by = digest_of(token).hex() if token else user or certificate
-    added = Entry(name, way, known_by, read, write, work, admin)
+    token = "" if client.way else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    added = replace(client, way="sha256", known_by=digest_of(token)) if token else client
     with _changing(path) as found:
-        if any(each.name == name for each in found):
-            raise InvalidInput(
-                f"{path}: client {name!r} already exists", hint=f"wald-gate token remove {name} --tokens {path}"
-            )
-        data = b"".join(each.line().encode() for each in (*found, added))
+        if any(each.name == added.name for each in found):
+            removing = f"wald-gate token remove {added.name} --tokens {path}"
+            raise InvalidInput(f"{path}: client {added.name!r} already exists", hint=removing)
+        data = b"".join(each.line() for each in (*found, added))
         _parsed(path, data)
         _replace(path, data)
     return token
@@ -135,12 +156,12 @@ def remove(path: Path, name: str) -> None:
         kept = [each for each in found if each.name != name]
         if len(kept) == len(found):
             raise NotFound(f"{path}: there is no client {name!r}", hint=f"wald-gate token list --tokens {path}")
-        _replace(path, b"".join(each.line().encode() for each in kept))
+        _replace(path, b"".join(each.line() for each in kept))
 
 
-def digest_of(token: str) -> bytes:
-    """Return the digest that stands for a token in the file. Tokens have 256 random bits, so a fast hash is safe."""
-    return hashlib.sha256(token.encode()).digest()
+def digest_of(token: str) -> str:
+    """Return the digest of a token in the file. Tokens have 256 random bits, so a fast hash is safe."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_user(name: str) -> bool:
@@ -168,12 +189,12 @@ def read_secure_file(path: Path) -> bytes:
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[list[Entry]]:
+def _changing(path: Path) -> Iterator[list[Client]]:
     """Yield the entries of a file; no other process can change it in the meantime."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        yield entries(path) if path.exists() else []
+        yield clients_in(path) if path.exists() else []
     finally:
         os.close(directory)
 
@@ -187,25 +208,25 @@ def _replace(path: Path, data: bytes) -> None:
         Disk().replace(path, data, mode=_MODE)
 
 
-def _parsed(path: Path, data: bytes) -> list[Entry]:
-    found: list[Entry] = []
+def _parsed(path: Path, data: bytes) -> list[Client]:
+    found: list[Client] = []
     seen: set[tuple[str, str]] = set()
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            entry = _entry(json.loads(line))
-            for key in (("name", entry.name), (entry.way, entry.known_by)):
+            client = _client(json.loads(line))
+            for key in (("name", client.name), (client.way, client.known_by)):
                 if key in seen:
                     raise ValueError(f"{key[0]} {key[1]!r} is there already")
                 seen.add(key)
         except ValueError as error:
             raise InvalidInput(f"{path}:{number}: not a token of wald-gate: {error}", hint=_EXAMPLE) from None
-        found.append(entry)
+        found.append(client)
     return found
 
 
-def _entry(fields: object) -> Entry:
+def _client(fields: object) -> Client:
     if not isinstance(fields, dict):
         raise ValueError("a line is an object")
     if unknown := fields.keys() - set(_KEYS):
@@ -225,7 +246,7 @@ def _entry(fields: object) -> Entry:
     if not isinstance(admin, bool):
         raise ValueError("admin is true or false")
     reads, writes, works = _patterns(fields, "read", 1), _patterns(fields, "write", 1), _patterns(fields, "work", 2)
-    return Entry(name, ways[0], known_by, reads, writes, works, admin)
+    return Client(name, reads, writes, works, admin, ways[0], known_by)
 
 
 def _patterns(fields: dict[str, Any], key: str, parts_max: int) -> tuple[str, ...]:
@@ -239,3 +260,7 @@ def _patterns(fields: dict[str, Any], key: str, parts_max: int) -> tuple[str, ..
 def _is_pattern(given: str, parts_max: int) -> bool:
     parts = given.split("/")
     return len(parts) <= parts_max and all(map(_PATTERN.fullmatch, parts))
+
+
+def _matches(patterns: Iterable[str], route: str | None) -> bool:
+    return any(fnmatchcase(route or "", pattern) for pattern in patterns)

@@ -21,7 +21,7 @@ from wald.errors import WaldError
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
-from wald_gate.auth.clients import Right
+from wald_gate.auth.tokens import Right
 from wald_gate.call import Call
 from wald_gate.page.snapshot import PageSnapshot
 from wald_gate.problems import HttpError, problem

@@ -29,7 +29,7 @@ from wald.reading.selection import Start
 from wald.segments.seek import end_of, sequence_since
 from wald.segments.view import State, View
 from wald.status.schema import Where, local_now
-from wald_gate.auth.clients import Right
+from wald_gate.auth.tokens import Right
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page, marked, page, redirect
 from wald_gate.problems import HttpError, problem, without_path

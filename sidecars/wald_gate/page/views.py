@@ -15,7 +15,7 @@ from wald.errors import InvalidInput
 from wald.retention.backlog import GroupBacklog
 from wald.retention.cursors import CursorState
 from wald.status.rates import Amount
-from wald_gate.auth.clients import Right
+from wald_gate.auth.tokens import Right
 from wald_gate.call import Call, Verb
 from wald_gate.page.frame import HTML, Facts, asset, bare, failed, live_page, only_frame, redirect
 from wald_gate.page.history import history
@@ -110,7 +110,7 @@ async def log_in(call: Call) -> Response:
     token = fields.get("token", [""])[0].strip()
     response = redirect(call.request, "")
     try:
-        call.state.sessions.begin(call.request, response, token)
+        call.state.admission.begin(call.request, response, token)
     except HttpError as error:
         if error.status != 401:
             raise
@@ -121,7 +121,7 @@ async def log_in(call: Call) -> Response:
 async def log_out(call: Call) -> Response:
     """End the session."""
     response = redirect(call.request, "login")
-    call.state.sessions.end(call.request, response)
+    call.state.admission.end(call.request, response)
     return response
 
 

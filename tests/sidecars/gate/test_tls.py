@@ -20,7 +20,7 @@ from gating import Gate
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar
 
 from wald.errors import InvalidInput
-from wald_gate.auth.tokens import entries
+from wald_gate.auth.tokens import clients_in
 from wald_gate.http.pool import ConnectionPool
 from wald_gate.http.server import Listening
 from wald_gate.http.tls import Handshake, expiry, first_expiry, server_context
@@ -289,7 +289,7 @@ def test_files_that_others_may_write_are_refused_also_at_sighup(
         path = tmp_path / name
         path.chmod(mode)
         with pytest.raises(InvalidInput, match=f"{name}: (its group|every user) may write it") as found:
-            entries(path) if name == "tokens" else server_context(
+            clients_in(path) if name == "tokens" else server_context(
                 tmp_path / "gate.pem", tmp_path / "gate.pem", tmp_path / "authorities.pem"
             )
         assert found.value.hint == f"chmod go-w {path}"

@@ -13,7 +13,7 @@ from gating import Gate
 from running import Daemon, launched, refused, run, sidecar
 
 from wald.errors import InvalidInput, NotFound
-from wald_gate.auth.tokens import entries
+from wald_gate.auth.tokens import clients_in
 
 ORDERS = "/v1/routes/orders/records"
 
@@ -75,7 +75,7 @@ def test_tokens_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
     adding = [launched(sidecar("gate", "token", "add", f"c{n}", "--tokens", path, "--admin")) for n in range(6)]
 
     assert [each.wait() for each in adding] == [0] * 6
-    assert {each.name for each in entries(path)} == {f"c{n}" for n in range(6)}
+    assert {each.name for each in clients_in(path)} == {f"c{n}" for n in range(6)}
     assert os.listdir(tmp_path) == ["tokens"]
 
 
@@ -92,7 +92,7 @@ def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
 
     after = path.stat()
     assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
-    assert entries(path) == []
+    assert clients_in(path) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_line_that_could_be_misread_is_refused(tmp_path: Path, line: str) -> N
     path.write_text(line)
 
     with pytest.raises(InvalidInput, match="not a token of wald-gate"):
-        entries(path)
+        clients_in(path)
 
 
 def test_the_command_needs_nothing_that_the_extra_brings(tmp_path: Path) -> None:
