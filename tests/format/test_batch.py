@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from crc32c import crc32c
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +32,7 @@ SMALL = batch(b"one\ntwo\n", base=7)
 SEED = seed(SALT, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(st.binary(max_size=50), max_size=4),
     route=st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True),
@@ -67,26 +65,9 @@ def test_a_batch_comes_back(
     assert data[begin : begin + header.payload_bytes] == payload
 
 
-@settings(max_examples=50, deadline=None)
-@given(payload=st.binary(max_size=100))
-def test_the_checksum_of_a_body_is_that_of_its_bytes(payload: bytes) -> None:
-    """Route, payload and the padding of both."""
-    data = batch(payload)
-    header = decode_header(data, 0, SEED)
-
-    assert header is not None
-    assert header.body_checksum == crc32c(data[HEADER.size : -TRAILER.size])
-    assert header.body_checksum == checksum_body(route_prefix(b"web"), [payload], len(payload))
-
-
 def test_every_flipped_bit_is_damage() -> None:
     for data in every_flip(SMALL):
         assert parse_batch(data, 0, SEED).outcome is ParseOutcome.DAMAGED
-
-
-def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
-    for data in every_flip(SMALL[: HEADER.size]):
-        assert decode_header(data, 0, SEED) is None
 
 
 def test_every_truncation_is_torn() -> None:
@@ -96,7 +77,7 @@ def test_every_truncation_is_torn() -> None:
         assert parse_batch(data, 0, SEED).outcome is ParseOutcome.TORN
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=BATCHES, position=st.integers(0, 300), garbage=st.binary(min_size=1, max_size=80))
 def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, garbage: bytes) -> None:
     position = min(position, len(data) - 1)
@@ -105,7 +86,7 @@ def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, 
     assert (parse_batch(changed, 0, SEED).outcome is ParseOutcome.WHOLE) == (changed == data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200), offset=st.integers(0, 250))
 def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     rest = data[offset:]
@@ -114,11 +95,6 @@ def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     assert found.outcome is not ParseOutcome.WHOLE
     assert (found.outcome is ParseOutcome.END) == (not any(rest[: HEADER.size]))
     assert found.header is None
-
-
-def test_zeros_are_the_end() -> None:
-    for length in [0, 1, 4, 63, 64, 1000]:
-        assert parse_batch(bytes(length), 0, SEED).outcome is ParseOutcome.END
 
 
 def test_a_header_that_lies_is_no_header() -> None:
@@ -138,25 +114,16 @@ def test_a_header_that_lies_is_no_header() -> None:
 
         assert decode_header(data, 0, SEED) is None, why
         assert parse_batch(data, 0, SEED).outcome is ParseOutcome.DAMAGED, why
+        assert iterated(data, 0, 0)[:2] == ([], 0), why
 
 
-def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
-    data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
-
-    assert parse_batch(data, 0, SEED).outcome is ParseOutcome.TORN
-    assert peak_bytes(lambda: parse_batch(data, 0, SEED)) < 10_000
-
-
-def test_looking_at_a_large_batch_does_not_copy_it() -> None:
-    data = batch(b"x" * (4 << 20) + b"\n")
-
-    assert parse_batch(data, 0, SEED).outcome is ParseOutcome.WHOLE
-    assert peak_bytes(lambda: parse_batch(data, 0, SEED)) < 10_000
-
-
-def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
-    with pytest.raises(AssertionError):
-        encode_batch(BatchHeader(0, PAYLOAD_MAX_BYTES + 1, 1, 1, 0, 0, 0, 1, 1, 0, 0), b"", [], SEED)
+def test_a_length_beyond_the_input_and_a_large_batch_take_no_memory() -> None:
+    for data, outcome in [
+        (crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000, ParseOutcome.TORN),
+        (batch(b"x" * (4 << 20) + b"\n"), ParseOutcome.WHOLE),
+    ]:
+        assert parse_batch(data, 0, SEED).outcome is outcome
+        assert peak_bytes(lambda data=data: parse_batch(data, 0, SEED)) < 10_000  # type: ignore[misc]
 
 
 def test_a_batch_tells_which_sequences_it_holds() -> None:
@@ -211,7 +178,7 @@ def iterated(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], in
     return list(batches), batches.end, batches.rest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     batches=st.lists(BATCHES, max_size=4),
     before=st.binary(max_size=20),
@@ -236,39 +203,3 @@ def test_every_flipped_bit_and_every_truncation_end_the_iteration_alike() -> Non
         assert iterated(flipped(data, bit), 0, 64) == one_by_one(flipped(data, bit), 0, 64)
     for cut in every_truncation(data):
         assert iterated(cut, 0, 64) == one_by_one(cut, 0, 64)
-
-
-def test_a_header_that_lies_ends_the_iteration() -> None:
-    for changes in [
-        {"payload_bytes": PAYLOAD_MAX_BYTES + 1},
-        {"count": 9},
-        {"encoding": 3},
-        {"encoding": 0},
-        {"flags": 8},
-        {"route_bytes": 128},
-    ]:
-        data = moved(crafted(bytes(8), **changes), 0) + bytes(256)
-
-        assert iterated(data, 0, 0) == one_by_one(data, 0, 0)
-        assert iterated(data, 0, 0)[:2] == ([], 0)
-
-
-def test_a_verified_buffer_is_not_checked_again() -> None:
-    data = joined(SOME)
-    whole = list(Batches(data, position=64, salt=SALT))
-    body = whole[1].offset + whole[1].header.payload_offset
-    changed = flipped(data, 8 * body)
-
-    assert [each.header for each in Batches(changed, position=64, salt=SALT, verified=True)] == [
-        each.header for each in whole
-    ]
-    assert len(list(Batches(changed, position=64, salt=SALT))) == 1
-
-
-def test_a_batch_knows_its_place_and_its_payload() -> None:
-    data = bytes(8) + joined(SOME, start=72)
-    found = list(Batches(data, 8, position=64, salt=SALT))
-
-    assert [each.offset + 64 for each in found] == [each.position for each in found]
-    assert [each.end for each in found[:-1]] == [each.position for each in found[1:]]
-    assert [bytes(each.payload) for each in found[1:]] == [b"a\nb\n", b"", b"c\n"]

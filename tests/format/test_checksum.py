@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import crc32c
-import pytest
 
 from wald.format import checksum
 
@@ -38,11 +37,10 @@ def test_the_package_is_imported_if_it_has_another_layout() -> None:
     assert output_of(script) == "7\n"
 
 
-@pytest.mark.parametrize("names", [{}, {"_crc32c.py": ""}], ids=["no extension", "a module in Python"])
-def test_the_package_is_imported_if_its_extension_is_absent(tmp_path: Path, names: dict[str, str]) -> None:
+def test_the_package_is_imported_if_its_extension_is_absent_or_is_python(tmp_path: Path) -> None:
     (tmp_path / "crc32c").mkdir()
-    for name, text in ({"__init__.py": "def crc32c(data, seed=0):\n    return 7\n"} | names).items():
-        (tmp_path / "crc32c" / name).write_text(text)
+    (tmp_path / "crc32c/__init__.py").write_text("def crc32c(data, seed=0):\n    return 7\n")
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from wald.format.checksum import crc32c"
-
-    assert output_of(f"{script}; print(crc32c(b'any'))") == "7\n"
+    for _ in range(2):
+        assert output_of(f"{script}; print(crc32c(b'any'))") == "7\n"
+        (tmp_path / "crc32c/_crc32c.py").touch()

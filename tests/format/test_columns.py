@@ -52,7 +52,7 @@ def to_arrow(column: BinaryColumn, count: int) -> list[bytes | None]:
     return listed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=ROWS, present=st.integers(0, 7))
 def test_records_come_back_and_arrow_reads_the_same(rows: list[Any], present: int) -> None:
     values, keys, headers, times = ([row[i] for row in rows] for i in range(4))
@@ -84,16 +84,6 @@ def test_records_come_back_and_arrow_reads_the_same(rows: list[Any], present: in
         assert array.cast(pa.int64()).to_pylist() == times
 
 
-def test_buffers_lie_where_arrow_wants_them() -> None:
-    """Each begins at a multiple of 8 of the payload, so of memory too where the payload does."""
-    decoded = decode_columns(SMALL)
-    assert decoded.keys is not None
-    base = pa.py_buffer(SMALL).address
-    for part in (decoded.times, decoded.keys.validity, decoded.keys.offsets, decoded.keys.data, decoded.values.offsets):
-        assert part is not None
-        assert (pa.py_buffer(part).address - base) % 8 == 0
-
-
 def test_every_truncation_is_refused() -> None:
     for data in every_truncation(SMALL):
         with pytest.raises(BadColumns):
@@ -111,7 +101,7 @@ def test_every_flipped_bit_is_refused_or_well_formed() -> None:
         model(decoded)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     data=st.binary(max_size=120)
     | st.builds(
@@ -162,29 +152,16 @@ def test_one_offset_that_goes_backwards_is_found_wherever_it_is(place: int) -> N
         decode_columns(payload + bytes(4) + bytes(count))
 
 
-@pytest.mark.parametrize("count", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 50_000])
-def test_many_records_come_back(count: int) -> None:
-    values = [b"%d" % i for i in range(count)]
-    assert decode_columns(encode_columns(values)).values.to_list() == values
-
-
-def test_checking_offsets_takes_little_memory() -> None:
+def test_many_records_come_back_in_little_memory() -> None:
     """A producer may send half a gigabyte of offsets; the daemon checks them in constant memory."""
-    payload = encode_columns([b""] * 1_000_000)
-    assert peak_bytes(lambda: decode_columns(payload)) < 2 << 20
+    for count in ((1 << 14) - 1, 1 << 14, (1 << 14) + 1):
+        values = [b"%d" % i for i in range(count)]
+        assert decode_columns(encode_columns(values)).values.to_list() == values
+    payload = encode_columns([b""] * 300_000)
+    assert peak_bytes(lambda: decode_columns(payload)) < 1 << 20
 
 
-def test_a_lying_count_takes_no_memory() -> None:
-    payload = struct.pack("<II", 0xFFFFFFFF, 7) + bytes(64)
-
-    def refuse() -> None:
-        with pytest.raises(BadColumns):
-            decode_columns(payload)
-
-    assert peak_bytes(refuse) < 100_000
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=ROWS.filter(bool), present=st.integers(0, 7), headers=st.binary(max_size=20))
 def test_the_first_record_gets_other_headers_and_nothing_else_changes(
     rows: list[Any], present: int, headers: bytes
@@ -205,7 +182,7 @@ def test_the_first_record_gets_other_headers_and_nothing_else_changes(
     assert first_headers(payload) == (columns[2][0] if present & Column.HEADERS else None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     value=st.binary(max_size=20),
     key=st.none() | st.binary(max_size=20),
@@ -246,12 +223,9 @@ def test_headers_are_shown_whatever_a_producer_sent() -> None:
 LIMIT = 1 << 63
 
 
-@pytest.mark.parametrize("due_ns", [1, -1, 1_700_000_000_000_000_000, LIMIT - 1, -LIMIT])
-def test_a_time_comes_back(due_ns: int) -> None:
-    assert not_before(json.dumps(with_not_before({"h": "ü"}, due_ns)).encode()) == due_ns
-
-
-def test_other_headers_are_kept_and_an_earlier_time_is_not() -> None:
+def test_a_time_comes_back_beside_other_headers() -> None:
+    for due_ns in (1, -1, 1_700_000_000_000_000_000, LIMIT - 1, -LIMIT):
+        assert not_before(json.dumps(with_not_before({"h": "ü"}, due_ns)).encode()) == due_ns
     assert with_not_before({"h": "1", NOT_BEFORE: "1"}, 2) == {"h": "1", NOT_BEFORE: "2"}
 
 

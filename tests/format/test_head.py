@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from damage import every_flip, every_truncation
 from hypothesis import given, settings
@@ -45,7 +47,7 @@ def test_every_flipped_bit_and_every_truncation_is_torn() -> None:
         assert decode_head(data) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(old=HEADS, new=HEADS, torn_at=st.integers(0, HEAD_BYTES))
 def test_a_torn_update_is_the_old_head_the_new_head_or_none(old: Head, new: Head, torn_at: int) -> None:
     seen = encode_head(new)[:torn_at] + encode_head(old)[torn_at:]
@@ -53,13 +55,8 @@ def test_a_torn_update_is_the_old_head_the_new_head_or_none(old: Head, new: Head
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.binary(max_size=200))
+@given(data=st.binary(max_size=200) | st.sampled_from([bytes(HEAD_BYTES), b" " * 159 + b"\n"]))
 def test_any_bytes_are_no_head(data: bytes) -> None:
-    assert decode_head(data) is None
-
-
-@pytest.mark.parametrize("data", [b"", bytes(HEAD_BYTES), b" " * 159 + b"\n"])
-def test_an_empty_head_is_none(data: bytes) -> None:
     assert decode_head(data) is None
 
 
@@ -91,22 +88,9 @@ def test_a_number_from_a_shell_is_a_cursor() -> None:
 
 def test_what_is_no_cursor_is_refused() -> None:
     for data in [
-        b"",
-        b"\n",
-        b"\0\0\0\0",
-        b"-1\n",
-        b"+1\n",
-        b"1_0\n",
-        b"2.5\n",
-        b"0x10\n",
-        "\u0661\n".encode(),
-        b"18446744073709551616\n",
-        b"9" * 21,
-        b"250 251\n",
-        b"250\n{}",
-        b"250\nnull",
-        b"250\n[1]",
-        b"250\n" + b"[" * 3000,
+        *(b"", b"\n", b"\0\0\0\0", b"-1\n", b"+1\n", b"1_0\n", b"2.5\n", b"0x10\n", "\u0661\n".encode()),
+        *(b"18446744073709551616\n", b"9" * 21, b"250 251\n"),
+        *(b"250\n{}", b"250\nnull", b"250\n[1]", b"250\n" + b"[" * 3000),
         b'250\n{"crc":"9368d570","log":"","epoch":0,"group":"","at":""}',
         b'250\n{"crc":"9368d570","log":"00","epoch":0,"group":"","at":""}',
         b'250\n{"crc":"9368d570","log":"000102030405060708090a0b0c0d0e0f","epoch":Infinity,"group":"","at":""}',
@@ -119,27 +103,16 @@ def test_what_is_no_cursor_is_refused() -> None:
             decode_cursor(data)
 
 
-def test_a_truncated_cursor_never_says_more_than_was_processed() -> None:
-    for data in every_truncation(CURSOR_ENCODED):
-        try:
-            assert decode_cursor(data).sequence <= 250
-        except BadCursor:
-            continue
-
-
-def test_a_flipped_bit_never_changes_the_number() -> None:
+def test_a_truncated_cursor_never_says_more_than_was_processed_and_a_flipped_one_nothing_else() -> None:
     """Other fields may change: a wrong log id or epoch pins, which is safe."""
-    for data in every_flip(CURSOR_ENCODED):
-        try:
-            assert decode_cursor(data).sequence == 250
-        except BadCursor:
-            continue
+    for data in [*every_truncation(CURSOR_ENCODED), *every_flip(CURSOR_ENCODED)]:
+        with suppress(BadCursor):
+            found = decode_cursor(data).sequence
+            assert found == 250 or (found < 250 and len(data) < len(CURSOR_ENCODED))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=60) | st.binary(max_size=60).map(lambda rest: b"7\n" + rest))
 def test_any_bytes_are_a_cursor_or_bad_cursor(data: bytes) -> None:
-    try:
+    with suppress(BadCursor):
         assert 0 <= decode_cursor(data).sequence < 1 << 64
-    except BadCursor:
-        return

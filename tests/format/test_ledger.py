@@ -106,6 +106,7 @@ def test_every_damaged_line_is_named() -> None:
         bad = {number for number, line in enumerate(lines, start=1) if not is_whole(line)}
         decoded = decode_ledger(flipped)
 
+        assert decoded.broken_lines  # also of the last line, which no other one has a digest of, and of its newline
         assert len(decoded.entries) == len(lines) - len(bad)
         assert bad <= {number for number, _ in decoded.broken_lines}
 
@@ -125,39 +126,24 @@ def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:
         assert decoded.broken_lines == []
 
 
-def test_every_flipped_bit_is_reported() -> None:
-    """Also in the last line, which no other one has a digest of, and in the newline that ends it."""
-    for data in every_flip(THREE):
-        assert decode_ledger(data).broken_lines
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_line_is_reported(missing: int) -> None:
-    lines = THREE.splitlines(keepends=True)
-    del lines[missing]
-    assert decode_ledger(b"".join(lines)).broken_lines == [(missing + 1, "does not follow the line before it")]
+def test_a_missing_line_is_reported() -> None:
+    for missing in (0, 1):
+        lines = THREE.splitlines(keepends=True)
+        del lines[missing]
+        broken = decode_ledger(b"".join(lines)).broken_lines
+        assert broken == [(missing + 1, "does not follow the line before it")]
 
 
 def test_a_line_that_is_none_is_reported_with_its_number() -> None:
-    for line in [
-        b"",
-        b"null",
-        b"[]",
-        b"5",
-        b"{}",
-        b'"prev"',
-        b"\xff",
-        b"{",
-        b"[" * 100_000,
-        b'{"prev":' + b"9" * 5000 + b"}",
-    ]:
+    wrong = [b"", b"null", b"[]", b"5", b"{}", b'"prev"', b"\xff", b"{"]
+    for line in [*wrong, b"[" * 100_000, b'{"prev":' + b"9" * 5000 + b"}"]:
         decoded = decode_ledger(THREE + line + b"\n")
 
         assert decoded.broken_lines == [(4, "not a ledger line")]
         assert len(decoded.entries) == 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=100))
 def test_no_bytes_raise(data: bytes) -> None:
     decoded = decode_ledger(data)
@@ -178,19 +164,9 @@ def test_an_index_with_what_the_previous_part_is_about_comes_back() -> None:
     assert (index.lines, index.span, [frame.prev for frame in index.frames]) == (3, (5, 9), [GENESIS, "ff"])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[" * 200_000,
-        HEAD + b'"frames": [[]], "before": null}',
-        HEAD + b'"frames": [], "before": [1]}',
-        HEAD + b'"frames": []}',
-        b"[]",
-        b"{}",
-    ],
-    ids=["deep", "an empty frame", "half a span", "no span", "a list", "nothing"],
-)
-def test_wrong_content_is_damage(text: bytes) -> None:
-    footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
-    with pytest.raises(BadPart, match="not that of a ledger part"):
-        decode_part_index(struct.pack("<II", INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)
+def test_wrong_content_is_damage() -> None:
+    frames = (b'"frames": [[]], "before": null}', b'"frames": [], "before": [1]}', b'"frames": []}')
+    for text in (b"[" * 200_000, *(HEAD + each for each in frames), b"[]", b"{}"):
+        footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
+        with pytest.raises(BadPart, match="not that of a ledger part"):
+            decode_part_index(struct.pack("<II", INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)

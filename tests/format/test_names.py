@@ -20,34 +20,8 @@ from wald.format.names import (
 )
 
 ILLEGAL = [
-    "",
-    ".",
-    "..",
-    "../x",
-    "a/b",
-    "/a",
-    "a/",
-    ".hidden",
-    "-a",
-    "_a",
-    "a b",
-    " a",
-    "a ",
-    "a\n",
-    "\n",
-    "a\0",
-    "\0",
-    "a\tb",
-    "caf\u00e9",
-    "\u0661",
-    "\uff41",
-    "a\udcff",
-    "a*",
-    "a:b",
-    "a\\b",
-    "a=b",
-    "x" * 128,
-    "x" * 200,
+    *("", ".", "..", "../x", "a/b", "/a", "a/", ".hidden", "-a", "_a", "a b", " a", "a ", "a\n", "\n", "a\0", "\0"),
+    *("a\tb", "caf\u00e9", "\u0661", "\uff41", "a\udcff", "a*", "a:b", "a\\b", "a=b", "x" * 128, "x" * 200),
 ]
 LEGAL = ["a", "A", "0", "web", "a.b", "a..b", "a-b_c.d", "x" * 127, "in", "9.cursor"]
 
@@ -89,26 +63,17 @@ def test_a_segment_name_comes_back(base: int, kind: Kind) -> None:
     assert parse_segment_name(name) == SegmentName(base, kind)
 
 
-def test_other_names_are_no_segments() -> None:
-    for name in [
+def test_other_names_are_neither_segments_nor_cursors() -> None:
+    ends = ("", ".wal\n", ".wal.tmp", ".wal.idx.released", ".zst", ".WAL")
+    digits = (
         "",
-        "1.wal",
-        "00000000000000000001",
-        "00000000000000000001.wal\n",
-        "00000000000000000001.wal.tmp",
-        "00000000000000000001.wal.idx.released",
-        "00000000000000000001.zst",
-        "00000000000000000001.WAL",
-        "000000000000000000001.wal",
-        "-0000000000000000001.wal",
-        "\u0660" * 19 + "\u0661.wal",
-        "18446744073709551616.wal",
-        "99999999999999999999.wal.zst",
-        "spare.tmp",
-    ]:
+        "1",
+        "000000000000000000001",
+        "-0000000000000000001",
+        "\u0660" * 19 + "\u0661",
+        "18446744073709551616",
+    )
+    for name in [*(f"{1:020}{end}" for end in ends), *(f"{number}.wal" for number in digits), "", "spare.tmp"]:
         assert parse_segment_name(name) is None
-
-
-def test_other_names_are_no_cursors() -> None:
     for name in ["cursor", ".cursor", "a.cursor.tmp", "a.cursor.17.tmp", "a.CURSOR", "in", "retired"]:
         assert parse_cursor_name(name) is None

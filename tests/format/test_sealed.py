@@ -137,7 +137,7 @@ def test_every_flipped_bit_of_an_index_is_refused_or_changes_nothing() -> None:
         assert (decoded, table) == (expected, BATCHES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=300), behind=st.integers(0, len(ENCODED)))
 def test_any_bytes_are_an_index_or_bad_sealed(data: bytes, behind: int) -> None:
     for candidate in (data, ENCODED[:behind] + data):
@@ -149,7 +149,7 @@ def test_any_bytes_are_an_index_or_bad_sealed(data: bytes, behind: int) -> None:
         assert (decoded, table) == (decode_sealed_index(ENCODED), BATCHES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(name=st.sampled_from(sorted(GOOD)), section=st.binary(max_size=120) | st.text(max_size=40).map(str.encode))
 def test_any_section_under_a_good_checksum_decodes_or_is_bad_sealed(name: str, section: bytes) -> None:
     try:
@@ -185,13 +185,8 @@ def test_a_section_that_lies_is_refused_without_taking_memory() -> None:
         ("frames", frames_section([1, 1], [0, 0])),
         ("frames", frames_section([1], [2])),
         ("sha256", b"short"),
-        ("route names", b"["),
-        ("route names", b"[" * 100_000),
-        ("route names", b"[1]"),
-        ("route names", b"null"),
-        ("route names", b'["web"]'),
+        *(("route names", names) for names in (b"[", b"[" * 100_000, b"[1]", b"null", b'["web"]', b"\xff")),
         ("route names", b'["web","db","no"]'),
-        ("route names", b"\xff"),
         ("route columns", bytes(63)),
         ("damage", b"[1]"),
         ("damage", b"{}x"),
@@ -201,34 +196,21 @@ def test_a_section_that_lies_is_refused_without_taking_memory() -> None:
         ("batches", (b"", 0, 0)),
         ("batches", (b"", 1 << 31, 0)),
         ("batches", (b"not zstd", 32, 0)),
+        ("batches", bytes(31)),
+        ("batches", struct.pack("<QQIIq", 64, 1, 1, 2, 0)),  # a route that is not in the table of routes
     ]:
         frame = crafted(GOOD | {section: content})
         with address_space(64 << 20), pytest.raises(BadSealed):
             decode_sealed_index(frame).batch_table()
 
 
-@pytest.mark.parametrize("table", [bytes(31), struct.pack("<QQIIq", 64, 1, 1, 2, 0)])
-def test_a_batch_table_that_lies_is_refused_when_asked_for(table: bytes) -> None:
-    """A broken length; a route that is not in the table of routes."""
-    index = decode_sealed_index(crafted(GOOD | {"batches": table}))
-    with pytest.raises(BadSealed):
-        index.batch_table()
-
-
-@pytest.mark.parametrize("name", ["frames", "batches", "route names", "route columns", "sha256"])
-def test_a_missing_section_is_named(name: str) -> None:
-    sections = {key: section for key, section in GOOD.items() if key != name}
-    with pytest.raises(BadSealed, match=name):
-        decode_sealed_index(crafted(sections))
-
-
-def test_more_sections_than_there_are_bytes_are_refused() -> None:
+def test_missing_sections_and_more_than_there_are_bytes_are_refused() -> None:
+    for name in ("frames", "batches", "route names", "route columns", "sha256"):
+        with pytest.raises(BadSealed, match=name):
+            decode_sealed_index(crafted({key: section for key, section in GOOD.items() if key != name}))
     for count in (5, 64, 65, 0xFFFF):
         with pytest.raises(BadSealed):
             decode_sealed_index(crafted({}, count=count))
-
-
-def test_a_newer_index_is_refused_by_its_version() -> None:
     with pytest.raises(BadSealed, match="version 2"):
         decode_sealed_index(crafted(GOOD, version=2))
 
@@ -276,7 +258,7 @@ def test_every_truncation_and_every_flip_of_a_seek_table_is_seen() -> None:
         assert [stored for stored, _ in decoded] == [400, 300, 250]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=60), file_bytes=U32)
 def test_any_bytes_are_a_seek_table_or_bad_sealed(data: bytes, file_bytes: int) -> None:
     with pytest.raises(BadSealed):

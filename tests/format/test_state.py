@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 
 import pytest
 from damage import every_flip, every_truncation
@@ -47,29 +48,22 @@ def test_state_comes_back(state: LogState) -> None:
     assert list(decoded.producers.table) == list(state.producers.table)  # the order determines the next eviction
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]\n", b"null\n", b'{"version":2,"previous":["0",1]}\n', b'{"version":1,"previous":[]}\n']
-)
-def test_an_end_that_cannot_be_read_is_not_known(data: bytes) -> None:
-    assert decode_previous(data) is None
+def test_an_end_that_cannot_be_read_is_not_known() -> None:
+    for data in (b"", b"[]\n", b"null\n", b'{"version":2,"previous":["0",1]}\n', b'{"version":1,"previous":[]}\n'):
+        assert decode_previous(data) is None
 
 
-def test_every_truncation_is_refused() -> None:
+def test_every_truncation_is_refused_and_every_flipped_bit_decodes_or_is_bad_control() -> None:
+    """The batch's checksum sees flips; here it only matters that nothing else is raised."""
     for data in every_truncation(ENCODED):
         with pytest.raises(BadControl):
             decode_state(data)
-
-
-def test_every_flipped_bit_decodes_or_is_bad_control() -> None:
-    """The batch's checksum sees them; here it only matters that nothing else is raised."""
     for data in every_flip(ENCODED):
-        try:
+        with suppress(BadControl):
             decode_state(data)
-        except BadControl:
-            continue
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_refused(data: bytes) -> None:
     for candidate in (data, ENCODED + data + b"x"):
@@ -104,18 +98,6 @@ def test_a_retry_is_found_while_it_is_remembered() -> None:
     assert producers.next_expected(8) is None
 
 
-def test_the_least_recently_active_producer_is_forgotten_first() -> None:
-    producers = Producers()
-    for producer_id in range(1, PRODUCERS_MAX + 1):
-        producers.add(producer_id, DedupEntry(0, 1, 1, 0))
-    producers.add(1, DedupEntry(1, 2, 1, 1))
-    producers.add(PRODUCERS_MAX + 1, DedupEntry(0, 3, 1, 0))
-
-    assert producers.find(1, 0) == DedupEntry(0, 1, 1, 0)
-    assert producers.next_expected(2) is None
-    assert len(producers.table) == PRODUCERS_MAX
-
-
 def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_forgotten() -> None:
     producers = Producers()
     for sequence in range(1, PRODUCERS_MAX):
@@ -127,16 +109,11 @@ def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_fo
         next_one = next(iter(producers.table.values()))
         assert producers.evicted_upto() == next_one[-1].first - 1
     assert producers.evicted_upto() >= PRODUCERS_MAX - 1
+    assert (producers.next_expected(1), producers.next_expected(2)) == (2, None)
+    assert len(producers.table) == PRODUCERS_MAX
 
 
-def test_the_largest_state_stays_small() -> None:
-    producers = Producers(
-        {n: deque([DedupEntry(n, n, 1, n)] * PRODUCER_WINDOW, PRODUCER_WINDOW) for n in range(PRODUCERS_MAX)}
-    )
-    assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_the_batches_of_a_log_come_to_what_its_records_do(data: st.DataObject) -> None:
     """Compared with each record's route and completeness."""
@@ -159,13 +136,6 @@ def test_the_batches_of_a_log_come_to_what_its_records_do(data: st.DataObject) -
 
         assert (state.next_sequence, state.routes, state.open_records) == (sequence, routes, begun)
         assert state.append_time_ns == max(before, time_ns)
-
-
-def test_a_control_batch_is_no_record() -> None:
-    state = LogState(5)
-    state.apply(BatchHeader(0, 9, 7, 3, 0, 0, 0, 1, Encoding.CONTROL, Flag.CONTROL, 0), "")
-
-    assert state == LogState(5, append_time_ns=3)
 
 
 def test_the_batch_of_a_producer_is_remembered_by_what_it_held() -> None:

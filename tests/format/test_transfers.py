@@ -32,13 +32,10 @@ def test_a_transfer_comes_back_as_not_taken_until_its_mark_is_set(transfer: Tran
     assert decode_transfer(taken) == (transfer, True)
 
 
-def test_every_flipped_bit_empties_the_slot_or_leaves_it_not_taken() -> None:
+def test_every_flipped_bit_empties_the_slot_or_leaves_it_not_taken_and_every_truncation_empties_it() -> None:
     """No single flip can make bytes that are still in the pipe look taken: they would be lost."""
     for data in every_flip(encode_transfer(TAKE)):
         assert decode_transfer(data) in (None, (TAKE, False))
-
-
-def test_every_truncation_is_empty() -> None:
     for data in every_truncation(encode_transfer(TAKE)):
         assert decode_transfer(data) is None
 
