@@ -70,20 +70,16 @@ def test_who_holds_back_what_is_not_sealed_yet_is_reported_as_well(built: Built)
     assert backlog.groups["b", "processed"].pinned_bytes == raw_bytes
 
 
-@pytest.mark.parametrize(
-    ("cursor", "lag", "oldest"),
-    [(0, 6, 2), (2, 5, 2), (3, 4, 2), (4, 3, 4), (5, 3, 4), (6, 2, 6), (9, 1, 6), (10, 0, 0)],
-)
-def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
-    built: Built, cursor: int, lag: int, oldest: int
-) -> None:
+def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(built: Built) -> None:
     """``oldest`` is the append of the first record after the cursor."""
-    built.log.set_cursor("a", cursor)
-    found = group(built, "a")
+    cases = [(0, 6, 2), (2, 5, 2), (3, 4, 2), (4, 3, 4), (5, 3, 4), (6, 2, 6), (9, 1, 6), (10, 0, 0)]
+    for cursor, lag, oldest in cases:
+        built.log.set_cursor("a", cursor)
+        found = group(built, "a")
 
-    assert found.lag.records == lag
-    assert found.lag.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
-    assert found.lag.seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
+        assert found.lag.records == lag
+        assert found.lag.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
+        assert found.lag.seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
 
 
 def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
@@ -131,15 +127,18 @@ def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(bui
     assert growth.seconds_until_full(1000) == pytest.approx(1000 / growth.bytes_per_second)
 
 
-def test_growth_is_not_told_from_a_few_minutes(built: Built) -> None:
+def test_growth_is_not_told_from_a_few_minutes_of_an_empty_log_or_with_a_clock_that_was_set_back(
+    built: Built, tmp_path: Path
+) -> None:
     """Whoever has sent a megabyte in a second does not send 86 GB a day."""
     backlog, _ = look(built)
 
-    assert backlog.growth_meter.growth(now_ns=START_NS + 600 * SECOND_NS) is None
-    assert backlog.growth_meter.growth(now_ns=START_NS + 603 * SECOND_NS) is not None
+    for seconds, is_told in ((0, False), (600, False), (603, True)):
+        assert (backlog.growth_meter.growth(now_ns=START_NS + seconds * SECOND_NS) is not None) == is_told
+    assert look(Built(tmp_path / "empty"))[0].growth_meter.growth(now_ns=START_NS) is None
 
 
-@pytest.mark.parametrize("apart_seconds", [1, 7, 100, 3600])
+@pytest.mark.parametrize("apart_seconds", [1, 3600])
 def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_seconds: int) -> None:
     """Over at least ten minutes, over at most the existing segments, and never over all of a long log."""
     gauge, count = GrowthMeter(), 5000
@@ -151,11 +150,6 @@ def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_sec
     assert growth.bytes_per_second == pytest.approx(100 / apart_seconds)
     assert growth.routes["b"] == pytest.approx(25 / apart_seconds)
     assert len(gauge._recent) <= 2 * RECENT_SEGMENTS
-
-
-def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:
-    assert look(built)[0].growth_meter.growth(now_ns=START_NS) is None
-    assert look(Built(tmp_path / "empty"))[0].growth_meter.growth(now_ns=START_NS) is None
 
 
 def test_a_segment_that_cannot_be_read_is_reported_and_the_rest_is_counted(built: Built) -> None:

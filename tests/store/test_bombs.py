@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import zstandard
 from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
@@ -13,8 +12,6 @@ from logs import Built
 from wald.format.names import Kind
 from wald.format.sealed_index import Frame, FrameTable, encode_sealed_index, encode_seek_table
 from wald.segments.sealed_file import SealedFile
-
-LARGEST = (1 << 32) - 1  # maximum number in the index entry of a frame
 
 
 def plant(path: Path, raw_bytes: int) -> None:
@@ -39,8 +36,7 @@ def plant(path: Path, raw_bytes: int) -> None:
     assert path.stat().st_size < 200 << 10
 
 
-@pytest.mark.parametrize("raw_bytes", [LARGEST, GIB])
-def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) -> None:
+def test_a_frame_of_a_gigabyte_is_not_expanded(tmp_path: Path) -> None:
     """Only a batch may have a frame of more than about 1 MiB, and a batch has a maximum size."""
     root = tmp_path / "log"
     built = Built(root)
@@ -48,7 +44,7 @@ def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) ->
     built.cut()
     built.seal()
     path = built.path(1, Kind.SEALED)
-    plant(path, raw_bytes)
+    plant(path, GIB)
 
     for arguments in (("inspect", "--content", path), ("verify", "--root", root), ("read", "a", "--root", root)):
         _, reported, memory = run("wald", *arguments)

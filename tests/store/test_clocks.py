@@ -19,9 +19,7 @@ from wald.segments.raw_scan import RawFile, ScannedBatch
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS
 STEPS = {
-    "back": [0, -3600 * SECOND_NS],
     "forward and back": [3600 * SECOND_NS, -3600 * SECOND_NS],
-    "ten years ahead and back": [10 * YEAR_NS, -10 * YEAR_NS],
     "to before 1970": [0, -60 * YEAR_NS],
     "forward": [YEAR_NS, 0],
 }
@@ -56,17 +54,12 @@ def spoil(built: Built, sequence: int) -> int:
 
 @pytest.mark.parametrize("name", STEPS)
 class TestClocks:
-    def test_a_healthy_log_is_sound_in_either_form(self, tmp_path: Path, name: str) -> None:
+    def test_a_healthy_log_is_sound_in_either_form_and_control_batches_hand_its_time_on(
+        self, tmp_path: Path, name: str
+    ) -> None:
         built = steps(tmp_path, name)
         times = [record.append_time_ns for record in records(tmp_path)]
         assert times == sorted(times)
-        assert_sound(tmp_path)
-        built.cut()
-        built.seal()
-        assert_sound(tmp_path)
-
-    def test_the_control_batch_hands_its_time_on(self, tmp_path: Path, name: str) -> None:
-        built = steps(tmp_path, name)
         for segment in list_segments(built.root).segments:
             with segment.path.open("rb") as file:
                 raw = RawFile(file.fileno())
@@ -74,6 +67,10 @@ class TestClocks:
                 reported = decode_state(raw.payload(first)).append_time_ns
             assert reported == first.header.append_time_ns
             assert all(batch.header.append_time_ns >= reported for batch in others)
+        assert_sound(tmp_path)
+        built.cut()
+        built.seal()
+        assert_sound(tmp_path)
 
     @pytest.mark.parametrize("publish", [True, False], ids=["head", "old-head"])
     def test_a_start_keeps_every_whole_record_behind_a_flipped_bit(
@@ -82,6 +79,9 @@ class TestClocks:
         """A power cut leaves an old head; intact batches after the damage show that they were synced."""
         built = steps(tmp_path, name, publish=publish)
         offset = spoil(built, 4)
+        if publish:
+            found = errors(tmp_path)
+            assert ["not a batch" in line or "instead of 4" in line for line in found] == [True] * 2
         built.crash()
         built = Built(tmp_path, epoch=2, now_ns=built.now_ns)
         assert [f"offset {offset}: " in line for line in built.report.errors] == [True]
@@ -90,12 +90,6 @@ class TestClocks:
         read = [record.value for record in wald.open(tmp_path).records("web", on_damage=reported.append)]
         assert read == [b"1", b"2", b"3", b"5", b"6"]
         assert len(reported) == 1
-
-    def test_verify_tells_of_the_flipped_bit_and_of_nothing_else(self, tmp_path: Path, name: str) -> None:
-        built = steps(tmp_path, name)
-        spoil(built, 4)
-        assert all("not a batch" in line or "instead of 4" in line for line in errors(tmp_path))
-        assert len(errors(tmp_path)) == 2
 
     def test_the_next_life_does_not_go_back_in_time(self, tmp_path: Path, name: str) -> None:
         built = steps(tmp_path, name)

@@ -73,7 +73,7 @@ def everything(path: Path) -> tuple[SealedIndex, bytes]:
 def many_batches() -> bytes:
     """Small and large batches, lines and columns, three routes: several frames."""
     batches, base = [], 1
-    for number, lines in enumerate([1, 3, 20_000, 1, 1, 60_000, 12_000, 12_000, 2]):
+    for number, lines in enumerate([1, 3, 20_000, 1, 1, 40_000, 12_000, 12_000, 2]):
         batches.append(batch(LINE * lines, base=base, route=[b"web", b"db", b"a" * 127][number % 3]))
         base += lines
     payload = records.encode_columns([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
@@ -81,33 +81,28 @@ def many_batches() -> bytes:
     return raw_segment(*batches)
 
 
-def test_zstd_gives_back_the_raw_segment(tmp_path: Path) -> None:
-    """The oracle is the zstd program, which knows nothing of us."""
+def test_zstd_and_pyzstd_give_back_the_raw_segment_without_preallocated_zeros(tmp_path: Path) -> None:
+    """They know nothing of us; another implementation of the seekable format accepts our seek table."""
     raw = many_batches()
-    path, compressed = compress(tmp_path, raw)
+    path, compressed = compress(tmp_path, raw + bytes(3 << 20))
     assert len(compressed.index.frames) > 3
-    assert decompressed(path) == raw
+    assert (decompressed(path), compressed.gaps) == (raw, [])
     index, data = everything(path)
     assert data == raw
     assert index.sha256 == hashlib.sha256(raw).digest()
     assert index.raw_bytes == len(raw)
     assert compressed.stored_bytes == path.stat().st_size
-
-
-def test_pyzstd_opens_and_seeks(tmp_path: Path) -> None:
-    """Another implementation of the seekable format accepts our seek table, index frame included."""
-    raw = many_batches()
-    path, compressed = compress(tmp_path, raw)
     with pyzstd.SeekableZstdFile(path) as file:
         assert file.seek(0, os.SEEK_END) == len(raw)
         for frame in reversed(compressed.index.frames):
             position = frame.raw_offset + frame.raw_bytes // 2
             file.seek(position)
             assert file.read(100) == raw[position : position + 100]
+    assert_whole_batches(path)
 
 
-def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None:
-    path, _ = compress(tmp_path, many_batches())
+def assert_whole_batches(path: Path) -> None:
+    """Check that a frame holds whole batches of about a mebibyte."""
     with SealedFile(path) as sealed:
         for number, frame in enumerate(sealed.index.frames):
             data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
@@ -128,7 +123,7 @@ batches_of_routes = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(batches_of_routes, st.integers(64, 1500))
 def test_the_index_says_what_a_scan_finds(batches: Sequence[tuple[bytes, int, int]], frame_bytes: int) -> None:
     """Frames, routes and the batch table agree with the slow, separate scan of the raw segment."""
@@ -168,17 +163,6 @@ def test_the_index_says_what_a_scan_finds(batches: Sequence[tuple[bytes, int, in
     assert [names[number] for number in table.routes] == [s.route for s in scanned]
 
 
-def test_control_batches_are_in_no_table(tmp_path: Path) -> None:
-    """The first batch of every segment is never taken for a record."""
-    raw = raw_segment(base=5)
-    path, _ = compress(tmp_path, raw)
-    index, data = everything(path)
-    assert data == raw
-    assert (index.base_sequence, index.next_sequence, list(index.routes)) == (5, 5, [])
-    assert len(index.batch_table()) == 0
-    assert [(frame.first_sequence, frame.next_sequence, frame.routes) for frame in index.frames] == [(5, 5, ())]
-
-
 def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) -> None:
     """Record 4 began in an older segment and ends here; record 7 begins here and ends in the next segment."""
     pieces = [
@@ -203,13 +187,6 @@ def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) 
     assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("db", 1, 5, 5), ("web", 0, 4, 4)]
 
 
-def test_preallocated_zeros_are_no_part_of_the_segment(tmp_path: Path) -> None:
-    raw = many_batches()
-    path, compressed = compress(tmp_path, raw + bytes(3 << 20))
-    assert decompressed(path) == raw
-    assert compressed.gaps == []
-
-
 def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
     """Later batches stay readable, and no frame mixes intact and damaged bytes."""
     raw, offsets = segment([LINE * 5, LINE * 6, LINE * 7])
@@ -228,17 +205,17 @@ def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
     assert index.routes[0].count == 12
 
 
-@pytest.mark.parametrize("zeros", [0, 4096])
-def test_a_damaged_last_batch_is_kept(tmp_path: Path, zeros: int) -> None:
+def test_a_damaged_last_batch_is_kept(tmp_path: Path) -> None:
     """A segment that was cut has no torn end, so bytes at the end that are not a batch are damage."""
     raw, offsets = segment([LINE * 5, LINE * 6])
-    bad = bytearray(raw + bytes(zeros))
-    bad[offsets[2] + 100] ^= 1
-    path, _ = compress(tmp_path, bytes(bad))
-    index, data = everything(path)
-    assert data == bytes(bad)
-    assert index.damage == [(offsets[2], len(bad) - offsets[2])]
-    assert index.next_sequence == 6
+    for zeros in (0, 4096):
+        bad = bytearray(raw + bytes(zeros))
+        bad[offsets[2] + 100] ^= 1
+        path, _ = compress(tmp_path, bytes(bad))
+        index, data = everything(path)
+        assert data == bytes(bad)
+        assert index.damage == [(offsets[2], len(bad) - offsets[2])]
+        assert index.next_sequence == 6
 
 
 def test_much_damage_takes_several_frames(tmp_path: Path) -> None:
@@ -253,7 +230,7 @@ def test_much_damage_takes_several_frames(tmp_path: Path) -> None:
     assert len(compressed.gaps) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(224, 2000), min_size=1, max_size=4), st.integers(64, 1500))
 def test_sealing_believes_what_the_scan_believes(bad_bytes: Sequence[int], frame_bytes: int) -> None:
     """The fast path distinguishes batches and damage as the scan does."""
@@ -314,7 +291,7 @@ def test_memory_does_not_grow_with_the_segment(tmp_path: Path) -> None:
     count = payload.count(b"\n")
     with path.open("wb") as file:
         file.write(raw_segment())
-        for number in range(48):
+        for number in range(24):
             file.write(moved(batch(payload, base=1 + number * count), file.tell()))
     assert peak_bytes(lambda: _compress_file(path)) < 6 << 20
     with SealedFile(tmp_path / "sealed.zst") as sealed:
@@ -426,7 +403,7 @@ def test_a_seek_table_of_another_file_is_reported(tmp_path: Path) -> None:
         SealedFile(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: data + (b"\x01\0\0\0\0\xb1\xea\x92\x8f")))
 def test_any_other_file_is_reported(data: bytes) -> None:
     with TemporaryDirectory() as folder:
@@ -446,7 +423,7 @@ def test_a_file_that_does_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("lines", [2_000, 60_000, 200_000])
+@pytest.mark.parametrize("lines", [2_000, 60_000])
 def test_a_batch_longer_than_a_frame_reads_back_as_a_stream(tmp_path: Path, lines: int) -> None:
     raw = raw_segment(batch(LINE * lines), batch(b"after\n", base=1 + lines))
     path, compressed = compress(tmp_path, raw)
@@ -457,8 +434,8 @@ def test_a_batch_longer_than_a_frame_reads_back_as_a_stream(tmp_path: Path, line
 
 def test_sealing_a_long_batch_takes_no_memory_for_it(tmp_path: Path) -> None:
     path = tmp_path / "raw"
-    path.write_bytes(raw_segment(batch(LINE * 600_000)))
-    assert path.stat().st_size > 20 << 20
-    assert peak_bytes(lambda: _compress_file(path)) < 8 << 20
+    path.write_bytes(raw_segment(batch(LINE * 300_000)))
+    assert path.stat().st_size > 10 << 20
+    assert peak_bytes(lambda: _compress_file(path)) < 6 << 20
     with SealedFile(tmp_path / "sealed.zst") as sealed:
         assert peak_bytes(sealed.sha256) < 4 << 20

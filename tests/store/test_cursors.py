@@ -43,35 +43,6 @@ def look(built: Built, content: bytes | None) -> Cursor:
     return read_cursor(built.root, "a", log_id=built.log_id, head_sequence=10)
 
 
-@pytest.mark.parametrize(
-    ("content", "state", "sequence"),
-    [
-        (None, CursorState.ABSENT, 0),
-        (b"", CursorState.UNREADABLE, 0),
-        (b"ten\n", CursorState.UNREADABLE, 0),
-        (b"-1\n", CursorState.UNREADABLE, 0),
-        (b"5\n{}\n", CursorState.UNREADABLE, 0),
-        (b"\0" * 64, CursorState.UNREADABLE, 0),
-        (b"5" * 5000, CursorState.UNREADABLE, 0),
-        (b"11\n", CursorState.BEYOND, 11),
-        (encode_cursor(CursorLines(5, b"another log 0123")), CursorState.FOREIGN, 5),
-        (b"5\n", CursorState.VALID, 5),
-        (b"0", CursorState.VALID, 0),
-    ],
-)
-def test_every_content_has_a_state(built: Built, content: bytes | None, state: CursorState, sequence: int) -> None:
-    """Only a valid cursor frees anything."""
-    cursor = look(built, content)
-    assert (cursor.state, cursor.sequence) == (state, sequence)
-    assert cursor.effective == (sequence if state is CursorState.VALID else 0)
-    assert bool(cursor.message) == (state is not CursorState.VALID)
-
-
-def test_a_directory_in_its_place_is_unreadable(built: Built) -> None:
-    built.root.cursor("a", "processed").mkdir()
-    assert look(built, None).state is CursorState.UNREADABLE
-
-
 def test_backwards_is_refused_unless_asked_for(built: Built) -> None:
     move(built, 7)
     with pytest.raises(Refused, match="backwards from 7") as refusal:
@@ -81,20 +52,20 @@ def test_backwards_is_refused_unless_asked_for(built: Built) -> None:
     assert move(built, 6, rewind=True).sequence == 6
 
 
-@pytest.mark.parametrize("rewind", [False, True])
-def test_beyond_the_head_is_refused(built: Built, rewind: bool) -> None:
-    with pytest.raises(Refused, match="beyond the head, 10"):
-        move(built, 11, rewind=rewind)
+def test_beyond_the_head_is_refused(built: Built) -> None:
+    for rewind in (False, True):
+        with pytest.raises(Refused, match="beyond the head, 10"):
+            move(built, 11, rewind=rewind)
     assert look(built, None).state is CursorState.ABSENT
 
 
-@pytest.mark.parametrize("content", [b"rubbish", b"11\n", encode_cursor(CursorLines(5, b"another log 0123"))])
-def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built, content: bytes) -> None:
-    look(built, content)
-    with pytest.raises(Refused):
-        move(built, 9)
-    assert built.root.cursor("a", "processed").read_bytes() == content
-    assert move(built, 9, rewind=True).effective == 9
+def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built) -> None:
+    for content in (b"rubbish", b"11\n", encode_cursor(CursorLines(5, b"another log 0123"))):
+        look(built, content)
+        with pytest.raises(Refused):
+            move(built, 9)
+        assert built.root.cursor("a", "processed").read_bytes() == content
+        assert move(built, 9, rewind=True).effective == 9
 
 
 def test_bad_names_and_numbers_are_errors(built: Built) -> None:
@@ -106,20 +77,17 @@ def test_bad_names_and_numbers_are_errors(built: Built) -> None:
         move(built, -1)
 
 
-@pytest.mark.parametrize("step", ["create", "write", "sync", "rename"])
-def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, step: str) -> None:
-    move(built, 3)
-
-    class Failing(Disk):
-        pass
-
+def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    setattr(Failing, step, fail)
-    with pytest.raises(OSError, match="Input/output"):
-        move(built, 7, disk=Failing())
-    assert built.log.cursor("a").sequence == 3
+    move(built, 3)
+    for step in ("create", "write", "sync", "rename"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Disk, step, fail)
+            with pytest.raises(OSError, match="Input/output"):
+                move(built, 7)
+        assert built.log.cursor("a").sequence == 3
     assert move(built, 8).sequence == 8
 
 
@@ -169,7 +137,7 @@ def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built)
     assert look() == ("processed", 0)
 
 
-@pytest.mark.parametrize("content", [b"5\n", b"garbage\n", b"5\nlog " + b"f" * 32 + b"\n", b"11\n"])
+@pytest.mark.parametrize("content", [b"5\n", b"garbage\n"])
 def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(
     built: Built, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
@@ -209,10 +177,5 @@ def test_a_cursor_beyond_the_head_counts_once_the_head_has_reached_it(
     monkeypatch.setattr(cursors, "_SETTLED_NS", 0)
     slowest = SlowestCursor()
 
-    assert [
-        slowest.find(built.root, "a", log_id=built.log_id, head_sequence=head).effective for head in (9, 10, 11)
-    ] == [
-        0,
-        0,
-        11,
-    ]
+    found = [slowest.find(built.root, "a", log_id=built.log_id, head_sequence=head) for head in (9, 10, 11)]
+    assert [cursor.effective for cursor in found] == [0, 0, 11]

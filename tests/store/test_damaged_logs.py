@@ -114,7 +114,7 @@ def segments_base(path: Path) -> int:
 QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=20, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED, start=st.integers(1, 150))
 def test_what_is_read_was_written_and_what_is_missing_is_reported(
     written: Written, spoiled: list[tuple[int, Damage]], start: int

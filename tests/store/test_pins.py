@@ -101,38 +101,39 @@ def content(data: bytes) -> Callable[[Path], None]:
 OTHER = encode_cursor(CursorLines(3, b"another log 0123"))
 
 
-@pytest.mark.parametrize(
-    ("make", "state", "frees"),
-    [
-        (content(b""), CursorState.UNREADABLE, False),
-        (content(b"\0" * 4096), CursorState.UNREADABLE, False),
-        (content(b"three\n"), CursorState.UNREADABLE, False),
-        (content(b'3\n{"log": "00'), CursorState.UNREADABLE, False),
-        (content(OTHER), CursorState.FOREIGN, False),
-        (content(b"7\n"), CursorState.BEYOND, False),
-        (content(b"18446744073709551615\n"), CursorState.BEYOND, False),
-        (content(b"3" * 5000), CursorState.UNREADABLE, False),
-        (directory, CursorState.UNREADABLE, False),
-        (fifo, CursorState.UNREADABLE, False),
-        (loop, CursorState.UNREADABLE, False),
-        (content(b"2\n"), CursorState.VALID, False),
-        (content(b"3\n"), CursorState.VALID, True),
-        (content(b"3"), CursorState.VALID, True),
-        (content(b"  3 \n\n"), CursorState.VALID, True),
-    ],
-    ids=lambda value: getattr(value, "value", getattr(value, "__name__", None)),
-)
-def test_whatever_stands_where_a_cursor_belongs_is_accepted_or_holds_back_with_a_message(
-    built: Built, make: Callable[[Path], None], state: CursorState, frees: bool
-) -> None:
+FOUND: list[tuple[Callable[[Path], object], CursorState, bool]] = [
+    (content(b""), CursorState.UNREADABLE, False),
+    (content(b"\0" * 4096), CursorState.UNREADABLE, False),
+    (content(b"three\n"), CursorState.UNREADABLE, False),
+    (content(b"-1\n"), CursorState.UNREADABLE, False),
+    (content(b"3\n{}\n"), CursorState.UNREADABLE, False),
+    (content(b'3\n{"log": "00'), CursorState.UNREADABLE, False),
+    (content(OTHER), CursorState.FOREIGN, False),
+    (content(b"7\n"), CursorState.BEYOND, False),
+    (content(b"18446744073709551615\n"), CursorState.BEYOND, False),
+    (content(b"3" * 5000), CursorState.UNREADABLE, False),
+    (directory, CursorState.UNREADABLE, False),
+    (fifo, CursorState.UNREADABLE, False),
+    (loop, CursorState.UNREADABLE, False),
+    (content(b"2\n"), CursorState.VALID, False),
+    (content(b"3\n"), CursorState.VALID, True),
+    (content(b"3"), CursorState.VALID, True),
+    (content(b"  3 \n\n"), CursorState.VALID, True),
+]
+
+
+def test_whatever_is_in_place_of_a_cursor_is_accepted_or_pins_with_a_message(built: Built) -> None:
     """Nothing that is not certainly a cursor at 3 or behind it lets the segment go."""
     built.log.set_cursor("b", 5)
-    make(built.root.cursor("a", "processed"))
-    (cursor,) = claims(built).cursors["a"]
+    path = built.root.cursor("a", "processed")
+    for make, state, frees in FOUND:
+        make(path)
+        (cursor,) = claims(built).cursors["a"]
 
-    assert cursor.state is state
-    assert bool(cursor.message) == (state is not CursorState.VALID)
-    assert pins(built) == ([] if frees else [("a", "processed", cursor.effective, 3)])
+        assert cursor.state is state
+        assert bool(cursor.message) == (state is not CursorState.VALID)
+        assert pins(built) == ([] if frees else [("a", "processed", cursor.effective, 3)])
+        path.rmdir() if make is directory else path.unlink()
 
 
 def test_a_cursor_file_that_no_group_can_have_holds_back_with_a_message(built: Built) -> None:
@@ -166,7 +167,7 @@ def unlocked() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("hidden", ["cursors/processed.cursor", "cursors", "."])
+@pytest.mark.parametrize("hidden", ["cursors/processed.cursor", "."])
 def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
     """Mode 000 of the file, its directory or the route's, for a user other than root."""
     built = Built(unlocked / "root")
@@ -211,22 +212,18 @@ def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(built: Built
     assert pins(built) == []
 
 
-@pytest.mark.parametrize(
-    ("pin", "still"),
-    [
+def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    retire_route(built.root, built.disk, "b", now="")
+    for pin, still in [
         (Pin("a", "processed", 0, 3), False),
         (Pin("a", "processed", 0, 4), True),
         (Pin("a", "removed", 0, 3), False),
         (Pin("a", "removed", 0, 4), False),
         (Pin("b", "processed", 0, 5), False),
         (Pin("gone", "processed", 0, 1), True),
-    ],
-)
-def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: Built, pin: Pin, still: bool) -> None:
-    built.log.set_cursor("a", 3)
-    retire_route(built.root, built.disk, "b", now="")
-
-    assert claims(built).still_pins(pin) == still
+    ]:
+        assert claims(built).still_pins(pin) == still
 
 
 def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built) -> None:
@@ -255,13 +252,13 @@ def test_of_a_route_whose_directory_is_gone_nothing_is_read(built: Built) -> Non
     assert not claims(built).pins_nothing_new(before)
 
 
-@pytest.mark.parametrize(("at", "lets_go"), [(1, False), (2, True), (3, True)])
-def test_what_cursors_let_go_they_let_go_where_none_is_moved_back(built: Built, at: int, *, lets_go: bool) -> None:
+def test_only_a_cursor_that_is_moved_back_pins_anything_new(built: Built) -> None:
     built.log.set_cursor("a", 2)
     built.log.set_cursor("b", 5)
     before = claims(built)
-    built.log.set_cursor("a", at, rewind=True)
-    assert claims(built).pins_nothing_new(before) is lets_go
+    for at, lets_go in ((1, False), (2, True), (3, True)):
+        built.log.set_cursor("a", at, rewind=True)
+        assert claims(built).pins_nothing_new(before) is lets_go
 
 
 def test_a_segment_that_is_not_what_its_name_says_is_reported(built: Built) -> None:
