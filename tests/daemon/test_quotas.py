@@ -72,11 +72,23 @@ def test_a_request_over_the_quota_waits_until_a_group_has_read(start: Start, set
         held(daemon, client)
         client.send(b"PING\n")
         assert is_quiet(client)
+        assert_reported(daemon)
         set_cursor(daemon, len(LINES) // 100)
         assert client.reply().startswith("OK ")
         assert client.reply() == "OK pong"
     assert over(daemon) == {}
     assert text(daemon.root, "r") == LINES + b"held\n"
+
+
+def assert_reported(daemon: Daemon) -> None:
+    """Check that commands name the route over its quota; no hint is about the disk, which is not full."""
+    message = "route r is over its quota: group processed has not read 1100 bytes; pinned_max_bytes is 1000"
+    done = wald("--root", daemon.root, "status")
+    assert (done.returncode, message in done.stdout.decode()) == (14, True)
+    assert message in output_of("--root", daemon.root, "explain").decode()
+    code, message, hint = refusal_of("append", "r", "--root", daemon.root, "--retry-for", "0.3s", stdin=b"x\n")
+    assert (code, "the daemon does not accept records now: route r is over its quota" in message) == (6, True)
+    assert hint.startswith(f"wald --root {daemon.root} explain; then ")
 
 
 def test_the_slowest_group_counts(start: Start, settings: Path) -> None:
@@ -130,35 +142,17 @@ def test_a_request_over_the_quota_is_refused_if_it_shall_be(start: Start, settin
         client.publish("r", b"x\n")
         reply = client.reply()
         assert reply.startswith("ERR full route r is over its quota: group processed has not read 1100 bytes")
+        line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
+        code, message, hint = refusal_of(*line, stdin=b"x\n")
+        assert (code, "full: route r is over its quota" in message) == (Unavailable.exit_code, True)
+        assert hint.startswith(f"wald --root {daemon.root} explain; ")
+        assert "df" not in hint.split(), "the disk is not full"
         client.publish("other", b"x\n")
         assert client.reply().startswith("OK ")
         set_cursor(daemon, 11)
         eventually(lambda: over(daemon) == {})
         client.publish("r", b"x\n")
         assert client.reply().startswith("OK ")
-
-
-def test_the_hint_about_a_refusal_is_what_says_why_there_is_no_room(start: Start, settings: Path) -> None:
-    write(settings, policy="reject")
-    daemon = start("--config", settings)
-    fill(daemon)
-    line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
-    code, message, hint = refusal_of(*line, stdin=b"x\n")
-    assert (code, "full: route r is over its quota" in message) == (Unavailable.exit_code, True)
-    typed, _, _ = hint.partition("; ")
-    assert typed == f"wald --root {daemon.root} explain"
-    assert "df" not in hint.split(), "the disk is not full"
-    assert b"is over its quota" in output_of(*typed.split()[3:], "--root", daemon.root)
-
-
-def test_a_producer_that_waits_for_a_quota_is_told_so_and_not_to_look_at_the_disk(start: Start, settings: Path) -> None:
-    write(settings)
-    daemon = start("--config", settings)
-    fill(daemon)
-    line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
-    code, message, hint = refusal_of(*line, stdin=b"x\n")
-    assert (code, "the daemon does not accept records now: route r is over its quota" in message) == (6, True)
-    assert hint.startswith(f"wald --root {daemon.root} explain; then ")
 
 
 def test_sighup_changes_a_quota(start: Start, settings: Path) -> None:
@@ -258,16 +252,6 @@ def test_a_default_quota_is_that_of_every_route(start: Start, settings: Path) ->
     fill(daemon)
     with Client(daemon.socket_path) as client:
         held(daemon, client)
-
-
-def test_status_and_explain_name_the_route_over_its_quota(start: Start, settings: Path) -> None:
-    daemon = start("--config", settings)
-    fill(daemon)
-    message = "route r is over its quota: group processed has not read 1100 bytes; pinned_max_bytes is 1000"
-    done = wald("--root", daemon.root, "status")
-    assert done.returncode == 14
-    assert message in done.stdout.decode()
-    assert message in output_of("--root", daemon.root, "explain").decode()
 
 
 def test_a_cursor_that_is_moved_back_counts_again(start: Start, settings: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from contents import assert_sound, values
 from running import TIMEOUT_SECONDS, Client, command, eventually
 from tracing import strace
@@ -38,9 +37,8 @@ def listens(root: Path) -> bool:
         return caller.connect_ex(str(root / "wald.sock")) == 0
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_all_but_one_give_up(tmp_path: Path, count: int) -> None:
-    root, log = tmp_path / "log", tmp_path / "log.log"
+def test_all_but_one_give_up(tmp_path: Path) -> None:
+    root, log, count = tmp_path / "log", tmp_path / "log.log", 3
     with unlocked(root, count) as started:
         eventually(lambda: sum(each.poll() is None for each in started) == 1 and '"ready"' in log.read_text())
         assert sorted(str(each.poll()) for each in started) == ["5"] * (count - 1) + ["None"]
