@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from damage import every_flip, every_truncation
 from hypothesis import given, settings
@@ -77,7 +79,7 @@ def test_a_damaged_line_is_none() -> None:
 
 
 def test_a_line_that_wald_does_not_write_is_none() -> None:
-    lines: list[dict[str, object]] = [
+    lines: list[Mapping[str, object]] = [
         {"work": 2, "log": "00" * 16, "route": "r", "group": "g", "floor": 0, "end": 1},
         {"work": 1, "log": "not hex", "route": "r", "group": "g", "floor": 0, "end": 1},
         {"work": 1, "route": "r", "group": "g", "floor": 0, "end": 1},

@@ -22,7 +22,7 @@ from wald.files.listing import list_segments
 from wald.format.batch import Flag
 from wald.format.names import Kind
 
-Write = Callable[[Built], None]
+Write = Callable[[Built], object]
 
 
 def checked_ahead(root: Root) -> list[Finding]:
@@ -110,7 +110,7 @@ def test_a_good_log_is_read_once(tmp_path: Path) -> None:
 
 
 def line_of(route: str) -> Write:
-    return lambda built: built.lines(route, [b"one"]) and None
+    return lambda built: built.lines(route, [b"one"])
 
 
 def begin(built: Built) -> None:
