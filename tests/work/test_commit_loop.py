@@ -111,3 +111,38 @@ def test_what_two_acknowledge_together_counts_for_the_one_that_has_it(built: Bui
         assert mine == []
         assert theirs in ([], [Refusal(s, "x") for s in range(1, 11)])
         assert work.floor == 10
+
+
+def test_a_thread_that_is_alone_waits_until_its_time_is_over_or_records_come(built: Built) -> None:
+    """It runs the round itself, and the commit loop has to end its lease."""
+    built.lines("a", [b"first"])
+    with group(built) as work, ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: sequences(work.lease("x", wait=30))).result() == [1]
+        assert thread.submit(lambda: sequences(work.lease("x", wait=0.05, done=[1]))).result() == []
+        assert work.floor == 1
+        waiting = thread.submit(lambda: sequences(work.lease("x", wait=30)))
+        built.lines("a", [b"second"])
+        assert waiting.result() == [2]
+
+
+def test_closing_the_group_ends_threads_that_call_alone(built: Built) -> None:
+    built.columns("a", [b"x"] * 2000, keys=None, headers=None)
+
+    def call(work: WorkGroup, began: threading.Event, acknowledged: list[int]) -> None:
+        done: list[int] = []
+        while True:
+            got = sequences(work.lease("x", 1, wait=30, done=done))
+            acknowledged.extend(done)
+            began.set()
+            done = got
+
+    for _ in range(20):
+        work, began, acknowledged = group(built), threading.Event(), [0]
+        with ThreadPoolExecutor(1) as thread:
+            calling = thread.submit(call, work, began, acknowledged)
+            assert began.wait(30)
+            work.close()
+            with pytest.raises(ValueError, match="the work group is closed"):
+                calling.result(30)
+        with group(built) as again:
+            assert again.floor >= acknowledged[-1]
