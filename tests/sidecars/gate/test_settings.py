@@ -1,15 +1,20 @@
-"""The settings file of a gate: its values apply, the command line overrides them, and errors name the setting."""
+"""The command line, the settings file and the token file of a gate; errors name the setting."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from gating import Gate
-from running import Daemon, eventually, refused, run, sidecar
+from gating import Gate, entry
+from running import Daemon, eventually, launched, refused, run, sidecar
 
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, NotFound
+from wald_gate.auth.tokens import clients_in
 from wald_gate.settings import GroupSettings, Settings, load
 
 ORDERS = "/v1/routes/orders/records"
@@ -40,9 +45,8 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
     assert GroupSettings() == GroupSettings("log", 0, "dead_letter", 1_000_000)
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
+    for text, message, hint in [
         ("\nlistn = 'a'", "gate.toml:2: there is no setting 'listn'", "did you mean 'listen'?"),
         ("listen = 7700", "listen must be HOST:PORT", "wald-gate serve --help"),
         ("body_max_bytes = 1", "is above all tables", "move body_max_bytes to [limits]"),
@@ -60,16 +64,14 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
             "wald-gate serve --help",
         ),
         ("hosts = 'a b'", "hosts must be a list of host names", "wald-gate serve --help"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message: str, hint: str) -> None:
-    path = written(tmp_path, text)
+    ]:
+        path = written(tmp_path, text)
 
-    with pytest.raises(InvalidInput) as error:
-        load(path, {})
+        with pytest.raises(InvalidInput) as error:
+            load(path, {})
 
-    assert message in error.value.message
-    assert hint in error.value.hint
+        assert message in error.value.message
+        assert hint in error.value.hint
 
 
 def test_check_reads_the_files_that_the_settings_name(tmp_path: Path, root: Path) -> None:
@@ -131,3 +133,157 @@ def test_sighup_changes_limits_and_reports_what_waits_for_a_restart(daemon: Daem
         gate.process.send_signal(signal.SIGHUP)
         eventually(lambda: "body_max_byts" in gate.log)
         assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
+
+
+@pytest.mark.parametrize("package", ["httptools", "uvloop"])
+def test_without_the_extra_it_says_what_to_install(root: Path, daemon: Daemon, package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; from wald_gate.command import main; main()"
+    line = [sys.executable, "-c", script, "--root", str(root), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert done.returncode == InvalidInput.exit_code
+    assert f"wald-gate: {package}, which it needs, is not installed" in done.stderr
+    assert "pip install '.[gate]'" in done.stderr
+
+
+def test_it_does_not_start_where_it_would_not_be_safe(daemon: Daemon) -> None:
+    cases: list[tuple[tuple[str, ...], str]] = [
+        (("--listen", "0.0.0.0:0"), "without TLS and tokens"),
+        (("--listen", "nowhere"), "is not HOST:PORT"),
+        (("--certificate", "no.pem"), "no.pem"),
+        (("--key", "a.pem"), "needs the certificate"),
+    ]
+    for options, said in cases:
+        done = run(sidecar("gate", "--root", daemon.root, *options))
+
+        assert done.returncode == InvalidInput.exit_code
+        assert said in done.stderr.decode()
+
+
+def token(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+    return run(sidecar("gate", "token", *arguments))
+
+
+def test_a_token_that_was_added_is_one_for_the_gate(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    made = token("add", "shop", "--tokens", path, "--read", "ord*").stdout.decode().strip()
+
+    assert made.startswith("wald_")
+    assert made not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with Gate(daemon.root, "--tokens", path) as gate:
+        assert gate.get(ORDERS, authorization=f"Bearer {made}").status == 200
+        assert gate.get(ORDERS, authorization=f"Bearer {made[:-1]}").status == 401
+        assert gate.get(f"{ORDERS}?access_token={made}").status == 401
+        refusal = gate.get(ORDERS)
+        assert refusal.headers["www-authenticate"].startswith("Bearer")
+        assert made not in gate.log
+
+
+def test_a_token_without_rights_is_for_metrics(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    added = token("add", "prom", "--tokens", path)
+
+    assert b"prom may: no route, only /metrics" in added.stderr
+    assert b"prom: token: no route, only /metrics" in token("list", "--tokens", path).stdout
+    authorization = f"Bearer {added.stdout.decode().strip()}"
+    with Gate(daemon.root, "--tokens", path) as gate:
+        assert b"wald_gate_stored_records_total" in gate.get("/metrics", authorization=authorization).body
+        assert gate.get(ORDERS, authorization=authorization).status == 403
+        assert gate.post(ORDERS, b"1\n").status == 401
+
+
+def test_add_says_what_the_client_may(tmp_path: Path) -> None:
+    rights = ("--read", "orders", "--write", "app.*", "--work", "orders/billing", "--work", "app.*")
+    added = token("add", "shop", "--tokens", tmp_path / "tokens", *rights)
+
+    assert b"wald-gate: shop may: read orders; write app.*; work orders/billing app.*\n" in added.stderr
+    assert json.loads((tmp_path / "tokens").read_bytes())["work"] == ["orders/billing", "app.*"]
+    assert "moves its cursor. wald-reclaim may delete records that every group has passed." in " ".join(
+        token("add", "--help").stdout.decode().split()
+    )
+
+
+def test_a_file_that_is_not_there_is_not_found_and_the_hint_makes_it(tmp_path: Path, root: Path) -> None:
+    path = tmp_path / "none"
+    for done in (token("list", "--tokens", path), run(sidecar("gate", "--root", root, "--check", "--tokens", path))):
+        code, message, hint = refused(done)
+        assert (code, f"{path}: no such token file" in message) == (NotFound.exit_code, True)
+        assert f"wald-gate token add NAME --tokens {path}" in hint
+
+
+def test_tokens_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    adding = [launched(sidecar("gate", "token", "add", f"c{n}", "--tokens", path, "--admin")) for n in range(6)]
+
+    assert [each.wait() for each in adding] == [0] * 6
+    assert {each.name for each in clients_in(path)} == {f"c{n}" for n in range(6)}
+    assert os.listdir(tmp_path) == ["tokens"]
+
+
+def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.touch()
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 54321, 54322)
+    before = path.stat()
+
+    assert token("add", "shop", "--tokens", path, "--admin").returncode == 0
+    assert token("remove", "shop", "--tokens", path).returncode == 0
+
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    assert clients_in(path) == []
+
+
+def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+    cases: list[tuple[tuple[str, ...], int, str]] = [
+        (("add", "shop", "--admin"), InvalidInput.exit_code, "client 'shop' already exists"),
+        (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
+        (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
+        (("add", "new", "--read", "orders/billing"), InvalidInput.exit_code, "read is a list of routes"),
+        (("add", "new", "--work", "a/b/c"), InvalidInput.exit_code, "work is a list of routes and groups"),
+        (("add", "new", "--work", "orders/"), InvalidInput.exit_code, "work is a list of routes and groups"),
+        (("add", "new", "--admin", "--user", "a", "--certificate", "b"), InvalidInput.exit_code, "or a certificate"),
+        (("remove", "nobody"), NotFound.exit_code, "there is no client 'nobody'"),
+    ]
+    path = tmp_path / "tokens"
+    path.write_text(entry("shop", read=["orders"]))
+    before = path.read_bytes()
+    for arguments, code, said in cases:
+        found, message, _ = refused(token(*arguments, "--tokens", path))
+
+        assert (found, said in message) == (code, True), message
+        assert path.read_bytes() == before
+
+
+def test_a_line_that_could_be_misread_is_refused(tmp_path: Path) -> None:
+    for line in [
+        '{"name": "a", "user": "a", "reed": ["x"]}',
+        '{"name": "a", "user": "a", "read": "orders"}',
+        '{"name": "a", "user": "a", "admin": 1}',
+        '{"name": "a", "user": "a", "certificate": "a"}',
+        '{"name": "a", "sha256": "00"}',
+        '{"name": "a"}',
+        '["a"]',
+        "not json",
+        '{"name": "a", "user": "b"}\n{"name": "c", "user": "b"}',
+    ]:
+        path = tmp_path / "tokens"
+        path.write_text(line)
+
+        with pytest.raises(InvalidInput, match="not a token of wald-gate"):
+            clients_in(path)
+
+
+def test_the_command_needs_nothing_that_the_extra_brings(tmp_path: Path) -> None:
+    names = ("httptools", "msgspec", "starlette", "uvloop", "jinja2")
+    script = f"import sys; sys.modules.update(dict.fromkeys({names})); from wald_gate.command import main; main()"
+    line = [sys.executable, "-c", script, "token", "list", "--tokens", str(tmp_path / "tokens")]
+    token("add", "shop", "--tokens", tmp_path / "tokens", "--read", "orders", "--write", "app.*")
+    token("add", "ann", "--tokens", tmp_path / "tokens", "--user", "ann", "--admin")
+
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert done.stdout == "shop: token: read orders; write app.*\nann: user ann: admin\n", done.stderr
