@@ -115,7 +115,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald_gate": (*SIDECARS, "wald.aio", "wald.settings", "wald.systemd"),
     "wald_reclaim": (*SIDECARS, "wald.settings"),
     "wald_archive": (*SIDECARS, "wald.repairing"),  # creates logs, but never writes to existing ones
-    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.reading.arrow"),
+    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive", "wald.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }
 
@@ -300,6 +300,7 @@ def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> Non
 
 HELP_LINES = {
     "wald.cli:cli": None,  # of each command
+    "wald_archive.command:command": ("", "pack", "verify", "restore"),
     "wald_drain.command:command": ("", "feed", "redrive"),
     "wald_gate.command:command": ("", "serve", "token", "token add"),
     "wald_reclaim.command:command": ("",),

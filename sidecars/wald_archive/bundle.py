@@ -24,8 +24,8 @@ from wald.format.batch import Buffer
 from wald.format.times import utc
 from wald.reading.assembler import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
-from wald_archive.layout import bundle_stem, records_name
-from wald_archive.parts import Part, PartFacts, content_bytes, parts
+from wald_archive.objects import bundle_stem
+from wald_archive.parts import IndexEntry, Part, PartFacts, content_bytes, parts, records_name
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
@@ -70,18 +70,11 @@ class Contents:
     parts: tuple[PartFacts, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "first": self.first,
-            "last": self.last,
-            "after": self.after,
-            "count": self.count,
-            "record_bytes": self.record_bytes,
-            "earliest": utc(self.earliest_ns, 9),
-            "earliest_ns": self.earliest_ns,
-            "latest": utc(self.latest_ns, 9),
-            "latest_ns": self.latest_ns,
-            "parts": [asdict(part) for part in self.parts],
-        }
+        fields = asdict(self)
+        parts, earliest_ns, latest_ns = (fields.pop(name) for name in ("parts", "earliest_ns", "latest_ns"))
+        times = {"earliest": utc(earliest_ns, 9), "earliest_ns": earliest_ns}
+        times |= {"latest": utc(latest_ns, 9), "latest_ns": latest_ns}
+        return fields | times | {"parts": list(parts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,66 +111,63 @@ def bundle(
         after: last sequence of the previous bundle; every later record of the route is in ``batches``.
         sink: receives the bytes of the file in order.
     """
-    tar = _Tar(origin, after)
-    digest = hashlib.sha256()
+    tally, stored, tar = Tally(after), hashlib.sha256(), hashlib.sha256()
     frames: list[tuple[int, int]] = []
-    for frame, length in in_order(lambda piece: (codec.compress(piece), len(piece)), tar.frames(batches)):
-        digest.update(frame)
+
+    def contents_of_tar() -> Iterator[memoryview]:
+        for frame in _frames(batches, origin, tally):
+            tar.update(frame)
+            yield frame
+
+    for frame, length in in_order(lambda piece: (codec.compress(piece), len(piece)), contents_of_tar()):
+        stored.update(frame)
         frames.append((len(frame), length))
         sink(frame)
-    contents = tar.tally.contents(after)
+    contents = tally.contents()
     name = bundle_stem(origin.route, contents.first) + codec.suffix
     stored_bytes = sum(length for length, _ in frames)
-    return Bundle(
-        name, contents, stored_bytes, digest.hexdigest(), tar.digest.hexdigest(), tar.tally.runs, tuple(frames)
-    )
+    return Bundle(name, contents, stored_bytes, stored.hexdigest(), tar.hexdigest(), tally.runs, tuple(frames))
 
 
-class _Tar:
-    """Tar in pieces, and its digest."""
+def _frames(batches: Iterable[Batch], origin: Origin, tally: Tally) -> Iterator[memoryview]:
+    """Yield the tar in pieces."""
 
-    def __init__(self, origin: Origin, after: int) -> None:
-        self.digest = hashlib.sha256()
-        self.tally = Tally(after)
-        self._after = after
-        self._origin = origin
-        self._bytes = 0
-
-    def frames(self, batches: Iterable[Batch]) -> Iterator[memoryview]:
-        folder = ""
-        for part in parts(self._counted(batches)):
-            folder = folder or bundle_stem(self._origin.route, part.first)
-            self.tally.add(part)
-            seconds = part.earliest_ns // _SECOND_NS
-            yield from self._frames(
-                *_member(f"{folder}/batches/{part.index_name}", seconds, [part.index()]),
-                *_member(records_name(folder, part.name), seconds, part.data),
-            )
-        contents = self.tally.contents(self._after)
-        seconds = contents.latest_ns // _SECOND_NS
-        last = b"".join(_member(f"{folder}/{ABOUT}", seconds, [about(self._origin, contents)]))
-        end = self._bytes + len(last) + 2 * BLOCK_BYTES
-        yield from self._frames(last, bytes(2 * BLOCK_BYTES + -end % RECORD_BYTES))
-
-    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def counted() -> Iterator[Batch]:
         for batch in batches:
-            self.tally.record_bytes += content_bytes(batch)
+            tally.record_bytes += content_bytes(batch)
             yield batch
 
-    def _frames(self, *pieces: Buffer) -> Iterator[memoryview]:
-        data = memoryview(b"".join(pieces))
-        self._bytes += len(data)
-        for start in range(0, len(data), FRAME_BYTES):
-            frame = data[start : start + FRAME_BYTES]
-            self.digest.update(frame)
-            yield frame
+    folder, tar_bytes = "", 0
+    for part in parts(counted()):
+        folder = folder or bundle_stem(origin.route, part.first)
+        tally.add(part)
+        index = _member(f"{folder}/batches/{part.index_name}", part.runs[0], [part.index()])
+        data = b"".join([*index, *_member(records_name(folder, part.name), part.runs[0], part.data)])
+        tar_bytes += len(data)
+        yield from _pieces(data)
+    last = b"".join(_member(f"{folder}/{ABOUT}", part.runs[-1], [about(origin, tally.contents())]))
+    end = tar_bytes + len(last) + 2 * BLOCK_BYTES
+    yield from _pieces(last + bytes(2 * BLOCK_BYTES + -end % RECORD_BYTES))
+
+
+def _pieces(data: bytes) -> Iterator[memoryview]:
+    return (memoryview(data)[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES))
+
+
+def _member(name: str, run: IndexEntry, data: list[Any]) -> list[Any]:
+    """Return a file in the tar: header, content, and zeros up to a block. ``Any``: all that bytes.join accepts."""
+    info = tarfile.TarInfo(name)
+    info.size = sum(map(len, data))
+    info.mtime = run.append_time_ns // _SECOND_NS
+    info.mode = 0o644
+    return [info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"), *data, bytes(-info.size % BLOCK_BYTES)]
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the parts of a bundle that is written or read."""
+    """Sums over the parts of a bundle after record ``after`` that is written or read."""
 
-    at: int
+    after: int
     runs: array[int] = field(default_factory=lambda: array("Q"))
     parts: list[PartFacts] = field(default_factory=list)
     record_bytes: int = 0
@@ -185,34 +175,20 @@ class Tally:
     latest_ns: int = 0
 
     def add(self, part: Part) -> None:
+        at = self.parts[-1].last if self.parts else self.after
         if not self.parts:
-            self.earliest_ns = part.earliest_ns
-        self.latest_ns = part.latest_ns
+            self.earliest_ns = part.runs[0].append_time_ns
+        self.latest_ns = part.runs[-1].append_time_ns
         self.parts.append(part.facts)
         for run in part.runs:
-            if self.runs and run.first == self.at + 1:
+            if self.runs and run.first == at + 1:
                 self.runs[-1] += run.count
             else:
-                self.runs.extend((run.first - self.at - 1, run.count))
-            self.at = run.last
+                self.runs.extend((run.first - at - 1, run.count))
+            at = run.last
 
-    def contents(self, after: int) -> Contents:
+    def contents(self) -> Contents:
+        first, last, count = self.parts[0].first, self.parts[-1].last, sum(part.count for part in self.parts)
         return Contents(
-            first=self.parts[0].first,
-            last=self.parts[-1].last,
-            after=after,
-            count=sum(part.count for part in self.parts),
-            record_bytes=self.record_bytes,
-            earliest_ns=self.earliest_ns,
-            latest_ns=self.latest_ns,
-            parts=tuple(self.parts),
+            first, last, self.after, count, self.record_bytes, self.earliest_ns, self.latest_ns, tuple(self.parts)
         )
-
-
-def _member(name: str, seconds: int, data: list[Any]) -> list[Any]:
-    """Return a file in the tar: header, content, and zeros up to a block. ``Any``: all that bytes.join accepts."""
-    info = tarfile.TarInfo(name)
-    info.size = sum(map(len, data))
-    info.mtime = seconds
-    info.mode = 0o644
-    return [info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"), *data, bytes(-info.size % BLOCK_BYTES)]

@@ -20,14 +20,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from deflate import DeflateError, gzip_compress, gzip_decompress
+from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
 
 from wald.format.batch import Buffer
-
-if TYPE_CHECKING:
-    from zstandard import ZstdCompressor, ZstdDecompressor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +41,17 @@ _ZSTD_MAGIC = 0xFD2FB528.to_bytes(4, "little")
 _ZSTD_FRAME_MAX_BYTES = FRAME_BYTES + (FRAME_BYTES >> 8) + 1024  # of a frame that does not compress at all
 _RUN_LENGTH = 1  # kind of a block that is one byte, however long it becomes
 _TOO_LARGE = f"a frame of more than {FRAME_BYTES} bytes"
-_of_thread = threading.local()
+
+
+class _Zstd(threading.local):
+    """Compressors of each thread; allocating them for each part would cost a tenth of the time."""
+
+    def __init__(self) -> None:
+        self.compressor = ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True, write_checksum=True)
+        self.decompressor = ZstdDecompressor()
+
+
+_zstd = _Zstd()
 
 
 class BadStream(ValueError):
@@ -61,31 +70,20 @@ class Codec(StrEnum):
         return ".tar" if self is Codec.NONE else f".tar.{self.value}"
 
     def compress(self, data: Buffer) -> Buffer:
-        if self is Codec.ZST:
-            return _zstd_of_thread().compressor.compress(data)
-        if self is Codec.GZ:
-            from deflate import gzip_compress
-
-            return gzip_compress(data, GZIP_LEVEL)
-        return data
+        if self is Codec.NONE:
+            return data
+        return _zstd.compressor.compress(data) if self is Codec.ZST else gzip_compress(data, GZIP_LEVEL)
 
     def expand(self, frame: bytes, content_bytes: int) -> Buffer:
         """Decompress one frame of known length, which is faster; raise BadStream if it has another length."""
         content: Buffer = frame
-        if self is Codec.ZST:
-            from zstandard import ZstdError
-
-            try:
-                content = _zstd_of_thread().decompressor.decompress(frame, max_output_size=content_bytes)
-            except ZstdError as error:
-                raise BadStream(str(error)) from error
-        elif self is Codec.GZ:
-            from deflate import DeflateError, gzip_decompress
-
-            try:
+        try:
+            if self is Codec.ZST:
+                content = _zstd.decompressor.decompress(frame, max_output_size=content_bytes)
+            elif self is Codec.GZ:
                 content = gzip_decompress(frame, content_bytes)
-            except (DeflateError, ValueError) as error:
-                raise BadStream(str(error)) from error
+        except (ZstdError, DeflateError, ValueError) as error:
+            raise BadStream(str(error)) from error
         if len(content) != content_bytes:
             raise BadStream(f"a frame of {len(content)} bytes, not of {content_bytes}")
         return content
@@ -125,28 +123,8 @@ def ahead(items: Iterator[T]) -> Generator[T]:
                 raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Zstd:
-    """Compressors of one thread; allocating them for each part would cost a tenth of the time."""
-
-    compressor: ZstdCompressor
-    decompressor: ZstdDecompressor
-
-
-def _zstd_of_thread() -> _Zstd:
-    if not hasattr(_of_thread, "zstd"):
-        from zstandard import ZstdCompressor, ZstdDecompressor
-
-        compressor = ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True, write_checksum=True)
-        _of_thread.zstd = _Zstd(compressor, ZstdDecompressor())
-    found: _Zstd = _of_thread.zstd
-    return found
-
-
 def _zstd_contents(chunks: Iterable[bytes]) -> Iterator[Buffer]:
     """Decompress frame by frame, each into memory of its declared size, so that it cannot expand to more."""
-    from zstandard import ZstdError, frame_content_size
-
     left = b""
     for chunk in chunks:
         left += chunk
@@ -190,8 +168,7 @@ def _zstd_frame_bytes(data: bytes, start: int) -> int | None:
 
 
 def _gzip_contents(chunks: Iterable[bytes]) -> Iterator[Buffer]:
-    member, room = zlib.decompressobj(_GZIP), FRAME_BYTES
-    begun = False
+    member, room, begun = zlib.decompressobj(_GZIP), FRAME_BYTES, False
     for chunk in chunks:
         left = chunk
         while left:

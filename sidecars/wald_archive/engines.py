@@ -25,10 +25,9 @@ from wald.segments.view import View
 from wald.setting_types import GIB
 from wald_archive.bundle import Bundle, bundle
 from wald_archive.codecs import WORKERS_MAX, BadStream, Codec, in_order
-from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, bundle_stem, digest_line
 from wald_archive.ledger import Request, Run
-from wald_archive.objects import Destination
-from wald_archive.parts import BundleBatches
+from wald_archive.objects import DIGEST_SUFFIX, PAYLOAD, Destination, bundle_stem, digest_line
+from wald_archive.parts import bundle_batches
 
 
 class Engine(Protocol):
@@ -46,20 +45,6 @@ class Engine(Protocol):
             Damaged: some of its records are unreadable.
             Refused: a file exists at the destination with other content.
             OSError: the destination or the log's disk fails.
-        """
-
-
-class EngineMaker(Protocol):
-    """Module with these functions, which an entry point in the group ``wald_archive.engines`` names."""
-
-    def is_there(self) -> bool:
-        """Return True if the packages that the engine needs are installed."""
-
-    def start(self, log: Log, destination: Destination, master: str | None, stack: ExitStack) -> Engine:
-        """Start the engine on the cluster ``master``; closing ``stack`` stops it.
-
-        Raises:
-            NotFound: a package that it needs is not installed.
         """
 
 
@@ -81,7 +66,7 @@ class LocalEngine:
                 yield batch
 
         after = run.after
-        for portion in BundleBatches(watched(), run.size):
+        for portion in bundle_batches(watched(), run.size):
             made = write_bundle(self.destination, run, portion, after)
             yield made
             after = made.contents.last
@@ -96,9 +81,8 @@ def write_bundle(destination: Destination, run: Run, batches: Iterator[Batch], a
     """
     begin = next(batches)
     name = f"{run.bag}/{PAYLOAD}/{bundle_stem(run.origin.route, begin.first_sequence)}{run.codec.suffix}"
-    with destination.writing(name) as file:
-        everything = chain([begin], batches)
-        made = bundle(everything, origin=run.origin, codec=run.codec, after=after, sink=file.write)
+    with destination.writing(name) as write:
+        made = bundle(chain([begin], batches), origin=run.origin, codec=run.codec, after=after, sink=write)
     _read_back(destination, name, made, run.codec)
     write_file(destination, name + DIGEST_SUFFIX, digest_line(made.sha256, made.name))
     return made
@@ -106,8 +90,8 @@ def write_bundle(destination: Destination, run: Run, batches: Iterator[Batch], a
 
 def write_file(destination: Destination, name: str, data: bytes) -> None:
     """Write a small file, and read it back."""
-    with destination.writing(name) as file:
-        file.write(data)
+    with destination.writing(name) as write:
+        write(data)
     if b"".join(destination.read(name)) != data:
         raise _not_given_back(destination.full_name(name))
 
@@ -120,14 +104,14 @@ def _read_back(destination: Destination, name: str, made: Bundle, codec: Codec) 
             stored.update(chunk)
             yield chunk
 
-    lengths = [length for length, _ in made.frames]
-    frames = zip(_reparted(chunks(), lengths), made.frames, strict=True)
+    frames = zip(_reparted(chunks(), [length for length, _ in made.frames]), made.frames, strict=True)
     try:
         for content in in_order(lambda frame: codec.expand(frame[0], frame[1][1]), frames):
             tar.update(content)
-    except (BadStream, ValueError) as error:
-        raise _not_given_back(destination.full_name(name)) from error
-    if (stored.hexdigest(), tar.hexdigest()) != (made.sha256, made.tar_sha256):
+        same = (stored.hexdigest(), tar.hexdigest()) == (made.sha256, made.tar_sha256)
+    except (BadStream, ValueError):
+        same = False
+    if not same:
         raise _not_given_back(destination.full_name(name))
 
 
@@ -169,14 +153,17 @@ def choose_engine(
     """
     if name == LOCAL and master is not None:
         raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
-    if name == LOCAL or (name == AUTO and master is None and not spark_pays(log, requests)):
+    optional = name == AUTO and master is None
+    if name == LOCAL or (optional and not spark_pays(log, requests)):
         return LocalEngine(log, destination)
-    spark = _installed(SPARK)
-    if name == AUTO and master is None and not (spark is not None and spark.is_there()):
+    # The module wald_spark.engine, if it is installed:
+    spark = next((found.load() for found in entry_points(group="wald_archive.engines", name=SPARK)), None)
+    if optional and not (spark is not None and spark.is_there()):
         return LocalEngine(log, destination)
     if spark is None:
         raise NotFound("the engine for Spark is not installed", hint="in a clone of wald: pip install '.[spark]'")
-    return spark.start(log, destination, master, stack)
+    engine: Engine = spark.start(log, destination, master, stack)
+    return engine
 
 
 def spark_pays(log: Log, requests: Iterable[Request]) -> bool:
@@ -207,9 +194,3 @@ def _bytes_in(view: View, segment: Segment, route: str, after: int) -> int:
         return segment.path.stat().st_size if limit is None else limit
     entries = sealed_index(segment, view.log_id).routes
     return sum(entry.payload_bytes for entry in entries if entry.route == route and entry.last > after)
-
-
-def _installed(name: str) -> EngineMaker | None:
-    """Return the engine of another package by its entry point."""
-    found = next(iter(entry_points(group="wald_archive.engines", name=name)), None)
-    return None if found is None else found.load()

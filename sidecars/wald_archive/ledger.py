@@ -21,15 +21,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Literal
 
 from wald.errors import Damaged
 from wald.format.ledger_lines import Entry
 from wald.format.spans import pack
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
-from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name
 from wald_archive.manifest import BundleEntry, Previous
-from wald_archive.parts import Bytes, Records, Size
+from wald_archive.objects import PAYLOAD, BagName, bundle_stem
+from wald_archive.parts import Bytes, Records, Size, records_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +102,13 @@ class Run:
             "at": at_ns,
         }
 
-    def finished(self, *, at_ns: int) -> Entry:
-        return self._line("finished") | {"first": self.first, "last": self.last, "at": at_ns}
-
-    def abandoned(self, *, at_ns: int) -> Entry:
-        return self._line("abandoned") | {"first": self.first, "last": self.last, "at": at_ns}
+    def ended(self, event: Literal["finished", "abandoned"], *, at_ns: int) -> Entry:
+        return self._line(event) | {"first": self.first, "last": self.last, "at": at_ns}
 
     def _line(self, event: str) -> Entry:
         origin = self.origin
-        return {
-            "event": event,
-            "route": origin.route,
-            "group": origin.group,
-            "dest": self.dest,
-            "bag": str(self.bag),
-        }
+        names = {"route": origin.route, "group": origin.group, "dest": self.dest, "bag": str(self.bag)}
+        return {"event": event} | names
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,52 +185,49 @@ def _parse(begun: Entry, log: str) -> Run:
 
 
 @dataclass(slots=True)
+class RecordedBag:
+    """Lines of the ledger about one bag.
+
+    Attributes:
+        bundles: ``archived`` lines by name; their bag was read back completely before they were written.
+        runs: the last event of each group's run: begun, finished or abandoned.
+    """
+
+    bundles: dict[str, Entry] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
+
+    def why_incomplete(self, route: str, group: str | None) -> str:
+        """Return why the bag of ``group`` (None for any) may be incomplete, or "" if it must be complete."""
+        runs = sorted((of_group, event) for of_group, event in self.runs.items() if group in (None, of_group))
+        if self.bundles:
+            return ""
+        for of_group, event in runs:
+            if event == "begun":
+                return f"unfinished: an interrupted run; wald-archive {route} --group {of_group} continues it"
+        return "an abandoned run; it may be removed" if any(event == "abandoned" for _, event in runs) else ""
+
+
+@dataclass(slots=True)
 class Recorded:
     """Contents of one destination according to the ledger.
 
     Attributes:
-        bundles: ``archived`` lines, by bag and name of the bundle.
-        whole: bags of these bundles, each read back completely before its lines were written.
-        unfinished: bag and group of each run that was begun, and neither finished nor abandoned.
-        abandoned: bag and group of each abandoned run.
+        bags: by name; one without lines is empty.
         elsewhere: destinations of all recorded bundles, if this destination has none.
     """
 
-    bundles: dict[tuple[str, str], Entry] = field(default_factory=dict)
-    whole: set[str] = field(default_factory=set)
-    unfinished: set[tuple[str, str]] = field(default_factory=set)
-    abandoned: set[tuple[str, str]] = field(default_factory=set)
+    bags: defaultdict[str, RecordedBag] = field(default_factory=lambda: defaultdict(RecordedBag))
     elsewhere: tuple[str, ...] = ()
 
-    def by_bag(self) -> defaultdict[str, Recorded]:
-        """Split by bag; a bag without lines is empty."""
-        parts: defaultdict[str, Recorded] = defaultdict(Recorded)
-        for (bag, name), line in self.bundles.items():
-            parts[bag].bundles[bag, name] = line
-        for bag in self.whole:
-            parts[bag].whole.add(bag)
-        for run in self.unfinished:
-            parts[run[0]].unfinished.add(run)
-        for run in self.abandoned:
-            parts[run[0]].abandoned.add(run)
-        return parts
+    @property
+    def bundles(self) -> dict[tuple[str, str], Entry]:
+        """The ``archived`` lines, by bag and name of the bundle."""
+        return {(bag, name): line for bag, lines in self.bags.items() for name, line in lines.bundles.items()}
 
     def last_of(self, route: str) -> int:
         """Return the last record of a route in a bundle, or 0."""
         lasts = (line.get("last") for line in self.bundles.values() if line.get("route") == route)
         return max((last for last in lasts if isinstance(last, int)), default=0)
-
-    def why_incomplete(self, bag: str, group: str | None) -> str:
-        """Return why a bag of ``group`` (None for any) may be incomplete, or "" if it must be complete."""
-        if bag in self.whole:
-            return ""
-        for begun, of_group in sorted(self.unfinished):
-            if begun == bag and group in (None, of_group):
-                route = bag.partition("/")[0]
-                return f"unfinished: an interrupted run; wald-archive {route} --group {of_group} continues it"
-        if any(begun == bag and group in (None, of_group) for begun, of_group in self.abandoned):
-            return "an abandoned run; it may be removed"
-        return ""
 
 
 def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
@@ -246,25 +236,16 @@ def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
     real = cache(_real)
     known, others = False, set()
     for entry in entries:
-        dest, event = str(entry.get("dest")), entry.get("event")
-        if real(dest) != real(address):
+        dest, event = str(entry.get("dest")), str(entry.get("event"))
+        if real(dest) == real(address):
+            known = True
+            bag = recorded.bags[str(entry.get("bag"))]
             if event == "archived":
-                others.add(dest)
-            continue
-        known = True
-        bag = str(entry.get("bag"))
-        run = bag, str(entry.get("group"))
-        if event == "archived":
-            recorded.bundles[bag, str(entry.get("bundle"))] = entry
-            recorded.whole.add(bag)
-        elif event == "begun":
-            recorded.unfinished.add(run)
-            recorded.abandoned.discard(run)
-        elif event == "finished":
-            recorded.unfinished.discard(run)
-        elif event == "abandoned":
-            recorded.unfinished.discard(run)
-            recorded.abandoned.add(run)
+                bag.bundles[str(entry.get("bundle"))] = entry
+            else:
+                bag.runs[str(entry.get("group"))] = event
+        elif event == "archived":
+            others.add(dest)
     recorded.elsewhere = () if known else tuple(sorted(others))
     return recorded
 

@@ -21,9 +21,10 @@ from typing import Any
 from wald.format.names import is_route
 from wald_archive.bundle import FORMAT_VERSION, Bundle, Contents, Origin
 from wald_archive.codecs import Codec
-from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, digest_line
+from wald_archive.objects import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, digest_line
 from wald_archive.parts import PART_BYTES, PartFacts
 
+_NUMBERS = ("first", "last", "after", "count", "record_bytes", "earliest_ns", "latest_ns")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -112,16 +113,8 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _entry(fields: dict[str, Any], route: str, codec: Codec) -> BundleEntry:
-    contents = Contents(
-        first=_number(fields, "first"),
-        last=_number(fields, "last"),
-        after=_number(fields, "after"),
-        count=_number(fields, "count"),
-        record_bytes=_number(fields, "record_bytes"),
-        earliest_ns=_number(fields, "earliest_ns"),
-        latest_ns=_number(fields, "latest_ns"),
-        parts=tuple(_part(part) for part in fields["parts"]),
-    )
+    numbers = {name: _number(fields, name) for name in _NUMBERS}
+    contents = Contents(**numbers, parts=tuple(_part(part) for part in fields["parts"]))
     name = _text(fields, "bundle")
     if name != bundle_stem(route, contents.first) + codec.suffix:
         raise BadManifest(f"{name!r} cannot be the name of a bundle from record {contents.first} on")
@@ -162,10 +155,9 @@ PAYLOAD_DIGESTS = "manifest-sha256.txt"
 TAG_DIGESTS = "tagmanifest-sha256.txt"
 TAGS = (MANIFEST, "README.txt", "bagit.txt", "bag-info.txt", PAYLOAD_DIGESTS, TAG_DIGESTS)
 _DECLARATION = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-_UNPACK = {Codec.ZST: "tar --zstd -x", Codec.GZ: "tar -xz", Codec.NONE: "tar -x"}
 
 _README = """\
-{count} records of the route "{route}", packed by {software} on {archived_at}
+{title}
 {underline}
 
 They are the records {first} to {last} of the log {log}, in {bundles}.
@@ -173,11 +165,11 @@ Nothing but tar, sha256sum and {program} is needed to get at them; jq helps.
 
 Is everything as it was written?
 
-    sha256sum -c {payload_digests} {tag_digests}
+    sha256sum -c manifest-sha256.txt tagmanifest-sha256.txt
 
 All records as lines, each as it came:
 
-    cd {payload}
+    cd data
     for bundle in *{suffix}; do {unpack}Of "$bundle" --wildcards '*/records/*.txt'; done
 
 Keyed, timed and binary records, if there are any, are JSON objects, one a line:
@@ -197,7 +189,7 @@ In a bundle
 
 Numbers count the records of all routes of a log, so those of one route have gaps.
 
-In {manifest}
+In manifest.json
 
     bundles           one object a bundle: its records are "first" to "last", "count" in number, taken in from
                       "earliest" to "latest" (UTC); they are all records of the route behind "after"
@@ -219,52 +211,41 @@ def tag_files(manifest: Manifest) -> dict[str, bytes]:
         payload[f"{PAYLOAD}/{bundle.name}"] = bundle.sha256
         payload[f"{PAYLOAD}/{bundle.name}{DIGEST_SUFFIX}"] = hashlib.sha256(beside).hexdigest()
         octets += bundle.bytes + len(beside)
-    contents = (
-        manifest.encode(),
-        _readme(manifest).encode(),
-        _DECLARATION,
-        _bag_info(manifest, octets, len(payload)).encode(),
-        _digests(payload),
+    info = (
+        f"Bag-Software-Agent: {manifest.origin.software}\n"
+        f"Bagging-Date: {manifest.origin.archived_at[:10]}\n"
+        f"External-Identifier: {manifest.origin.log}/{manifest.bag}\n"
+        f"Payload-Oxum: {octets}.{len(payload)}\n"
     )
+    contents = (manifest.encode(), _readme(manifest), _DECLARATION, info.encode(), _digests(payload))
     files = dict(zip(TAGS, contents, strict=False))  # the last one has the digests of these
     return files | {TAG_DIGESTS: _digests({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})}
+
+
+def count_bundles(count: int) -> str:
+    return "1 bundle" if count == 1 else f"{count} bundles"
 
 
 def _digests(files: dict[str, str]) -> bytes:
     return b"".join(digest_line(files[name], name) for name in sorted(files))
 
 
-def _bag_info(manifest: Manifest, octets: int, streams: int) -> str:
-    return (
-        f"Bag-Software-Agent: {manifest.origin.software}\n"
-        f"Bagging-Date: {manifest.origin.archived_at[:10]}\n"
-        f"External-Identifier: {manifest.origin.log}/{manifest.bag}\n"
-        f"Payload-Oxum: {octets}.{streams}\n"
+def _readme(manifest: Manifest) -> bytes:
+    origin, codec, entry = manifest.origin, manifest.codec, manifest.entries[0].bundle
+    title = (
+        f'{manifest.count} records of the route "{origin.route}", packed by {origin.software} on {origin.archived_at}'
     )
-
-
-def _readme(manifest: Manifest) -> str:
-    origin, entry = manifest.origin, manifest.entries[0].bundle
-    bundles = len(manifest.entries)
-    title = f'{manifest.count} records of the route "{origin.route}", packed by {origin.software} on '
     return _README.format(
-        count=manifest.count,
-        route=origin.route,
-        software=origin.software,
-        archived_at=origin.archived_at,
-        underline="=" * len(title + origin.archived_at),
+        title=title,
+        underline="=" * len(title),
         first=manifest.first,
         last=manifest.last,
         log=origin.log,
-        bundles="1 bundle" if bundles == 1 else f"{bundles} bundles",
-        program={Codec.ZST: "zstd", Codec.GZ: "gzip", Codec.NONE: "a shell"}[manifest.codec],
-        payload_digests=PAYLOAD_DIGESTS,
-        tag_digests=TAG_DIGESTS,
-        payload=PAYLOAD,
-        suffix=manifest.codec.suffix,
-        unpack=_UNPACK[manifest.codec],
-        manifest=MANIFEST,
+        bundles=count_bundles(len(manifest.entries)),
+        program={Codec.ZST: "zstd", Codec.GZ: "gzip", Codec.NONE: "a shell"}[codec],
+        suffix=codec.suffix,
+        unpack={Codec.ZST: "tar --zstd -x", Codec.GZ: "tar -xz", Codec.NONE: "tar -x"}[codec],
         example=entry.name,
         example_first=entry.contents.first,
         example_last=entry.contents.last,
-    )
+    ).encode()

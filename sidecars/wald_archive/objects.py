@@ -1,28 +1,83 @@
-"""Destinations of bags: a directory on any mounted file system, or an object store that fsspec has an address for.
+"""Destinations of bags, and the names there. A name has the route and the first sequence in 20 digits.
 
-A file is created, written from start to end in large pieces, synced, and never touched again: no rename and no
-overwriting. That suits a tape (LTFS) as well as a disk. An object is written whole, and appears at the end or not at
-all. A file of an interrupted run is compared with the new data: in a directory its missing end is appended, and any
-difference is refused.
+A destination is a directory on any mounted file system, or an object store that fsspec has an address for. A file is
+created, written from start to end in large pieces, synced, and never touched again: no rename and no overwriting. That
+suits a tape (LTFS) as well as a disk. An object is written whole, and appears at the end or not at all. A file of an
+interrupted run is compared with the new data: in a directory its missing end is appended, and any difference is
+refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol
+from typing import Any
 
 from wald.errors import DiskFailure, InvalidInput, Refused, WaldError
 from wald.files.disk import Disk
 from wald.files.layout import require_no_link
 from wald.format.batch import Buffer
+from wald.format.names import DIGITS
+
+PAYLOAD = "data"
+MANIFEST = "manifest.json"
+DIGEST_SUFFIX = ".sha256"
+_LEFT_BY_DESKTOPS = frozenset({"Thumbs.db", "desktop.ini", ".DS_Store", ".directory", "@eaDir"})
+_BAG = re.compile(rf"([0-9]{{{DIGITS}}})-([0-9]{{{DIGITS}}})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BagName:
+    """Bag: the records of a route that one run has packed."""
+
+    route: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """Return its directory below the destination.
+
+        >>> str(BagName("web", 1, 250))
+        'web/00000000000000000001-00000000000000000250'
+        """
+        return f"{self.route}/{self.first:0{DIGITS}d}-{self.last:0{DIGITS}d}"
+
+
+def parse_bag_name(route: str, folder: str) -> BagName | None:
+    """Return the bag in ``folder`` of a route's directory, or None if it is not a bag."""
+    match = _BAG.fullmatch(folder)
+    return BagName(route, int(match[1]), int(match[2])) if match else None
+
+
+def is_left_by_desktop(name: str) -> bool:
+    """Return True if desktops or NAS systems put files of this name into every directory that they display.
+
+    >>> is_left_by_desktop("Thumbs.db"), is_left_by_desktop("._manifest.json"), is_left_by_desktop("notes.txt")
+    (True, True, False)
+    """
+    return name in _LEFT_BY_DESKTOPS or name.startswith("._")
+
+
+def bundle_stem(route: str, first: int) -> str:
+    """Return a bundle's name without the suffix of its compression, which is also the directory in its tar."""
+    return f"{route}-{first:0{DIGITS}d}"
+
+
+def digest_line(sha256: str, name: str) -> bytes:
+    """Return a line in the format of ``sha256sum``."""
+    return f"{sha256}  {name}\n".encode()
+
 
 WRITE_BYTES = 1 << 20  # at least, except at the end of a file: small writes make tapes stop and start
 READ_BYTES = 1 << 20
+
+# Appends to a file that is being written; raises Refused if an existing file has other bytes there.
+Write = Callable[[Buffer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +88,11 @@ class Listing:
     files: Sequence[str] = ()
 
 
-class Sink(Protocol):
-    """File that is being written."""
-
-    def write(self, data: Buffer) -> None:
-        """Append ``data``; raise Refused if an existing file has other bytes there, OSError if writing fails."""
-
-
-class Destination(Protocol):
-    """Place for bags. Names are relative to it, with slashes.
-
-    Attributes:
-        address: absolute path or address, as in the ledger.
-    """
-
-    address: str
-
-    def listing(self, folder: str) -> Listing:
-        """List ``folder``; empty if it does not exist."""
-
-    def length(self, name: str) -> int:
-        """Return the size of a file; raise FileNotFoundError if it does not exist."""
-
-    def read(self, name: str) -> Iterator[bytes]:
-        """Yield a file in pieces; raise FileNotFoundError if it does not exist."""
-
-    def writing(self, name: str) -> AbstractContextManager[Sink]:
-        """Write a file, which is complete and synced after the block unless that raised."""
-
-    def sync_folder(self, folder: str) -> None:
-        """Make the names in ``folder``, and of all folders up to the destination, durable."""
-
-    def full_name(self, name: str) -> str:
-        """Return the path or address of a file for messages."""
-
-
 class Directory:
-    """Directory, created when the first file is written."""
+    """Directory, created when the first file is written.
+
+    Names are relative to it, with slashes; ``address`` is its absolute path, as in the ledger.
+    """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = Path(os.path.abspath(path))
@@ -79,9 +102,11 @@ class Directory:
         self.address = str(self._path)
 
     def full_name(self, name: str) -> str:
+        """Return the path of a file for messages."""
         return str(self._path / name)
 
     def listing(self, folder: str) -> Listing:
+        """List ``folder``; empty if it does not exist."""
         try:
             entries = list(os.scandir(self._path / folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -93,25 +118,30 @@ class Directory:
         return os.stat(self._path / name).st_size
 
     def read(self, name: str) -> Iterator[bytes]:
+        """Yield a file in pieces; raise FileNotFoundError if it does not exist."""
         with open(self._path / name, "rb", buffering=0) as file:
             while data := file.read(READ_BYTES):
                 yield data
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Sink]:
-        """Write a file; raise Damaged if a symbolic link below the destination leads elsewhere."""
+    def writing(self, name: str) -> Iterator[Write]:
+        """Write a file, which is complete and synced after the block unless that raised.
+
+        Raise Damaged if a symbolic link below the destination leads elsewhere.
+        """
         path = self._path / name
         for above in path.relative_to(self._path).parents[:-1]:
             require_no_link(self._path / above)
         self._disk.make_directory(path.parent)
         file = _Growing(path, self._disk)
         try:
-            yield file
+            yield file.write
             file.finish()
         finally:
-            file.close()
+            self._disk.close(file.descriptor)
 
     def sync_folder(self, folder: str) -> None:
+        """Make the names in ``folder``, and of all folders up to the destination, durable."""
         path = self._path / folder
         while path.is_relative_to(self._path):
             self._disk.sync_directory(path)
@@ -125,15 +155,14 @@ class _Growing:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
-        self._end = 0
+        self._end = self._found = 0
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         try:
-            self._descriptor = disk.create(path)
-            self._found = 0
+            self.descriptor = disk.create(path)
         except FileExistsError:
-            self._descriptor = disk.open(path)
-            self._found = os.fstat(self._descriptor).st_size
+            self.descriptor = disk.open(path)
+            self._found = os.fstat(self.descriptor).st_size
 
     def write(self, data: Buffer) -> None:
         self._pending.append(data)
@@ -144,13 +173,10 @@ class _Growing:
     def finish(self) -> None:
         self._flush()
         if self._found > self._end:
-            raise differs(str(self._path), self._end)
-        self._disk.sync(self._descriptor)
+            raise _differs(str(self._path), self._end)
+        self._disk.sync(self.descriptor)
         # So that reading back reads the device instead of the cache.
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> None:
-        self._disk.close(self._descriptor)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _flush(self) -> None:
         data = b"".join(self._pending)
@@ -158,11 +184,11 @@ class _Growing:
         self._pending_bytes = 0
         known = min(len(data), max(0, self._found - self._end))
         if known:
-            there = os.pread(self._descriptor, known, self._end)
+            there = os.pread(self.descriptor, known, self._end)
             if (same := first_difference(there, data[:known])) is not None:
-                raise differs(str(self._path), self._end + same)
+                raise _differs(str(self._path), self._end + same)
         if known < len(data):
-            self._disk.write(self._descriptor, [memoryview(data)[known:]], self._end + known)
+            self._disk.write(self.descriptor, [memoryview(data)[known:]], self._end + known)
         self._end += len(data)
 
 
@@ -174,8 +200,7 @@ def first_difference(one: Buffer, other: Buffer) -> int | None:
     return next((offset for offset, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def differs(name: str, offset: int) -> Refused:
-    """Return the error for an existing file with other content."""
+def _differs(name: str, offset: int) -> Refused:
     return Refused(
         f"{name}: offset {offset}: a file of this name exists with different content; it is not overwritten",
         hint=f"archive to another place: --dest DIR; or, if a crash has left it, rm {name}",
@@ -186,15 +211,8 @@ _FILE = "file://"
 _REASON_MAX = 200  # characters; without Java, pyarrow names every place where it looked for a library
 
 
-def open_destination(address: str, disk: Disk) -> Destination:
-    """Open a directory, or an address, which contains "://"."""
-    if address.startswith(_FILE):
-        return Directory(Path(address.removeprefix(_FILE)), disk)
-    return ObjectStore(address) if "://" in address else Directory(Path(address), disk)
-
-
 class ObjectStore:
-    """Object store; raises InvalidInput if no installed package can reach it."""
+    """Object store with the methods of :class:`Directory`; raises InvalidInput if no installed package can reach it."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -205,7 +223,14 @@ class ObjectStore:
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except Exception as error:  # ImportError, ValueError, or whatever a store raises without its library
             text = shorten(str(error), _REASON_MAX, placeholder=" …") or type(error).__name__
-            raise InvalidInput(f"{address}: {text}", hint=_how_to_reach(self.address, error)) from error
+            hint = "a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
+            if isinstance(error, ImportError):
+                hint = (
+                    "install the package that this names for the same Python, or mount the store and name the directory"
+                )
+                if address.startswith(("s3://", "s3a://")):
+                    hint = "in a clone of wald: pip install '.[s3]'"
+            raise InvalidInput(f"{address}: {text}", hint=hint) from error
 
     def full_name(self, name: str) -> str:
         return f"{self.address}/{name}"
@@ -232,23 +257,29 @@ class ObjectStore:
                 yield data
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Sink]:
-        with _naming_errors(self.full_name(name)):
-            there = self._files.exists(self._key(name))
-        if there:
-            compared = _Compared(self.full_name(name), self.read(name))
-            yield compared
+    def writing(self, name: str) -> Iterator[Write]:
+        full_name = self.full_name(name)
+        with _naming_errors(full_name):
+            exists = self._files.exists(self._key(name))
+        if exists:
+            compared = _Compared(full_name, self.read(name))
+            yield compared.write
             compared.finish()
             return
-        with _naming_errors(self.full_name(name), writing=True):
+        with _naming_errors(full_name, writing=True):
             file = self._create(self._key(name))
+
+        def write(data: Buffer) -> None:
+            with _naming_errors(full_name, writing=True):
+                file.write(data)
+
         try:
-            yield _Upload(self.full_name(name), file)
+            yield write
         except BaseException:
-            with _naming_errors(self.full_name(name), writing=True):
+            with _naming_errors(full_name, writing=True):
                 file.discard()
             raise
-        with _naming_errors(self.full_name(name), writing=True):
+        with _naming_errors(full_name, writing=True):
             file.close()
             file.commit()
 
@@ -265,25 +296,13 @@ class ObjectStore:
         return f"{self._prefix}/{name}".rstrip("/")
 
 
-def _how_to_reach(address: str, error: Exception) -> str:
-    """Return the hint for an address that no installed package can reach."""
-    if not isinstance(error, ImportError):
-        return "a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
-    if address.startswith(("s3://", "s3a://")):
-        return "in a clone of wald: pip install '.[s3]'"
-    return "install the package that this names for the same Python, or mount the store and name the directory"
+Destination = Directory | ObjectStore
 
 
-class _Upload:
-    """Object that is being uploaded."""
-
-    def __init__(self, name: str, file: Any) -> None:
-        self._name = name
-        self._file = file
-
-    def write(self, data: Buffer) -> None:
-        with _naming_errors(self._name, writing=True):
-            self._file.write(data)
+def open_destination(address: str, disk: Disk) -> Destination:
+    """Open a directory, or an address, which contains "://"."""
+    path = address.removeprefix(_FILE)
+    return ObjectStore(address) if "://" in path else Directory(Path(path), disk)
 
 
 class _Compared:
@@ -300,12 +319,12 @@ class _Compared:
             self._there += chunk
         there, self._there = self._there[: len(data)], self._there[len(data) :]
         if (same := first_difference(there, data)) is not None:
-            raise differs(self._name, self._offset + same)
+            raise _differs(self._name, self._offset + same)
         self._offset += len(data)
 
     def finish(self) -> None:
         if self._there or next(self._chunks, b""):
-            raise differs(self._name, self._offset)
+            raise _differs(self._name, self._offset)
 
 
 @contextmanager

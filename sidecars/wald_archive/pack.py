@@ -8,17 +8,23 @@ ledger or by the cursor, before it was read back from the destination.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from wald.errors import Damaged, NotFound, Refused
+import wald
+from wald.cli.output import json_line, progress
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, wrong_type
 from wald.files.disk import Disk
 from wald.files.ledger_read import LedgerLines
 from wald.files.ledger_write import Ledger
 from wald.format.ledger_lines import Entry
-from wald.hints import command_line
+from wald.format.names import check_route
+from wald.format.times import utc
+from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
@@ -29,13 +35,144 @@ from wald.retention.history import History
 from wald.retention.missing import count_missing, span_text
 from wald.retention.progress import last_sequences
 from wald.segments.seek import end_of
+from wald.setting_types import MIB, format_bytes
+from wald.status.schema import time_fields
 from wald_archive.bundle import Origin
-from wald_archive.engines import Engine, NotGivenBack, write_file
-from wald_archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
+from wald_archive.codecs import Codec
+from wald_archive.engines import Engine, NotGivenBack, choose_engine, write_file
 from wald_archive.ledger import Request, Run, last_recorded, past
-from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest, tag_files
-from wald_archive.objects import Destination
-from wald_archive.parts import Records
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, count_bundles, decode_manifest, tag_files
+from wald_archive.objects import MANIFEST, PAYLOAD, Destination, open_destination, parse_bag_name
+from wald_archive.parts import Bytes, Records, Size
+
+BUNDLE_BYTES = 256 * MIB
+
+
+def pack_routes(
+    root: Path,
+    routes: Sequence[str],
+    *,
+    dest: str | None,
+    group: str,
+    records_per_bundle: int | None,
+    bytes_per_bundle: int | None,
+    to: int | None,
+    engine: str,
+    master: str | None,
+    codec: str,
+    as_json: bool,
+    write: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Archive routes, and report each run with a progress bar and a line for each bundle."""
+    for route in routes:
+        check_route(route)
+    log, disk = Log(root), Disk()
+    size = _size(records_per_bundle, bytes_per_bundle)
+    destination = open_destination(dest or str(log.root.archive), disk)
+    software = f"wald {wald.__version__}"
+    requests = [Request(route, group, size, Codec(codec), software, to) for route in dict.fromkeys(routes)]
+    reported: list[dict[str, Any]] = []  # Any: it is JSON
+    at = 0
+    advance: Callable[[int], None] = _ignore
+    with _failures(root, destination), ExitStack() as stack, ExitStack() as bar:
+
+        def begin(run: Run, resumed: bool) -> None:
+            nonlocal at, advance
+            if resumed:
+                warn(f"continuing the interrupted run {run.bag} with its own sizes and codec ({run.codec.value})")
+            at = run.first - 1
+            advance = bar.enter_context(progress(run.origin.route, run.last - at))
+
+        def reached(sequence: int) -> None:
+            nonlocal at
+            advance(sequence - at)
+            at = sequence
+
+        ledger = stack.enter_context(closing(Ledger(log.root.ledger / "archive.jsonl", disk, owner="wald-archive")))
+        chosen = choose_engine(engine, master, log, destination, requests, stack)
+        packer = Packer(log, disk, ledger, destination, chosen, on_begin=begin, on_record=reached, warn=warn)
+        for request in requests:
+            done: Packed | None = None
+            for done in packer.archive(request):
+                bar.close()
+                if as_json:
+                    reported.append(_fields(done))
+                else:
+                    write("\n".join(_lines(done)))
+            if done is None and not as_json:
+                upto = "" if to is None else f" up to record {to}"
+                write(f"nothing to archive: group {group} has read all of {request.route}{upto}")
+    if as_json:
+        write(json_line("archive.pack", {"runs": reported}))
+
+
+def _size(records: int | None, size_bytes: int | None) -> Size:
+    if records is not None and size_bytes is not None:
+        message = "--records-per-bundle and --bytes-per-bundle are mutually exclusive"
+        raise InvalidInput(message, hint="wald-archive pack --help")
+    if size_bytes == 0:
+        raise InvalidInput("a bundle of 0 bytes cannot have any records", hint="--bytes-per-bundle 256MiB")
+    return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+@contextmanager
+def _failures(root: Path, destination: Destination) -> Iterator[None]:
+    """Convert errors of the operating system, with the file and a hint."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted.from_error(error, error.filename or root) from error
+    except OSError as error:
+        if (misplaced := wrong_type(error)) is not None:
+            raise misplaced from error
+        raise DiskFailure(
+            f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
+            "nothing that is not at the destination was acknowledged",
+            hint=f"{room_commands(root, destination.address, error=error)}; then rerun the same command to continue",
+        ) from error
+
+
+def _fields(done: Packed) -> dict[str, Any]:
+    run, entries = done.run, done.manifest.entries if done.manifest else ()
+    return {
+        "route": run.origin.route,
+        "group": run.origin.group,
+        "dest": run.dest,
+        "bag": str(run.bag),
+        "first": run.first,
+        "last": run.last,
+        "records": done.manifest.count if done.manifest else None,
+        "resumed": done.resumed,
+        "bundles": [
+            {
+                "bundle": bundle.name,
+                "first": contents.first,
+                "last": contents.last,
+                "records": contents.count,
+                "record_bytes": contents.record_bytes,
+                "bytes": bundle.bytes,
+                "sha256": bundle.sha256,
+                **time_fields("earliest", contents.earliest_ns),
+                **time_fields("latest", contents.latest_ns),
+            }
+            for bundle, contents in ((entry.bundle, entry.bundle.contents) for entry in entries)
+        ],
+    }
+
+
+def _lines(done: Packed) -> Iterator[str]:
+    run, manifest = done.run, done.manifest
+    if manifest is None:
+        yield f"bag {run.bag}: was complete, and is acknowledged now"
+        return
+    for bundle in (entry.bundle for entry in manifest.entries):
+        contents = bundle.contents
+        yield (
+            f"{bundle.name}: {contents.count} records, {contents.first} to {contents.last}, "
+            f"{format_bytes(contents.record_bytes)} in {format_bytes(bundle.bytes)}, sha256 {bundle.sha256}"
+        )
+    yield f"bag {run.bag}: {manifest.count} records in {count_bundles(len(manifest.entries))} at {run.dest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +200,8 @@ class Packer:
     Attributes:
         moment: returns the time in the form of the archive and of cursors.
         on_begin: called with each run before it starts, and True if an earlier process began it.
-        on_abandon: called with an interrupted run that is abandoned.
-        on_reclaimed: called with a message about reclaimed records that a new group skips.
         on_record: called with the last sequence packed.
+        warn: called with a message about an abandoned run, or reclaimed records that a new group skips.
     """
 
     log: Log
@@ -73,12 +209,11 @@ class Packer:
     ledger: Ledger
     destination: Destination
     engine: Engine
-    now_ns: Callable[[], int]
-    moment: Callable[[], str]
+    now_ns: Callable[[], int] = time.time_ns
+    moment: Callable[[], str] = field(default=lambda: utc(time.time_ns()))
     on_begin: Callable[[Run, bool], None] = field(default=_ignore)
-    on_abandon: Callable[[Run], None] = field(default=_ignore)
-    on_reclaimed: Callable[[str], None] = field(default=_ignore)
     on_record: Callable[[int], None] = field(default=_ignore)
+    warn: Callable[[str], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
         """Finish an interrupted run, then pack the records after it, if any."""
@@ -91,7 +226,10 @@ class Packer:
             if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
                 # Another process moved the cursor, so some of the run's records may be reclaimed.
                 self._abandon(run)
-                self.on_abandon(run)
+                reason = f"the cursor of {run.origin.group} was moved in the meantime"
+                self.warn(
+                    f"the interrupted run {run.bag} is abandoned: {reason}; its files at {run.dest} may be removed"
+                )
             else:
                 self.on_begin(run, True)
                 yield self._finish(run, recorded=before.recorded, complete=before.complete, resumed=True)
@@ -145,7 +283,7 @@ class Packer:
         if cursor.state is CursorState.ABSENT:
             after, reclaimed = start_position(view, request.route, request.group)
             if reclaimed:
-                self.on_reclaimed(reclaimed)
+                self.warn(reclaimed)
             if batch is not None:
                 after = self._pass_hole(request, after, batch.first_sequence)
         return after, batch.first_sequence if batch else None
@@ -159,7 +297,7 @@ class Packer:
         if missing is None:
             return after
         verb = "was" if missing.first == missing.last else "were"
-        self.on_reclaimed(
+        self.warn(
             f"group {request.group} is new on route {request.route} and starts at record {first}: "
             f"{span_text(missing.first, missing.last)} {verb} already reclaimed"
         )
@@ -233,21 +371,17 @@ class Packer:
         yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield the bags of a route, newest first, back to the one that a run after ``after`` follows."""
+        """Yield the bags of a route, newest first, back to the one that a run after ``after`` follows.
+
+        An incomplete or damaged one, which wald-archive verify reports, is left out.
+        """
         names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
-        for bag in sorted((name for name in names if name), key=lambda name: name.last, reverse=True):
-            manifest = self._manifest(bag)
-            if manifest is not None:
+        for bag in sorted(filter(None, names), key=lambda name: name.last, reverse=True):
+            with suppress(FileNotFoundError, BadManifest):
+                manifest = decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
                 yield self.destination.full_name(str(bag)), manifest
                 if manifest.origin.group == group and manifest.last <= after:
                     return
-
-    def _manifest(self, bag: BagName) -> Manifest | None:
-        """Return None for an incomplete or damaged bag, which wald-archive verify reports."""
-        try:
-            return decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
-        except (FileNotFoundError, BadManifest):
-            return None
 
     def _finish(self, run: Run, *, recorded: frozenset[str], complete: bool, resumed: bool) -> Packed:
         manifest: Manifest | None = None
@@ -259,7 +393,7 @@ class Packer:
         if self.log.cursor(route, group).effective < run.last:
             log_id = self.log.identity.log_id
             move_cursor(self.log.root, route, group, run.last, log_id=log_id, disk=self.disk, now=self.moment())
-        self.ledger.append(run.finished(at_ns=self.now_ns()))
+        self.ledger.append(run.ended("finished", at_ns=self.now_ns()))
         return Packed(run, manifest, resumed)
 
     def _write(self, run: Run) -> Manifest:
@@ -292,7 +426,7 @@ class Packer:
         return manifest
 
     def _abandon(self, run: Run) -> None:
-        self.ledger.append(run.abandoned(at_ns=self.now_ns()))
+        self.ledger.append(run.ended("abandoned", at_ns=self.now_ns()))
 
 
 def check_lineage(

@@ -17,46 +17,35 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from wald.format.batch import Buffer
+from wald.format.names import DIGITS
 from wald.format.records import decode_columns
 from wald.reading.assembler import Batch
-from wald_archive.layout import part_name
-
-
-class Size(Protocol):
-    """Limit of a bundle."""
-
-    @property
-    def limit(self) -> int: ...
-
-    def of(self, batch: Batch) -> int:
-        """Return the size of a whole batch."""
-
-    def fitting(self, batch: Batch, room: int) -> int:
-        """Return how many of its first records fit into ``room``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Exact number of records; the last bundle may have fewer."""
+    """Size of a bundle: an exact number of records; the last bundle may have fewer."""
 
     limit: int
 
     def of(self, batch: Batch) -> int:
+        """Return the size of a whole batch."""
         return batch.count
 
     def fitting(self, batch: Batch, room: int) -> int:
+        """Return how many of its first records fit into ``room``."""
         return min(batch.count, room)
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Maximum number of bytes, but at least one record."""
+    """Size of a bundle: a maximum number of bytes, but at least one record."""
 
     limit: int
 
@@ -67,33 +56,33 @@ class Bytes:
         return records_within(batch, room)
 
 
-class BundleBatches:
-    """Batches split into bundles; each portion must be read to its end before the next one."""
+Size = Records | Bytes
 
-    def __init__(self, batches: Iterable[Batch], size: Size) -> None:
-        self._batches = iter(batches)
-        self._size = size
-        self._ahead = next(self._batches, None)
 
-    def __iter__(self) -> Iterator[Iterator[Batch]]:
-        while self._ahead is not None:
-            yield self._portion()
+def bundle_batches(batches: Iterable[Batch], size: Size) -> Iterator[Iterator[Batch]]:
+    """Split batches into bundles; each portion must be read to its end before the next one."""
+    rest = iter(batches)
+    ahead = next(rest, None)
 
-    def _portion(self) -> Iterator[Batch]:
-        room, begun = self._size.limit, False
-        while (batch := self._ahead) is not None:
-            count = self._size.fitting(batch, room)
+    def portion() -> Iterator[Batch]:
+        nonlocal ahead
+        room, begun = size.limit, False
+        while (batch := ahead) is not None:
+            count = size.fitting(batch, room)
             if not begun:
                 count = max(count, 1)
             if count < batch.count:
-                head, self._ahead = split(batch, count)
+                head, ahead = split(batch, count)
                 if head is not None:
                     yield head
                 return
-            room -= self._size.of(batch)
+            room -= size.of(batch)
             begun = True
-            self._ahead = next(self._batches, None)
+            ahead = next(rest, None)
             yield batch
+
+    while ahead is not None:
+        yield portion()
 
 
 def split(batch: Batch, count: int) -> tuple[Batch | None, Batch | None]:
@@ -103,33 +92,25 @@ def split(batch: Batch, count: int) -> tuple[Batch | None, Batch | None]:
 
 
 def content_bytes(batch: Batch) -> int:
-    if batch.is_columns:
-        return _Offsets(batch).bytes_of(batch.count)
-    return len(batch.raw())
+    return _column_bytes(batch)(batch.count) if batch.is_columns else len(batch.raw())
 
 
 def records_within(batch: Batch, room: int) -> int:
     """Return how many of its first records together have at most ``room`` bytes."""
     if batch.is_columns:
-        return bisect_right(range(1, batch.count + 1), room, key=_Offsets(batch).bytes_of)
+        return bisect_right(range(1, batch.count + 1), room, key=_column_bytes(batch))
     if content_bytes(batch) <= room:
         return batch.count
     return bytes(batch.raw()[: max(0, room)]).count(b"\n")
 
 
-class _Offsets:
-    """End offsets of the values in the variable-size columns of a batch."""
-
-    def __init__(self, batch: Batch) -> None:
-        columns = decode_columns(batch.payload)
-        self._begin = batch.skipped
-        self._ends = [
-            column.offsets.cast("i") for column in (columns.values, columns.keys, columns.headers) if column is not None
-        ]
-
-    def bytes_of(self, count: int) -> int:
-        begin = self._begin
-        return count + sum(ends[begin + count] - ends[begin] for ends in self._ends)
+def _column_bytes(batch: Batch) -> Callable[[int], int]:
+    """Return a function from a number of first records to their bytes in the columns of variable size."""
+    columns, begin = decode_columns(batch.payload), batch.skipped
+    offsets = [
+        column.offsets.cast("i") for column in (columns.values, columns.keys, columns.headers) if column is not None
+    ]
+    return lambda count: count + sum(ends[begin + count] - ends[begin] for ends in offsets)
 
 
 PART_BYTES = 4 << 20  # a reader or writer holds one part in memory
@@ -141,6 +122,19 @@ class Form(StrEnum):
 
     LINES = ".txt"
     OBJECTS = ".jsonl"
+
+
+def part_name(first: int, suffix: str) -> str:
+    return f"{first:0{DIGITS}d}{suffix}"
+
+
+def records_name(stem: str, part: str) -> str:
+    """Return the name in the tar of the file with the records of ``part``.
+
+    >>> records_name("web-00000000000000000001", "00000000000000000001.txt")
+    'web-00000000000000000001/records/00000000000000000001.txt'
+    """
+    return f"{stem}/records/{part}"
 
 
 class BadIndex(ValueError):
@@ -199,11 +193,6 @@ class Part:
 
     form: Form
     first: int
-    last: int = 0
-    count: int = 0
-    data_bytes: int = 0
-    earliest_ns: int = 0
-    latest_ns: int = 0
     data: list[Buffer] = field(default_factory=list)
     runs: list[IndexEntry] = field(default_factory=list)
 
@@ -216,37 +205,28 @@ class Part:
         return part_name(self.first, ".jsonl")
 
     @property
+    def last(self) -> int:
+        return self.runs[-1].last
+
+    @property
+    def count(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    @property
+    def data_bytes(self) -> int:
+        return self.runs[-1].offset + self.runs[-1].bytes if self.runs else 0
+
+    @property
     def facts(self) -> PartFacts:
         return PartFacts(self.name, self.first, self.last, self.count, self.data_bytes)
 
     def index(self) -> bytes:
         return "".join(run.to_line() for run in self.runs).encode()
 
-    def add(self, chunk: _Chunk) -> None:
-        if not self.runs:
-            self.earliest_ns = chunk.append_time_ns
-        length = len(chunk.data)
-        self.runs.append(
-            IndexEntry(
-                self.name, self.data_bytes, length, chunk.first, chunk.count, chunk.append_time_ns, chunk.terminated
-            )
-        )
-        self.data.append(chunk.data)
-        self.data_bytes += length
-        self.count += chunk.count
-        self.last = chunk.first + chunk.count - 1
-        self.latest_ns = chunk.append_time_ns
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Consecutive records of one batch in the form of a part."""
-
-    data: Buffer
-    first: int
-    count: int
-    append_time_ns: int
-    terminated: bool = True
+    def add(self, data: Buffer, first: int, count: int, append_time_ns: int, terminated: bool) -> None:
+        offset = self.data_bytes
+        self.runs.append(IndexEntry(self.name, offset, len(data), first, count, append_time_ns, terminated))
+        self.data.append(data)
 
 
 def parts(batches: Iterable[Batch], *, limit_bytes: int = PART_BYTES) -> Iterator[Part]:
@@ -254,15 +234,19 @@ def parts(batches: Iterable[Batch], *, limit_bytes: int = PART_BYTES) -> Iterato
     part: Part | None = None
     for batch in batches:
         form, chunks = (Form.OBJECTS, _objects) if batch.is_columns else (Form.LINES, _lines)
-        for chunk in chunks(batch, limit_bytes):
-            if part is not None and (part.form is not form or part.data_bytes + len(chunk.data) > limit_bytes):
+        for data, first, count in chunks(batch, limit_bytes):
+            if part is not None and (part.form is not form or part.data_bytes + len(data) > limit_bytes):
                 yield part
                 part = None
             if part is None:
-                part = Part(form, chunk.first)
-            part.add(chunk)
+                part = Part(form, first)
+            terminated = batch.terminated or batch.is_columns or first + count <= batch.last_sequence
+            part.add(data, first, count, batch.append_time_ns, terminated)
     if part is not None:
         yield part
+
+
+_Chunk = tuple[Buffer, int, int]  # data, first sequence and number of consecutive records of a batch
 
 
 def _lines(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
@@ -270,7 +254,7 @@ def _lines(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
     while rest is not None:
         head, rest = split(rest, max(1, records_within(rest, limit_bytes)))
         assert head is not None
-        yield _Chunk(head.raw(), head.first_sequence, head.count, head.append_time_ns, head.terminated)
+        yield head.raw(), head.first_sequence, head.count
 
 
 def _objects(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
@@ -279,8 +263,8 @@ def _objects(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
     for record in batch.records():
         line = record.to_json().encode() + b"\n"
         if lines and length + len(line) > limit_bytes:
-            yield _Chunk(b"".join(lines), first, len(lines), batch.append_time_ns)
+            yield b"".join(lines), first, len(lines)
             lines, first, length = [], record.sequence, 0
         lines.append(line)
         length += len(line)
-    yield _Chunk(b"".join(lines), first, len(lines), batch.append_time_ns)
+    yield b"".join(lines), first, len(lines)

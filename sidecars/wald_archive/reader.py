@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 from wald.format.batch import Buffer
 from wald_archive.bundle import ABOUT, ABOUT_MAX_BYTES, BLOCK_BYTES, RECORD_BYTES, Contents
 from wald_archive.codecs import BadStream
-from wald_archive.layout import part_name
-from wald_archive.parts import INDEX_LINE_MAX_BYTES, BadIndex, Form, IndexEntry, Part, PartFacts, parse_index_entry
+from wald_archive.parts import (
+    INDEX_LINE_MAX_BYTES,
+    BadIndex,
+    Form,
+    IndexEntry,
+    Part,
+    PartFacts,
+    parse_index_entry,
+    part_name,
+)
 
 _PAX_PATH = re.compile(rb"([0-9]{1,3}) path=([^\n]+)\n")
 _END_BYTES = 2 * BLOCK_BYTES
@@ -80,17 +88,7 @@ def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) ->
         offset, sequence = end, run.last + 1
     if offset != len(data) or name != part_name(runs[0].first, form.value):
         raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} of its index")
-    part = Part(
-        form,
-        first=runs[0].first,
-        last=runs[-1].last,
-        count=sum(run.count for run in runs),
-        data_bytes=len(data),
-        earliest_ns=runs[0].append_time_ns,
-        latest_ns=runs[-1].append_time_ns,
-        data=[data],
-        runs=runs,
-    )
+    part = Part(form, runs[0].first, [data], runs)
     if part.facts != facts:
         raise BadBundle(f"{member}: {part.count} records, {part.first} to {part.last}, not as the manifest says")
     return part

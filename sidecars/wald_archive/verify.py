@@ -17,29 +17,26 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from wald.checking.checker import Level
-from wald.errors import NotFound
+from wald.cli.output import json_line, progress
+from wald.errors import Damaged, NotFound
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import read_files, readable_entries
 from wald.format.batch import Buffer
 from wald.format.ledger_lines import Entry
 from wald.format.names import is_route
 from wald.format.spans import BadRunLengths, unpack
 from wald_archive.bundle import Tally, about
 from wald_archive.codecs import BadStream, Codec, ahead
-from wald_archive.layout import (
-    DIGEST_SUFFIX,
-    MANIFEST,
-    PAYLOAD,
-    BagName,
-    digest_line,
-    is_left_by_desktop,
-    parse_bag_name,
-)
-from wald_archive.ledger import Recorded
+from wald_archive.ledger import Recorded, RecordedBag, recorded_at
 from wald_archive.manifest import (
     PAYLOAD_DIGESTS,
     TAG_DIGESTS,
@@ -48,13 +45,76 @@ from wald_archive.manifest import (
     BundleEntry,
     Manifest,
     Previous,
+    count_bundles,
     decode_manifest,
     tag_files,
 )
-from wald_archive.objects import Destination, Listing, first_difference
+from wald_archive.objects import (
+    DIGEST_SUFFIX,
+    MANIFEST,
+    PAYLOAD,
+    BagName,
+    Destination,
+    Listing,
+    digest_line,
+    first_difference,
+    is_left_by_desktop,
+    open_destination,
+    parse_bag_name,
+)
 from wald_archive.reader import BadBundle, BundleReader
 
 _DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
+
+
+def report_findings(addresses: Sequence[str], root: Path | None, *, as_json: bool, write: Callable[[str], None]) -> int:
+    """Verify archives, with the ledger of ``root``; write a line for each finding, and return the exit code."""
+    archives = [open_destination(address, Disk()) for address in addresses]
+    recorded = [Recorded() for _ in archives]
+    counts: Counter[Level] = Counter()
+
+    def report(found: Finding) -> None:
+        counts[found.level] += 1
+        if as_json:
+            fields = {
+                "kind": "finding",
+                "level": found.level.value,
+                "dest": found.address,
+                "bag": found.bag,
+                "file": found.file,
+                "offset": found.offset,
+                "message": found.message,
+            }
+            write(json_line("archive.verify", fields))
+        elif found.level is not Level.OK:
+            at = "" if found.offset is None else f" offset {found.offset}:"
+            write(f"{found.level.value:5}  {found.name}:{at} {found.message}")
+
+    if root is not None:
+        read_identity(Root(root))
+        path = Root(root).ledger / "archive.jsonl"
+        for file, decoded in read_files(path):
+            for number, reason in decoded.broken_lines:
+                report(Finding(Level.ERROR, str(file), "", "", f"line {number}: {reason}"))
+        recorded = [recorded_at(readable_entries(path), archive.address) for archive in archives]
+    total = sum(
+        bag_bytes(archive, f"{route}/{bag}")
+        for archive in archives
+        for route in archive.listing("").folders
+        for bag in archive.listing(route).folders
+    )
+    with progress("verify", total) as advance:
+        for found in verify(archives, recorded, on_bytes=advance):
+            report(found)
+    errors = counts[Level.ERROR]
+    if as_json:
+        findings = {level.value: counts[level] for level in Level}
+        write(json_line("archive.verify", {"kind": "summary", "good": not errors, "findings": findings}))
+    else:
+        verdict, plural = "damaged" if errors else "OK", "s" * (errors != 1)
+        proven, noted = count_bundles(counts[Level.OK]), counts[Level.INFO]
+        write(f"{verdict}: {proven} proven, {noted} info, {errors} error{plural}")
+    return Damaged.exit_code if errors else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +152,7 @@ class Proof:
     """
 
     def __init__(
-        self, destination: Destination, name: BagName, recorded: Recorded, on_bytes: Callable[[int], None]
+        self, destination: Destination, name: BagName, recorded: RecordedBag, on_bytes: Callable[[int], None]
     ) -> None:
         self._destination = destination
         self._name = name
@@ -107,16 +167,18 @@ class Proof:
         listing, payload = self._destination.listing(self._bag), self._destination.listing(f"{self._bag}/{PAYLOAD}")
         stored = {file: self._content(file) for file in listing.files if file in TAGS}
         try:
-            manifest = decode_manifest(stored[MANIFEST])
-        except KeyError:
-            message = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
-            yield from self._without_manifest(message, stored, payload)
-            return
+            manifest = decode_manifest(stored.get(MANIFEST, b""))
         except BadManifest as error:
-            yield from self._without_manifest(str(error), stored, payload)
+            reason = self._recorded.why_incomplete(self._name.route, None)
+            if reason and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
+                yield self._finding(Level.INFO, "", reason)
+                return
+            absent = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
+            yield self._error(MANIFEST, str(error) if MANIFEST in stored else absent)
+            yield from self._against_digests(stored, payload)
             return
         tags = tag_files(manifest)
-        reason = self._recorded.why_incomplete(self._bag, manifest.origin.group)
+        reason = self._recorded.why_incomplete(self._name.route, manifest.origin.group)
         begun = all(data.startswith(stored.get(file, b"")) for file, data in tags.items())
         if reason and begun and stored != tags:
             yield self._finding(Level.INFO, "", reason)
@@ -124,30 +186,21 @@ class Proof:
         digest_agrees = digest_line(_sha256(stored[MANIFEST]), MANIFEST) in stored.get(TAG_DIGESTS, b"")
         if not digest_agrees:
             yield self._error(MANIFEST, f"its sha256 is not the one in {TAG_DIGESTS}")
-        if digest_agrees or _derives(tags, stored):
-            yield from self._against_manifest(manifest, stored, listing, payload)
+        # All files derived from the manifest, except the digests of digests, agree with it:
+        derived = all(stored.get(file) == data for file, data in tags.items() if file != TAG_DIGESTS)
+        if digest_agrees or derived:
+            yield from self._against_manifest(manifest, tags, stored, listing, payload)
         else:
-            yield from self._against_digests(stored, payload)
-
-    def _without_manifest(self, message: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
-        """Verify a bag without a manifest, or with an invalid one."""
-        reason = self._recorded.why_incomplete(self._bag, None)
-        if reason and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
-            yield self._finding(Level.INFO, "", reason)
-        else:
-            yield self._error(MANIFEST, message)
             yield from self._against_digests(stored, payload)
 
     def _against_manifest(
-        self, manifest: Manifest, stored: dict[str, bytes], listing: Listing, payload: Listing
+        self, manifest: Manifest, tags: dict[str, bytes], stored: dict[str, bytes], listing: Listing, payload: Listing
     ) -> Iterator[Finding]:
-        bag = self._bag
-        if bag in self._recorded.whole or (bag, manifest.origin.group) not in self._recorded.abandoned:
+        if self._recorded.bundles or self._recorded.runs.get(manifest.origin.group) != "abandoned":
             self.manifest = manifest
         if manifest.bag != self._name:
             yield self._error(MANIFEST, f"the bag is {manifest.bag}, not what its name says")
-        files = tag_files(manifest)
-        for file, data in files.items():
+        for file, data in tags.items():
             yield from self._compared(file, stored.get(file), data)
         expected: set[str] = set()
         for entry in manifest.entries:
@@ -158,11 +211,9 @@ class Proof:
             else:
                 yield self._error(f"{PAYLOAD}/{bundle}", "missing")
             beside = f"{PAYLOAD}/{bundle}{DIGEST_SUFFIX}"
-            there = None
-            if bundle + DIGEST_SUFFIX in payload.files:
-                there = self._content(beside)
+            there = self._content(beside) if bundle + DIGEST_SUFFIX in payload.files else None
             yield from self._compared(beside, there, digest_line(entry.bundle.sha256, bundle))
-        foreign = [file for file in listing.files if file not in files]
+        foreign = [file for file in listing.files if file not in tags]
         foreign += [folder for folder in listing.folders if folder != PAYLOAD]
         foreign += [f"{PAYLOAD}/{file}" for file in (*payload.files, *payload.folders) if file not in expected]
         for file in foreign:
@@ -195,13 +246,13 @@ class Proof:
         if digest != bundle.sha256:
             yield self._error(file, f"its sha256 is {digest}, not {bundle.sha256}")
             return
-        line = self._recorded.bundles.get((self._bag, bundle.name))
+        line = self._recorded.bundles.get(bundle.name)
         if line is not None and line.get("sha256") != digest:
             problem = f"the ledger says that its sha256 is {line.get('sha256')}"
         if not problem and tar.hexdigest() != bundle.tar_sha256:
             problem = f"the sha256 of its tar is {tar.hexdigest()}, not {bundle.tar_sha256}"
         if not problem:
-            contents = replace(tally.contents(bundle.contents.after), record_bytes=bundle.contents.record_bytes)
+            contents = replace(tally.contents(), record_bytes=bundle.contents.record_bytes)
             if contents != bundle.contents or reading.about != about(manifest.origin, contents):
                 problem = "its parts are not those of bundle.json and manifest.json"
             elif line is not None and not _holds(line, tally.runs):
@@ -267,11 +318,6 @@ def _holds(line: Entry, turns: array[int]) -> bool:
         return False
 
 
-def _derives(tags: dict[str, bytes], stored: dict[str, bytes]) -> bool:
-    """Return True if all files derived from a manifest, except the digests of digests, agree with it."""
-    return all(stored.get(file) == data for file, data in tags.items() if file != TAG_DIGESTS)
-
-
 def _digested(codec: Codec, chunks: Iterator[bytes], digest: hashlib._Hash) -> Generator[Buffer]:
     with closing(ahead(codec.decompress(chunks))) as contents:
         for content in contents:
@@ -299,17 +345,14 @@ def verify(
             if isinstance(found, Finding):
                 yield found
                 continue
-            proof = Proof(destination, found, lines, on_bytes)
+            proof = Proof(destination, found, lines.bags[str(found)], on_bytes)
             yield from proof.findings()
             whole.add(destination.address, found, proof.manifest, proof.digests)
     for destination, lines in zip(destinations, recorded, strict=True):
-        if (
-            lines.elsewhere
-            and given >= {*lines.elsewhere}
-            and not whole.has_moved(destination.address, recorded, given)
-        ):
-            yield _unknown(destination.address, lines)
-        yield from whole.missing(destination.address, lines)
+        address = destination.address
+        if lines.elsewhere and given >= {*lines.elsewhere} and not whole.has_moved(address, recorded, given):
+            yield _unknown(address, lines)
+        yield from whole.missing(address, lines)
     yield from whole.broken_links()
 
 
@@ -324,26 +367,37 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
         )
     if recorded.elsewhere:
         yield _unknown(address, recorded)
+
+    def other(name: str, message: str) -> Finding:
+        if is_left_by_desktop(name.rpartition("/")[2]) or "/" not in name:
+            return Finding(Level.INFO, address, "", name, "no part of the archive")
+        return Finding(Level.ERROR, address, "", name, message)
+
     for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
-        yield Finding(Level.INFO, address, "", name, "no part of the archive")
+        yield other(name, "")
     for route in filter(is_route, top.folders):
         listing = destination.listing(route)
         for name in listing.files:
-            if is_left_by_desktop(name):
-                yield Finding(Level.INFO, address, "", f"{route}/{name}", "no part of the archive")
-            else:
-                yield Finding(Level.ERROR, address, "", f"{route}/{name}", "does not belong here")
+            yield other(f"{route}/{name}", "does not belong here")
         for folder in listing.folders:
-            bag = parse_bag_name(route, folder)
-            if bag is None and is_left_by_desktop(folder):
-                yield Finding(Level.INFO, address, "", f"{route}/{folder}", "no part of the archive")
-                continue
-            yield bag or Finding(Level.ERROR, address, "", f"{route}/{folder}", "not the name of a bag")
+            yield parse_bag_name(route, folder) or other(f"{route}/{folder}", "not the name of a bag")
 
 
 def _unknown(address: str, recorded: Recorded) -> Finding:
     message = f"the ledger records no bundles here, only at {', '.join(recorded.elsewhere)}"
     return Finding(Level.ERROR, address, "", "", f"{message}; omit --root to verify this archive alone")
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Bundle of a chain."""
+
+    address: str
+    bag: str
+    entry: BundleEntry
+
+    def finding(self, level: Level, message: str) -> Finding:
+        return Finding(level, self.address, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
 
 
 class Bags:
@@ -355,14 +409,17 @@ class Bags:
 
     def __init__(self, *, first: int = 1) -> None:
         self._first = first
-        self._bags: list[Placed] = []
-        self._present: set[Previous] = set()
+        self._chains: dict[tuple[str, str, str], dict[Previous, _Link]] = defaultdict(dict)  # by log, route and group
+        self._present: set[Previous] = set()  # even in bags without an intact manifest
         self._there: set[tuple[str, str, str]] = set()
 
     def add(self, address: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
         """Add a bag with the attributes of its :class:`Proof`."""
         if manifest is not None:
-            self._bags.append(Placed(address, manifest))
+            origin = manifest.origin
+            for entry in manifest.entries:  # a copy at another destination is the same link
+                chain = self._chains[origin.log, origin.route, origin.group]
+                chain.setdefault(entry.as_previous(), _Link(address, str(bag), entry))
         self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
         self._there |= {(address, str(bag), name) for name in digests}
 
@@ -389,84 +446,42 @@ class Bags:
         )
 
     def broken_links(self) -> Iterator[Finding]:
-        """Yield findings about the order of bundles, once all bags are added."""
-        return broken_links(self._bags, frozenset(self._present), first=self._first)
+        """Yield findings about the order of bundles of the same log, route and group, once all bags are added."""
+        for links in self._chains.values():
+            before: _Link | None = None
+            for link in sorted(links.values(), key=lambda each: each.entry.bundle.contents.first):
+                partial = before is None and link.entry.bundle.contents.after < self._first
+                if not (partial and link.entry.previous not in self._present):
+                    yield from self._judge(link, before, links)
+                before = link
 
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Manifest and its destination."""
-
-    address: str
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """Bundle of a chain."""
-
-    address: str
-    bag: str
-    entry: BundleEntry
-
-    def error(self, message: str) -> Finding:
-        return Finding(Level.ERROR, self.address, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
-
-
-def broken_links(bags: Iterable[Placed], present: frozenset[Previous], *, first: int = 1) -> Iterator[Finding]:
-    """Yield findings about the order of bundles of the same log, route and group.
-
-    Args:
-        first: bundles with earlier records may be missing.
-        present: every existing bundle with its digest, even in bags without an intact manifest.
-    """
-    chains: dict[tuple[str, str, str], dict[Previous, _Link]] = defaultdict(dict)
-    for bag in bags:
-        origin = bag.manifest.origin
-        chain = chains[origin.log, origin.route, origin.group]
-        for entry in bag.manifest.entries:  # a copy at another destination is the same link
-            chain.setdefault(entry.as_previous(), _Link(bag.address, str(bag.manifest.bag), entry))
-    names = {bundle.bundle for bundle in present}
-    for links in chains.values():
-        before: _Link | None = None
-        for link in sorted(links.values(), key=lambda each: each.entry.bundle.contents.first):
-            partial = before is None and link.entry.bundle.contents.after < first
-            if not (partial and link.entry.previous not in present):
-                yield from _judge(link, before, links, present, names)
-            before = link
-
-
-def _judge(
-    link: _Link, before: _Link | None, links: dict[Previous, _Link], present: frozenset[Previous], names: set[str]
-) -> Iterator[Finding]:
-    previous, contents = link.entry.previous, link.entry.bundle.contents
-    if before is not None and contents.first <= before.entry.bundle.contents.last:
-        yield link.error(f"holds records that {before.entry.bundle.name} holds too")
-    elif previous is None:
-        if before is not None:
-            yield link.error(f"says that it is the first, and {before.entry.bundle.name} comes before it")
-    elif previous not in present:
-        other = f"; the {previous.bundle} here is another" if previous.bundle in names else ", which is not here"
-        yield link.error(f"follows {previous.bundle} with sha256 {previous.sha256}{other}")
-    elif previous in links:
-        end = links[previous].entry.bundle.contents.last
-        if end > contents.after:
-            yield link.error(f"begins after record {contents.after}, and {previous.bundle} ends with {end}")
-        elif end < contents.after:
-            message = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
-            yield Finding(Level.INFO, link.address, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", message)
-
-
-def bundle_bytes(destination: Destination) -> int:
-    """Return about how many bytes there are to read, for a progress bar."""
-    total = 0
-    for route in destination.listing("").folders:
-        total += sum(bag_bytes(destination, f"{route}/{bag}") for bag in destination.listing(route).folders)
-    return total
+    def _judge(self, link: _Link, before: _Link | None, links: Mapping[Previous, _Link]) -> Iterator[Finding]:
+        previous, contents = link.entry.previous, link.entry.bundle.contents
+        message, level = "", Level.ERROR
+        if before is not None and contents.first <= before.entry.bundle.contents.last:
+            message = f"holds records that {before.entry.bundle.name} holds too"
+        elif previous is None:
+            if before is not None:
+                message = f"says that it is the first, and {before.entry.bundle.name} comes before it"
+        elif previous not in self._present:
+            is_other = any(present.bundle == previous.bundle for present in self._present)
+            other = f"; the {previous.bundle} here is another" if is_other else ", which is not here"
+            message = f"follows {previous.bundle} with sha256 {previous.sha256}{other}"
+        elif previous in links:
+            end = links[previous].entry.bundle.contents.last
+            if end > contents.after:
+                message = f"begins after record {contents.after}, and {previous.bundle} ends with {end}"
+            elif end < contents.after:
+                level = Level.INFO
+                message = (
+                    f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
+                )
+        if message:
+            yield link.finding(level, message)
 
 
 def bag_bytes(destination: Destination, bag: str) -> int:
-    """Return how many of them are in one bag."""
+    """Return about how many bytes there are to read in one bag."""
     folder = f"{bag}/{PAYLOAD}"
     bundles = [name for name in destination.listing(folder).files if not name.endswith(DIGEST_SUFFIX)]
     return sum(destination.length(f"{folder}/{name}") for name in bundles)

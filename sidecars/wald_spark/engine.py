@@ -8,7 +8,7 @@ A retried task makes the same bytes, and continues the first attempt as after an
 attempts may run at once, because both write the same bytes. In an object store only one of them succeeds; Spark makes
 such attempts only if spark.speculation is set.
 
-A bundle ends where :class:`wald_archive.api.BundleBatches` would end it. A record adds the same number of bytes to a
+A bundle ends where the engine in one process would end it. A record adds the same number of bytes to a
 bundle in every batch, so it suffices to know the bytes of each stretch of records, and to read again the stretch in
 which a bundle ends.
 """
@@ -33,7 +33,11 @@ from wald.files.layout import Root
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.segments.durable_end import Bound
-from wald_archive.api import PAYLOAD, Bundle, Destination, Engine, Run, Size, open_destination, split, write_bundle
+from wald_archive.bundle import Bundle
+from wald_archive.engines import Engine, write_bundle
+from wald_archive.ledger import Run
+from wald_archive.objects import PAYLOAD, Destination, open_destination
+from wald_archive.parts import Size, split
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece, Range, pieces_of
 from wald_spark.session import find_java, require_java
@@ -160,7 +164,7 @@ class SparkEngine:
         self._spark = spark
 
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """Implement :class:`wald_archive.api.Engine`."""
+        """Implement :class:`wald_archive.engines.Engine`."""
         view = self._location.view()
         bound = view.bound
         wanted = Range(frozenset([run.origin.route]), run.first, run.last)

@@ -163,14 +163,14 @@ def _holds_bags(path: Path) -> bool:
         routes = [entry for entry in os.scandir(path) if is_route(entry.name) and entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return False
-    from wald_archive.api import parse_bag_name
+    from wald_archive.objects import parse_bag_name
 
     return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
 
 
 def require_bags(address: str) -> None:
     """Check that ``address``, a path or a URL, is an archive; an empty directory in a store is not."""
-    from wald_archive.api import open_destination, parse_bag_name
+    from wald_archive.objects import open_destination, parse_bag_name
 
     destination = open_destination(address, Disk())
     top = destination.listing("")

@@ -5,35 +5,26 @@ Bundles are planned by their manifests, and read as Arrow part by part.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.disk import Disk
-from wald.format.batch import BatchHeader, Encoding
+from wald.format.batch import BatchHeader
 from wald.format.names import is_route
-from wald.reading.arrow import record_batches, schema_of
+from wald.reading.arrow import record_batches
 from wald.reading.assembler import Batch
 from wald.segments.seek import sequence_since, sequence_until
-from wald_archive.api import (
-    BagName,
-    Bundle,
-    BundleEntry,
-    Codec,
-    Form,
-    IndexEntry,
-    Part,
-    bundles_of,
-    checked_parts,
-    open_destination,
-)
+from wald_archive.bundle import Bundle
+from wald_archive.codecs import Codec
+from wald_archive.lookup import bundles_of, checked_runs
+from wald_archive.manifest import BundleEntry
+from wald_archive.objects import BagName, open_destination
 from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.options import Options
@@ -68,49 +59,21 @@ class BundlePiece:
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the records as :func:`record_batches` does; the segment is 0, because bundles do not record it."""
-        destination = open_destination(self.location.address, Disk())
         with closing(DamageReport(self.tolerance, self.name)) as damage:
             try:
-                for part in checked_parts(destination, self.bag, self.codec, self.bundle):
-                    runs = [run for run in part.runs if self._wants(run)]
-                    if part.form is Form.LINES:
-                        yield from record_batches(self._batches(part, runs), columns)
-                    elif runs:
-                        yield self._objects(part, runs, columns)
+                yield from record_batches(self._batches(), columns)
             except Damaged as error:
                 damage.add(error)
 
-    def _wants(self, run: IndexEntry) -> bool:
-        return run.first <= self.last and run.last >= self.first and self.from_ns <= run.append_time_ns < self.until_ns
-
-    def _batches(self, part: Part, runs: Sequence[IndexEntry]) -> Iterator[Batch]:
-        data = memoryview(part.data[0])
-        for run in runs:
-            header = BatchHeader(0, run.bytes, run.first, run.append_time_ns, 0, 0, run.count, 0, Encoding.LINES, 0, 0)
-            payload = data[run.offset : run.offset + run.bytes]  # it ends in a newline even if the record did not
-            batch = Batch(self.bag.route, run.first, run.last, payload, True, header, 0, 0)
-            wanted = batch.between(self.first, self.last)
-            assert wanted is not None, "_wants has been asked"
-            yield wanted
-
-    def _objects(self, part: Part, runs: Sequence[IndexEntry], columns: Sequence[str]) -> pa.RecordBatch:
-        """Return keyed, timed and binary records, which are JSON in a bundle."""
-        data = bytes(part.data[0])
-        lines = (line for run in runs for line in data[run.offset : run.offset + run.bytes].splitlines())
-        records = [record for record in map(json.loads, lines) if self.first <= record["sequence"] <= self.last]
-        values: dict[str, list[Any]] = {
-            "sequence": [record["sequence"] for record in records],
-            "route": [record["route"] for record in records],
-            "append_time": [record["append_time_ns"] for record in records],
-            "event_time": [record.get("event_time_ns") for record in records],
-            "key": [_bytes(record, "key") for record in records],
-            "value": [_bytes(record, "value") for record in records],
-            "headers": [_headers(record) for record in records],
-            "segment": [0] * len(records),
-        }
-        fields = schema_of(columns)
-        arrays = [pa.array(values[field.name], field.type) for field in fields]
-        return pa.RecordBatch.from_arrays(arrays, schema=fields)
+    def _batches(self) -> Iterator[Batch]:
+        destination = open_destination(self.location.address, Disk())
+        for run in checked_runs(destination, self.bag, self.codec, self.bundle, self.first, self.last):
+            if self.from_ns <= run.append_time_ns < self.until_ns:
+                encoding, payload = run.payload()
+                count, time_ns = run.count, run.append_time_ns
+                header = BatchHeader(0, len(payload), run.first, time_ns, 0, 0, count, 0, encoding, 0, 0)
+                data = memoryview(payload)
+                yield Batch(self.bag.route, run.first, run.last, data, run.terminated, header, 0, 0)
 
 
 def bundle_pieces(
@@ -171,17 +134,6 @@ def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Dam
         f"{location.address}/{bag}: begins after record {after}, and no bundle has the records after record {known}",
         hint=f"wald-archive verify {location.address}",
     )
-
-
-def _bytes(record: dict[str, Any], name: str) -> bytes | None:
-    if name in record:
-        return str(record[name]).encode()
-    return bytes.fromhex(record[f"{name}_hex"]) if f"{name}_hex" in record else None
-
-
-def _headers(record: dict[str, Any]) -> bytes | None:
-    headers = record.get("headers")
-    return json.dumps(headers, ensure_ascii=False).encode() if isinstance(headers, dict) else _bytes(record, "headers")
 
 
 Piece = LogPiece | BundlePiece

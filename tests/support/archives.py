@@ -22,10 +22,10 @@ from wald.format.names import DEFAULT_GROUP
 from wald_archive.codecs import Codec
 from wald_archive.engines import Engine, LocalEngine
 from wald_archive.ledger import Recorded, Request, recorded_at
+from wald_archive.lookup import runs_of
 from wald_archive.objects import Destination, open_destination
 from wald_archive.pack import Packed, Packer
 from wald_archive.parts import Bytes, Size
-from wald_archive.restore import restore
 from wald_archive.verify import Finding, verify
 
 MOMENT = "2026-11-21T10:00:00Z"
@@ -97,7 +97,7 @@ def restored(
 ) -> bytes:
     """Return the records restored from the archive."""
     destination = open_destination(str(place), Disk())
-    return b"".join(piece.data for piece in restore(destination, route, first, last, as_json=as_json))
+    return b"".join(run.lines(as_json=as_json) for run in runs_of(destination, route, first, last))
 
 
 def copied(place: Path, to: Path) -> Path:

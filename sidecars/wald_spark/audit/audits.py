@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,10 @@ from wald.files.listing import list_segments
 from wald.format.spans import Spans
 from wald.retention.audit import Ruling, audit_deletion, audit_shrink
 from wald.work.snapshot import check_journals
-from wald_archive.api import (
-    BagName,
-    Bags,
-    Destination,
-    Finding,
-    Manifest,
-    Proof,
-    Recorded,
-    bag_bytes,
-    open_destination,
-    recorded_at,
-    survey,
-)
+from wald_archive.ledger import Recorded, RecordedBag, recorded_at
+from wald_archive.manifest import Manifest
+from wald_archive.objects import BagName, Destination, open_destination
+from wald_archive.verify import Bags, Finding, Proof, bag_bytes, survey
 from wald_spark.audit.report import ArchiveReport, AuditFinding, LogReport
 
 # Missing credentials or packages, a store that does not answer: nothing is known about the bytes.
@@ -72,7 +63,7 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Findings about a bag, and the data with which :class:`wald_archive.api.Bags` judges it together with others.
+    """Findings about a bag, and the data with which :class:`wald_archive.verify.Bags` judges it together with others.
 
     Attributes:
         unread: reason why the bag, which may be good, could not be read to its end; None if it was.
@@ -90,7 +81,7 @@ class BagWork:
 
     place: str
     bag: BagName
-    recorded: Recorded
+    recorded: RecordedBag
     stored_bytes: int
 
     @property
@@ -275,11 +266,10 @@ class ArchiveAudit:
         return found
 
     def _survey(self, destination: Destination) -> None:
-        recorded = self._recorded.by_bag()
         for found in survey(destination, self._recorded):
             if isinstance(found, BagName):
                 bag = str(found)
-                self.work.append(BagWork(self.address, found, recorded[bag], bag_bytes(destination, bag)))
+                self.work.append(BagWork(self.address, found, self._recorded.bags[bag], bag_bytes(destination, bag)))
             else:
                 self._findings.append(found)
 
@@ -320,11 +310,5 @@ def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
 
 def _recorded(place: str, roots: Iterable[Root]) -> Recorded:
     """Return the entries of all ledgers for one destination; one that no ledger names is proven by its bags alone."""
-    recorded = Recorded()
-    for root in roots:
-        of_one = recorded_at(readable_entries(root.ledger / "archive.jsonl"), place)
-        recorded.bundles |= of_one.bundles
-        recorded.whole |= of_one.whole
-        recorded.unfinished |= of_one.unfinished
-        recorded.abandoned |= of_one.abandoned
-    return recorded
+    lines = chain.from_iterable(readable_entries(root.ledger / "archive.jsonl") for root in roots)
+    return replace(recorded_at(lines, place), elsewhere=())

@@ -16,8 +16,8 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald_archive.codecs import Codec
-from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, digest_line
 from wald_archive.manifest import Manifest, decode_manifest, tag_files
+from wald_archive.objects import DIGEST_SUFFIX, MANIFEST, digest_line
 
 
 def assert_refused(place: Path, *words: str) -> None:

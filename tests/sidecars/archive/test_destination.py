@@ -12,21 +12,21 @@ from faults import FailingDisk, TracingDisk
 
 from wald.errors import DiskFailure, InvalidInput, Refused
 from wald.files.disk import Disk
-from wald_archive.objects import WRITE_BYTES, Destination, Directory, ObjectStore, Sink, open_destination
+from wald_archive.objects import WRITE_BYTES, Destination, Directory, ObjectStore, Write, open_destination
 
 DATA = b"what belongs there"
 
 
-def interrupt(file: Sink) -> None:
+def interrupt(write: Write) -> None:
     """A beginning, and Ctrl-C."""
-    file.write(bytes(WRITE_BYTES))
+    write(bytes(WRITE_BYTES))
     raise KeyboardInterrupt
 
 
 def write(destination: Destination, data: bytes, *, piece: int = 5) -> None:
-    with destination.writing("bag/file") as file:
+    with destination.writing("bag/file") as add:
         for start in range(0, len(data), piece):
-            file.write(data[start : start + piece])
+            add(data[start : start + piece])
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ class TestDirectory:
 
     def test_a_file_that_was_not_finished_may_be_continued(self, local: Directory) -> None:
         """Any interruption leaves the beginning of the file."""
-        with pytest.raises(KeyboardInterrupt), local.writing("bag/file") as file:
-            interrupt(file)
+        with pytest.raises(KeyboardInterrupt), local.writing("bag/file") as add:
+            interrupt(add)
 
         write(local, bytes(WRITE_BYTES) + DATA)
 

@@ -39,8 +39,8 @@ def test_a_begun_run_is_done_again_as_it_was_begun(run: Run) -> None:
 
 
 def test_a_finished_run_is_past() -> None:
-    assert judged(RUN.begun(at_ns=1), archived(RUN, 250), RUN.finished(at_ns=2)) == Past()
-    assert judged(RUN.begun(at_ns=1), RUN.finished(at_ns=2), LATER.begun(at_ns=3)).unfinished == LATER
+    assert judged(RUN.begun(at_ns=1), archived(RUN, 250), RUN.ended("finished", at_ns=2)) == Past()
+    assert judged(RUN.begun(at_ns=1), RUN.ended("finished", at_ns=2), LATER.begun(at_ns=3)).unfinished == LATER
 
 
 @pytest.mark.parametrize(("lasts", "complete"), [((), False), ((100,), False), ((100, 200), False), ((100, 250), True)])
@@ -63,9 +63,9 @@ def test_what_others_have_begun_holds_up_nobody(other: dict[str, str]) -> None:
 def test_every_order_of_two_runs_leaves_the_one_that_is_open() -> None:
     """Lines of one run never touch the other."""
     for begun, finished in itertools.permutations([RUN, LATER]):
-        lines = [begun.begun(at_ns=1), begun.finished(at_ns=2), finished.begun(at_ns=3)]
+        lines = [begun.begun(at_ns=1), begun.ended("finished", at_ns=2), finished.begun(at_ns=3)]
         assert judged(*lines).unfinished == finished
-        assert judged(*lines, finished.finished(at_ns=4)) == Past()
+        assert judged(*lines, finished.ended("finished", at_ns=4)) == Past()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from damage import every_flip, every_truncation
 
 from wald_archive.bundle import Bundle, Contents, Origin
 from wald_archive.codecs import Codec
-from wald_archive.layout import BagName, parse_bag_name
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, Previous, decode_manifest, tag_files
+from wald_archive.objects import BagName, parse_bag_name
 from wald_archive.parts import PartFacts
 
 ORIGIN = Origin("ab" * 16, "web", "processed", "wald 1", "2026-11-21T10:00:00Z")

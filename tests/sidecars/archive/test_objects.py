@@ -15,7 +15,7 @@ from logs import Built
 
 from wald.files.disk import Disk
 from wald_archive.codecs import Codec
-from wald_archive.objects import Destination, Sink, open_destination
+from wald_archive.objects import Destination, Write, open_destination
 from wald_archive.parts import Records
 
 SERVER = """
@@ -162,13 +162,13 @@ def test_an_upload_that_breaks_off_leaves_no_object(objects: Destination, monkey
         "fsspec.implementations.memory.MemoryFile.discard", lambda file: discarded.append(file.path), raising=True
     )
 
-    with pytest.raises(KeyboardInterrupt), objects.writing("a/file") as file:
-        interrupt(file)
+    with pytest.raises(KeyboardInterrupt), objects.writing("a/file") as write:
+        interrupt(write)
 
     assert [Path(path).name for path in discarded] == ["file"]
 
 
-def interrupt(file: Sink) -> None:
+def interrupt(write: Write) -> None:
     """Half a file, and Ctrl-C."""
-    file.write(b"half")
+    write(b"half")
     raise KeyboardInterrupt

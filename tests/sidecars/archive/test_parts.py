@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ from wald.format.records import Record
 from wald.reading.assembler import Batch
 from wald_archive.parts import (
     BadIndex,
-    BundleBatches,
     Bytes,
     Form,
     IndexEntry,
     Part,
     Records,
+    bundle_batches,
     content_bytes,
     parse_index_entry,
     parts,
@@ -80,7 +81,11 @@ def test_batches_are_put_together(built: Built) -> None:
     (part,) = parts(built.log.batches("a"))
 
     assert [(run.first, run.offset, run.bytes) for run in part.runs] == [(1, 0, 4), (3, 4, 4)]
-    assert (part.count, part.earliest_ns, part.latest_ns) == (2, START_NS + 10**9, START_NS + 3 * 10**9)
+    assert (part.count, part.runs[0].append_time_ns, part.runs[-1].append_time_ns) == (
+        2,
+        START_NS + 10**9,
+        START_NS + 3 * 10**9,
+    )
 
 
 def test_a_line_of_an_index_is_json_and_comes_back() -> None:
@@ -130,7 +135,7 @@ def naive(records: list[Record], limit: int) -> list[list[int]]:
     return portions
 
 
-def sequences(portions: BundleBatches) -> list[list[int]]:
+def sequences(portions: Iterator[Iterator[Batch]]) -> list[list[int]]:
     return [[record.sequence for batch in portion for record in batch.records()] for portion in portions]
 
 
@@ -142,11 +147,11 @@ def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], lim
         log = build(Path(folder) / "root", steps).log
         records = list(log.records("a"))
 
-        by_bytes = sequences(BundleBatches(log.batches("a"), Bytes(limit)))
-        by_records = sequences(BundleBatches(log.batches("a"), Records(limit)))
+        by_bytes = sequences(bundle_batches(log.batches("a"), Bytes(limit)))
+        by_records = sequences(bundle_batches(log.batches("a"), Records(limit)))
         values = [
             record.value
-            for portion in BundleBatches(log.batches("a"), Records(limit))
+            for portion in bundle_batches(log.batches("a"), Records(limit))
             for batch in portion
             for record in batch.records()
         ]
@@ -161,13 +166,13 @@ def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], lim
 def test_exact_multiples_leave_no_empty_portion(built: Built, limit: int, portions: int) -> None:
     built.lines("a", [b"x"] * 1000)
 
-    assert len(sequences(BundleBatches(built.log.batches("a"), Records(limit)))) == portions
+    assert len(sequences(bundle_batches(built.log.batches("a"), Records(limit)))) == portions
 
 
 def test_a_record_above_the_limit_is_a_portion_by_itself(built: Built) -> None:
     built.lines("a", [b"1", b"x" * 100, b"3", b"4"])
 
-    assert sequences(BundleBatches(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
+    assert sequences(bundle_batches(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
 
 
 def test_a_line_without_newline_counts_with_one(built: Built) -> None:
@@ -175,8 +180,8 @@ def test_a_line_without_newline_counts_with_one(built: Built) -> None:
 
     batches: list[Batch] = list(built.log.batches("a"))
     assert [content_bytes(batch) for batch in batches] == [3]
-    assert sequences(BundleBatches(built.log.batches("a"), Bytes(3))) == [[1]]
+    assert sequences(bundle_batches(built.log.batches("a"), Bytes(3))) == [[1]]
 
 
 def test_no_batch_is_no_portion() -> None:
-    assert sequences(BundleBatches([], Records(1))) == []
+    assert sequences(bundle_batches([], Records(1))) == []

@@ -19,9 +19,9 @@ from some_logs import STEPS, Step, build
 from wald.errors import Damaged, NotFound
 from wald.files.disk import Disk
 from wald_archive.codecs import Codec
+from wald_archive.lookup import runs_of
 from wald_archive.objects import Directory
 from wald_archive.parts import Bytes, Records
-from wald_archive.restore import restore
 
 MIB = 1 << 20
 
@@ -89,7 +89,7 @@ def harm(dest: Path, first: int) -> Path:
 
 def test_nothing_of_a_damaged_bundle_is_given_out(three: Path) -> None:
     bundle = harm(three, 4)
-    pieces = restore(Directory(three, Disk()), "a", 1, None, as_json=False)
+    pieces = runs_of(Directory(three, Disk()), "a", 1, None)
 
     assert next(pieces).data == b"1\n2\n3\n"
     with pytest.raises(Damaged, match=f"{bundle}: its sha256 is not"):
@@ -194,5 +194,5 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path, codec: Codec) -> N
 
 
 def discard(destination: Directory) -> None:
-    for _ in restore(destination, "a", 1, None, as_json=False):
+    for _ in runs_of(destination, "a", 1, None):
         """Only the memory is of interest."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from archives_manifest import manifest
 
 from wald.checking.checker import Level
-from wald_archive.manifest import Manifest, Previous
-from wald_archive.verify import Placed, broken_links
+from wald_archive.manifest import Manifest
+from wald_archive.verify import Bags
 
 LOG = "ab" * 16
 
@@ -23,9 +23,15 @@ def bags(*ranges: tuple[int, int]) -> list[Manifest]:
 
 def judged(*manifests: Manifest, place: str = "/dest") -> list[tuple[Level, str, str]]:
     """Level, first sequence of the bundle as its name has it, and message."""
-    present = frozenset(entry.as_previous() for each in manifests for entry in each.entries)
-    found = broken_links([Placed(place, each) for each in manifests], present)
+    found = together(*manifests, place=place).broken_links()
     return [(each.level, each.file.removesuffix(".tar").rpartition("-")[2].lstrip("0"), each.message) for each in found]
+
+
+def together(*manifests: Manifest, place: str = "/dest") -> Bags:
+    found = Bags()
+    for each in manifests:
+        found.add(place, each.bag, each, {entry.bundle.name: entry.bundle.sha256 for entry in each.entries})
+    return found
 
 
 ONE, TWO, THREE = bags((1, 10), (11, 20), (21, 30))
@@ -106,6 +112,7 @@ def test_groups_routes_and_logs_have_chains_of_their_own() -> None:
 
 def test_what_a_damaged_bag_holds_counts_as_present() -> None:
     """The damage itself is reported; what follows it is not damaged."""
-    present = frozenset([Previous(entry.bundle.name, entry.bundle.sha256) for entry in TWO.entries])
+    found = together(ONE, THREE)
+    found.add("/dest", TWO.bag, None, {entry.bundle.name: entry.bundle.sha256 for entry in TWO.entries})
 
-    assert list(broken_links([Placed("/dest", THREE)], present)) == []
+    assert list(found.broken_links()) == []

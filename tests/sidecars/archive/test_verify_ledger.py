@@ -14,7 +14,7 @@ from logs import Built, Unsynced
 from wald.checking.checker import Level
 from wald.errors import Damaged, NotFound
 from wald.files.ledger_write import Ledger
-from wald_archive.ledger import Recorded, recorded_at
+from wald_archive.ledger import Recorded, RecordedBag, recorded_at
 from wald_archive.parts import Records
 
 ENOUGH_STEPS = 100
@@ -225,7 +225,7 @@ class TestSpelling:
 
         assert recorded_at([begun], "s3://bucket/b") == recorded_at([], "s3://bucket/b") == Recorded()
         archived = begun | {"event": "archived", "dest": "s3://bucket/b", "bundle": "x"}
-        assert recorded_at([begun, archived], "s3://bucket/a") == Recorded(unfinished={("a/1-2", "g")})
+        assert recorded_at([begun, archived], "s3://bucket/a").bags == {"a/1-2": RecordedBag(runs={"g": "begun"})}
 
 
 def test_bags_that_moved_to_another_destination_are_found_there(mixed: Built, dest: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from some_logs import STEPS, Step, build
 
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald_archive.parts import BundleBatches, Bytes, Records, Size
+from wald_archive.parts import Bytes, Records, Size, bundle_batches
 from wald_spark.engine import Share, Stretch, decode, encode, shares, stretches
 
 
@@ -41,7 +41,7 @@ def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) ->
 
 def expected(log: Log, size: Size) -> list[Share]:
     found, after = [], 0
-    for portion in BundleBatches(log.batches("a"), size):
+    for portion in bundle_batches(log.batches("a"), size):
         sequences = [record.sequence for batch in portion for record in batch.records()]
         found.append(Share(after, sequences[0], sequences[-1]))
         after = sequences[-1]
@@ -61,7 +61,7 @@ def test_shares_are_portions(steps: list[Step], size: Size, pieces: list[int], s
         log = build(Path(folder) / "root", steps).log
         found = shares_of(log, size, pieces=pieces, stretch_bytes=stretch_bytes)
         assert found == expected(log, size)
-        for share, portion in zip(found, BundleBatches(log.batches("a"), size), strict=True):
+        for share, portion in zip(found, bundle_batches(log.batches("a"), size), strict=True):
             assert list(log.batches("a", share.first, share.last)) == list(portion)
 
 
