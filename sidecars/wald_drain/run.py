@@ -212,6 +212,7 @@ class _Leases:
         with self._lease:
             while not self._is_over():
                 shared.forget_passed()
+                shared.require_letters()
                 try:
                     got = shared.work.lease(name, job.records_max, _PORTION_MAX_BYTES, math.inf, _WAIT_SECONDS)
                 except (Damaged, NotFound) as error:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from wald.errors import InvalidInput
+from wald.errors import DiskFailure, InvalidInput, Unavailable, WaldError
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.records import Record
 from wald.hints import command_line
-from wald.work.dead_letters import dead_letter, fits, prepare
+from wald.work.dead_letters import Undeliverable, dead_letter, fits, prepare
 from wald.work.group import Order, WorkGroup
 from wald.work.owner import Delivery
 from wald.work.ownership import worker_name
@@ -101,6 +101,15 @@ class RunContext:
 
     def report_of_route(self, text: str) -> None:
         self.report(f"{self.consumer.route}: {text}")
+
+    def undeliverable(self, sequence: int, why: str, remedy: str) -> InvalidInput:
+        """Return the error of a record that cannot be a dead letter."""
+        consumer = self.consumer
+        skip = f"cursor set {consumer.route} {sequence} --group {consumer.group}"
+        return InvalidInput(
+            f"{consumer.named(sequence, sequence)}: cannot be a dead letter: {why}",
+            hint=f"{remedy}, or skip this record: {command_line(consumer.log.root.path, skip)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,14 @@ class Shared:
         """Forget failures of records that an operator has skipped."""
         for sequence in [each for each in list(self.failures) if each <= self.work.floor]:
             self.failures.pop(sequence, None)
+
+    def require_letters(self) -> None:
+        """Raise the permanent error of a dead letter that blocks a strict group."""
+        for sequence, error in self.work.letter_errors.items() if self.context.is_strict else ():
+            if isinstance(error, Undeliverable):
+                raise self.context.undeliverable(sequence, str(error), "raise request_max_bytes of the daemon")
+            if isinstance(error, WaldError) and not isinstance(error, DiskFailure | Unavailable):
+                raise error
 
     @property
     def oldest_failure(self) -> float:
@@ -380,13 +397,11 @@ class Worker:
         self._disown_key(record)
         self._shared.failures.pop(record.sequence, None)
         if not fits(dead_letter(record, {}, job.dead_letter), bytes_max=job.letter_max_bytes):
-            place = f"{consumer.route} {record.sequence} --group {consumer.group}"
-            raise InvalidInput(
-                f"{consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
-                f"{job.letter_max_bytes} bytes",
-                hint="fix the command, or start wald-drain without --tries, or skip this record: "
-                + command_line(consumer.log.root.path, f"cursor set {place}"),
+            why, remedy = (
+                f"more than {job.letter_max_bytes} bytes",
+                "fix the command, or start wald-drain without --tries",
             )
+            raise context.undeliverable(record.sequence, why, remedy)
         if context.is_strict:
             prepare(job.daemon, consumer.log.root, job.dead_letter)  # without a daemon, drain ends before the record
         self._failures = 0
@@ -395,6 +410,7 @@ class Worker:
         context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
         if context.is_strict:
             while self._work.floor < record.sequence:
+                self._shared.require_letters()
                 if context.stop.wait(_LETTER_POLL_SECONDS):
                     return NextStep.LEAVE
             self._work.ack(self.name, [])  # returns once the cursor is on disk

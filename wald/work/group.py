@@ -411,6 +411,11 @@ class WorkGroup:
         return self._owner.given_up
 
     @property
+    def letter_errors(self) -> dict[int, Exception]:
+        """Errors of dead letters that could not be written, by sequence; each is retried every second."""
+        return dict(self._maintenance.letter_errors)
+
+    @property
     def floor(self) -> int:
         """The ack floor: all records up to it are done."""
         return self._owner.floor

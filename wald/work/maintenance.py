@@ -59,6 +59,9 @@ class Maintenance:
         wake: set when there is something to do at once.
         lost: records that a repair gave up and the group has passed over.
         moves_cursor: False if the commit loop moves the cursor.
+
+    Attributes:
+        letter_errors: why dead letters could not be written, by sequence.
     """
 
     def __init__(
@@ -90,9 +93,8 @@ class Maintenance:
         self._pin_writer = PinWriter(log.root, Disk(), route, group, log.identity.log_id, "work")
         self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
         self._is_closed = False
-        # Failures that were reported and still last, by step and by dead letter.
-        self._failing_steps: dict[str, str] = {}
-        self._failing_letters: dict[str, str] = {}
+        self._reported: dict[str | int, str] = {}  # failures that still last, by step and by dead letter
+        self.letter_errors: dict[int, Exception] = {}
         self._lost_reported = ""
         self._thread = threading.Thread(target=self._run, name=f"wald-work-maintenance-{route}", daemon=True)
         self._wake.set()  # the journal may be ahead of the cursor
@@ -126,9 +128,9 @@ class Maintenance:
                     why = f"{self._route}: group {self._group}: {error}"
                     if isinstance(error, Replaced) and not isinstance(error, Gone):  # a log that is gone may return
                         return self._report(why, logging.ERROR)
-                    self._report_failure(self._failing_steps, step.__name__, why, error)
+                    self._report_failure(step.__name__, why, error)
                 else:
-                    self._failing_steps.pop(step.__name__, None)
+                    self._reported.pop(step.__name__, None)
 
     def _follow_cursor(self) -> None:
         """Mark everything before a cursor done that an operator has moved."""
@@ -154,12 +156,13 @@ class Maintenance:
                 self._report(line, logging.WARNING)
             self._lost_reported = line
 
-    def _report_failure(self, failing: dict[str, str], step: str, why: str, error: Exception) -> None:
+    def _report_failure(self, step: str | int, why: str, error: Exception) -> None:
         """Report a failure once while it lasts, instead of every second."""
-        if failing.get(step) != why and not self._is_closed:
+        if self._reported.get(step) != why and not self._is_closed:
             hint = getattr(error, "hint", "")
-            self._report(f"{why}; retrying every second" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
-        failing[step] = why
+            retrying = "; retrying every second" * self._moves_cursor  # the next lease of a strict group may end it
+            self._report(f"{why}{retrying}" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
+        self._reported[step] = why
 
     def _write_dead_letters(self) -> None:
         while not self._is_closed and (letter := self._next_dead_letter()) and self._write_dead_letter(*letter):
@@ -170,7 +173,8 @@ class Maintenance:
 
     def _next_dead_letter(self) -> DeadLetter | None:
         if not self._owner.has_dead_letters:
-            self._failing_letters.clear()
+            for sequence in list(self.letter_errors):  # skipped by an operator
+                self._end_failure(sequence)
             return None
         head = self._log.head()
         durable = 0 if head is None else head.sequence
@@ -184,12 +188,17 @@ class Maintenance:
             letter = write_dead_letter(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._loop.call(Request(lambda: self._owner.retry_dead_letter(dead.sequence)))
-            self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}", error)
+            self._report_failure(dead.sequence, f"{named}: cannot be given up: {error}", error)
+            self.letter_errors[dead.sequence] = error
             return False
-        self._failing_letters.pop(named, None)
+        self._end_failure(dead.sequence)
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
         self._loop.call(Request(lambda: self._owner.finish_dead_letter(dead.sequence), durable=True))
         return True
+
+    def _end_failure(self, sequence: int) -> None:
+        self._reported.pop(sequence, None)
+        self.letter_errors.pop(sequence, None)
 
     def _pin(self) -> None:
         """Pin the routes of dead letters, so that a retry after an interruption finds them in the log."""
