@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from contents import values
 from flooding import stopped
 from forgetting import forget
 from gating import Gate
@@ -29,10 +30,6 @@ from wald_gate.records_in.keys import KeyStore, Slots
 from wald_gate.records_in.publisher import IdempotentPublisher
 
 KEY = bytes(16)
-
-
-def values(root: Path) -> list[bytes]:
-    return [record.value for record in library.open(root).records("orders")]
 
 
 async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b"x") -> int:
@@ -82,7 +79,7 @@ def test_another_gate_has_stored_it_and_the_daemon_has_forgotten_the_slot(
         forget(daemon)
 
         assert outcome(send(other, "k")) == (200, True, first.body)
-        assert values(root) == [b"one", b"two"] * 3
+        assert values(root, "orders") == [b"one", b"two"] * 3
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -98,14 +95,14 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
                 storing.cancel()
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
                 await storing
-        await asyncio.to_thread(eventually, lambda: b"x" in values(root))
+        await asyncio.to_thread(eventually, lambda: b"x" in values(root, "orders"))
         await asyncio.to_thread(forget, daemon)
 
         assert await store(repeats) == 2
         assert await store(repeats, KEY[:-1] + b"\2", b"last") == 2 + PRODUCERS_MAX + 1
 
     run(daemon, test)
-    assert values(root) == [b"first", b"x", b"last"]
+    assert values(root, "orders") == [b"first", b"x", b"last"]
 
 
 def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
@@ -123,7 +120,7 @@ def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
         await store(repeats)
 
     run(daemon, test)
-    assert values(root) == [b"0", b"1", b"2", b"anew", b"x"]
+    assert values(root, "orders") == [b"0", b"1", b"2", b"anew", b"x"]
 
 
 def test_requests_of_one_slot_are_given_up_together(daemon: Process) -> None:
@@ -254,6 +251,6 @@ def test_two_gates_store_each_key_once_while_producers_come_and_the_daemon_stops
             ends.set()
         disturbing.result()
 
-    assert sorted(values(root)) == sorted(key.encode() for key in keys)
+    assert sorted(values(root, "orders")) == sorted(key.encode() for key in keys)
     assert sorted(answers.values()) == [6] * len(keys)
     assert "Traceback" not in gate.log + other.log

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from full_disk import fill, small_file_system
 from gating import Answer, Gate
+from group_requests import GROUP, RECORDS
 from logs import Built
 from running import Daemon, eventually, run, sidecar
 from running import refused as refused_command
+from tracing import hangs_in, traced
 
 import wald
 from wald.errors import Locked, NotFound
@@ -23,9 +25,7 @@ from wald_gate.groups.hosting import Groups
 from wald_gate.problems import HttpError
 from wald_gate.settings import GroupSettings
 
-GROUP = "/v1/routes/orders/groups/billing"
 NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # named in the settings
-RECORDS = "/v1/routes/orders/records"
 
 
 def post(gate: Gate, verb: str, **fields: Any) -> Answer:
@@ -292,3 +292,42 @@ def test_a_group_that_cannot_be_opened_is_tried_again_by_the_next_request(built:
         await use()
 
     hosting(built, main)
+
+
+pytestmark = pytest.mark.usefixtures("billing")
+
+HELD_BACK = "inject=fdatasync:delay_enter=60000000"
+FDATASYNC = 75  # the system call number on x86-64
+
+
+def is_syncing(gate: Gate) -> bool:
+    """Return True if a thread of the gate is in fdatasync."""
+    threads = Path(f"/proc/{gate.process.pid}/task").iterdir()
+    return any(hangs_in(int(thread.name), FDATASYNC) for thread in threads)
+
+
+def tries(answer: Answer) -> list[tuple[int, int]]:
+    assert answer.status == 200, answer.body
+    return [(record["sequence"], record["tries"]) for record in answer.json()["records"]]
+
+
+def test_no_answer_leaves_before_the_disk_has_what_is_done(gate: Gate, tmp_path: Path) -> None:
+    gate.post(RECORDS, b"1\n2\n3\n")
+    assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]
+    with ThreadPoolExecutor(1) as threads:
+        with traced(gate.process.pid, tmp_path / "trace", HELD_BACK, threads=True):
+            asked = threads.submit(post, gate, "lease", max_records=1, done=[1])
+            eventually(lambda: is_syncing(gate))
+            assert gate.get("/healthz").status == 200  # the event loop runs and has built the response by now
+            assert not asked.done()
+        assert tries(asked.result()) == [(2, 1)]
+
+
+def test_after_a_sync_that_fails_no_record_is_answered_and_those_leased_come_again(gate: Gate, tmp_path: Path) -> None:
+    gate.post(RECORDS, b"1\n2\n3\n")
+    assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]
+    with traced(gate.process.pid, tmp_path / "trace", "inject=fdatasync:error=EIO", threads=True):
+        failed = post(gate, "lease", max_records=1, done=[1])
+    assert (failed.status, failed.json()["code"]) == (503, "disk")
+    again = tries(post(gate, "lease", wait=60))
+    assert [each for each in again if each[0] > 1] == [(2, 2), (3, 1)]

@@ -1,24 +1,148 @@
-"""The gate as a service: systemd notifications, sockets that survive restarts, stops and restarts under load."""
+"""The gate as a service: health, metrics, request logs, systemd, and stops with requests in flight."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from contents import values
-from gating import Gate
+from endpoint import samples_of
+from gating import Gate, entry
 from manager import manager_at
 from running import TIMEOUT_SECONDS, Daemon, eventually, run, sidecar
 
 from wald.errors import InvalidInput
 
 ORDERS = "/v1/routes/orders/records"
+NOWHERE = "/v1/routes/nowhere/records"
+
+
+@pytest.fixture
+def talkative(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
+    """A gate with request logging and tokens."""
+    (tmp_path / "tokens").write_text(entry("shop", admin=True))
+    with Gate(daemon.root, "--log-requests", "--tokens", tmp_path / "tokens") as running:
+        yield running
+
+
+def samples(gate: Gate) -> dict[tuple[str, ...], float]:
+    return samples_of(gate.get("/metrics").body.decode())
+
+
+def lines(gate: Gate) -> list[dict[str, object]]:
+    """Return the log lines about requests."""
+    return [json.loads(line) for line in gate.log.splitlines() if line.startswith("{")]
+
+
+def test_what_is_done_is_counted(gate: Gate) -> None:
+    gate.post(ORDERS, b"one\ntwo\n")
+    gate.post(NOWHERE, b"one\n")
+    gate.get(ORDERS, accept="application/octet-stream")
+    gate.get("/nothing")
+    found = samples(gate)
+
+    assert found["wald_gate_requests_total", "200", "append"] == 1
+    assert found["wald_gate_requests_total", "404", "append"] == 1
+    assert found["wald_gate_requests_total", "404", "none"] == 1
+    assert found["wald_gate_request_seconds_count", "append"] == 2
+    assert found["wald_gate_request_seconds_count", "cut"] == 0
+    assert found["wald_gate_publish_seconds_count",] == 2
+    assert (found["wald_gate_stored_records_total",], found["wald_gate_stored_bytes_total",]) == (2, 8)
+    assert (found["wald_gate_sent_records_total",], found["wald_gate_sent_bytes_total",]) == (2, 8)
+    assert found["wald_gate_connections", "busy"] == 1
+    assert found["process_start_time_seconds",] > 0
+
+
+def test_requests_that_the_daemon_gets_again_are_counted(gate: Gate, daemon: Daemon) -> None:
+    gate.post(ORDERS, b"first\n")
+    daemon.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as asking:
+        answer = asking.submit(gate.post, ORDERS, b"second\n")
+        eventually(lambda: samples(gate)["wald_gate_connections", "busy"] == 2)
+        daemon.kill()
+        daemon.start_again()
+        assert answer.result().status == 200
+
+    assert samples(gate)["wald_gate_repeated_requests_total",] >= 1
+
+
+def test_a_gate_is_ready_while_its_daemon_answers(gate: Gate, daemon: Daemon) -> None:
+    assert gate.get("/readyz").json() == {"status": "ready"}
+    daemon.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: gate.get("/readyz").status == 503)
+    frozen = gate.get("/readyz").json()
+    daemon.kill()
+    eventually(lambda: gate.get("/readyz").json()["detail"] == "no daemon runs")
+    healthy = gate.get("/healthz")
+    daemon.start_again()
+    eventually(lambda: gate.get("/readyz").status == 200)
+
+    assert (frozen["code"], frozen["detail"]) == ("not-ready", "the daemon is frozen")
+    assert healthy.json() == {"status": "ok"}
+    assert "kill -CONT" in gate.log
+    assert gate.log.splitlines()[-1] == "ready"
+
+
+def test_a_log_that_was_moved_away_or_replaced_is_noticed(gate: Gate, daemon: Daemon, root: Path) -> None:
+    moved = root.with_name("moved")
+    root.rename(moved)
+    eventually(lambda: gate.get("/readyz").status == 503)
+    assert gate.get("/readyz").json()["detail"] == "the log is no longer at its path"
+
+    with Daemon(root):
+        eventually(lambda: "another log" in gate.get("/readyz").json()["detail"])
+
+
+def test_without_a_token_health_says_nothing_of_the_log(daemon: Daemon, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("")
+    with Gate(daemon.root, "--tokens", tokens) as guarded:
+        daemon.kill()
+        eventually(lambda: guarded.get("/readyz").status == 503)
+        answers = [guarded.get("/healthz"), guarded.get("/readyz")]
+        assert guarded.get("/metrics").status == 401
+    said = b"".join(answer.body for answer in answers).decode()
+
+    assert str(daemon.root) not in said
+    assert "orders" not in said
+
+
+def test_a_request_that_failed_is_written_down(gate: Gate, daemon: Daemon) -> None:
+    """Other requests are not logged."""
+    gate.post(ORDERS, b"one\n")
+    gate.get("/nothing")
+    daemon.kill()
+    eventually(lambda: gate.get("/readyz").status == 503)
+
+    assert {(line["path"], line["status"], line["detail"]) for line in lines(gate)} == {
+        ("/readyz", 503, "no daemon runs")
+    }
+
+
+def test_a_line_about_a_request_names_its_client_has_no_secret_and_changes_no_terminal(talkative: Gate) -> None:
+    secret = {"Authorization": "Bearer secret"}
+    talkative.ask("GET", "/v1/%1b%5b2J%0a%7f%C2%9B%E2%80%AE?token=secret", headers=secret)
+    talkative.ask("GET", "/" + "x" * 5000)
+    talkative.ask("GET", "/v1/head", headers=secret)
+    talkative.ask("GET", "/v1/head", headers={"Authorization": "Bearer shop-token"})
+    eventually(lambda: len(lines(talkative)) == 4)
+    hostile, long, unknown, known = lines(talkative)
+
+    assert hostile["path"] == "/v1/\x1b[2J\n\x7f\x9b\u202e"
+    assert len(str(long["path"])) < 300
+    assert (unknown["client"], unknown["status"], unknown["method"]) == ("", 401, "GET")
+    assert (known["client"], known["status"]) == ("shop", 200)
+    assert "secret" not in talkative.log
+    assert all(character.isascii() and (character.isprintable() or character == "\n") for character in talkative.log)
 
 
 @pytest.fixture
@@ -135,3 +259,109 @@ def test_a_restart_under_load_loses_nothing_that_was_answered(daemon: Daemon, tc
 
     assert set(answered) <= set(values(daemon.root))
     assert "Traceback" not in gate.log
+
+
+EACH, KEYED, FOLLOWERS = 50, 20, 20
+
+
+def request(line: str, *headers: str, body: bytes = b"", media_type: str = "text/plain", more: int = 0) -> bytes:
+    """Return a request whose body lacks its last ``more`` bytes."""
+    lines = (
+        f"{line} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {media_type}",
+        f"Content-Length: {len(body) + more}",
+    )
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+def under_way() -> list[bytes]:
+    """Return requests, half of them with an incomplete body."""
+    posts = [request(f"POST {ORDERS}", body=b"whole-%d\n" % n) for n in range(EACH // 2)]
+    posts += [request(f"POST {ORDERS}", body=b"half-%d\n" % n, more=9) for n in range(EACH // 2)]
+    keyed = [
+        request(f"POST {ORDERS}", f"Idempotency-Key: key-{n}", body=b"keyed-%d\n" % n, more=9 * (n % 2))
+        for n in range(KEYED)
+    ]
+    polls = [request(f"GET {ORDERS}?from=end&wait=300s") for _ in range(EACH)]
+    follows = [
+        request(f"GET {ORDERS}?follow=1&format={form}") for form in ("raw", "ndjson") for _ in range(FOLLOWERS // 2)
+    ]
+    lease = json.dumps({"worker": "ann", "wait": 300}).encode()
+    leases = [request("POST /v1/routes/empty/groups/g/lease", body=lease, media_type="application/json")] * FOLLOWERS
+    pages = [request("GET /live", "Accept: text/event-stream")] * 5
+    processed = [request(f"POST {ORDERS}?wait_processed=slow&wait=300s", body=b"processed\n")] * 5
+    return [*polls, *follows, *leases, *pages, *processed, *posts, *keyed]
+
+
+def test_answers_that_their_client_is_reading_are_sent_before_the_exit(gate: Gate) -> None:
+    answer = gate.get("/openapi.json").body
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_SECONDS)
+        connection.connect(("127.0.0.1", gate.port))
+        connection.sendall(request("GET /openapi.json") * 37)
+        received = connection.recv(1)
+        gate.process.send_signal(signal.SIGTERM)
+        with suppress(ConnectionError):
+            received += b"".join(iter(lambda: connection.recv(1 << 14), b""))
+
+    assert received.count(answer) == 37
+    assert gate.process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_pipelined_requests_are_answered_before_the_exit(daemon: Daemon, gate: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS) as connection:
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            connection.sendall(request(f"POST {ORDERS}", body=b"one\n") + request(f"POST {ORDERS}", body=b"two\n"))
+            eventually(lambda: 'wald_gate_connections{state="busy"} 2' in gate.get("/metrics").body.decode())
+            gate.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not accepts(gate))
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert gate.process.wait(TIMEOUT_SECONDS) == 0
+    assert values(daemon.root, "orders") == [b"one", b"two"]
+
+
+def accepts(gate: Gate) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS).close()
+    except ConnectionError:
+        return False
+    return True
+
+
+@pytest.mark.slow  # the gate waits for incomplete bodies
+def test_a_stop_with_everything_under_way_is_clean_and_answers_200_for_nothing_that_is_not_stored(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    daemon.ask("ROUTE ADD empty")
+    with Gate(daemon.root) as gate, ExitStack() as stack:
+        gate.make_group("slow")
+        gate.make_group("g", "empty")
+        connections = []
+        for sent in under_way():
+            connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
+            connections.append((sent, stack.enter_context(connection)))
+            connection.sendall(sent)
+        eventually(lambda: f"wald_gate_streams {FOLLOWERS}".encode() in gate.get("/metrics").body)
+        eventually(lambda: f"wald_gate_waiting_leases {FOLLOWERS}".encode() in gate.get("/metrics").body)
+
+        assert gate.stop() == 0
+
+        stored = set(values(daemon.root, "orders"))
+        for sent, connection in connections:
+            answer = b""
+            with suppress(ConnectionError):
+                answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # noqa: B023 - read at once
+            posted = re.search(rb"\r\n\r\n((?:whole|half|keyed|processed)[^\n]*)\n", sent)
+            if posted and b"HTTP/1.1 200" in answer:
+                assert posted[1] in stored
+        assert "Traceback" not in gate.log
+        assert "Exception" not in gate.log
+        gate.start()
+        assert gate.post(ORDERS, b"after\n").status == 200

@@ -20,21 +20,25 @@ def refusal(root: Path, path: object, *more: str) -> tuple[int, str, str]:
     return refused(run(sidecar("gate", "--root", root, "--listen", "", "--uds", path, *more)))
 
 
-@pytest.mark.parametrize("only_check", [(), ("--check",)])
-@pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
-def test_what_is_no_socket_stays(daemon: Daemon, tmp_path: Path, kind: str, only_check: tuple[str, ...]) -> None:
-    precious, path = tmp_path / "tokens", tmp_path / "gate.sock"
+def test_a_file_in_the_place_of_the_socket_stays(daemon: Daemon, tmp_path: Path) -> None:
+    precious, link, dangling = tmp_path / "tokens", tmp_path / "link", tmp_path / "dangling"
     precious.write_text("precious")
-    path = path if kind != "file" else precious
-    if kind != "file":
-        path.symlink_to(precious if kind == "link" else tmp_path / "none")
-
-    code, message, hint = refusal(daemon.root, path, *only_check)
-
-    assert (code, message) == (InvalidInput.exit_code, f"--uds {path}: the file there is not a socket")
-    assert hint.startswith(f"ls -ld {path}")
-    assert path.is_symlink() is (kind != "file")
-    assert precious.read_text() == "precious"
+    link.symlink_to(precious)
+    dangling.symlink_to(tmp_path / "none")
+    for path, more in ((precious, ()), (precious, ("--check",)), (link, ()), (dangling, ())):
+        code, message, hint = refusal(daemon.root, path, *more)
+        assert (code, message) == (InvalidInput.exit_code, f"--uds {path}: the file there is not a socket")
+        assert hint.startswith(f"ls -ld {path}")
+        assert path.is_symlink() is (path != precious)
+        assert precious.read_text() == "precious"
+    for name, said in (
+        ("none/gate.sock", "the directory {}/none does not exist"),
+        (".", "the file there is not a socket"),
+        ("x" * 108, "the path is longer than 107 bytes"),
+    ):
+        code, message, hint = refusal(daemon.root, tmp_path / name)
+        assert (code, message) == (InvalidInput.exit_code, f"--uds {tmp_path / name}: {said.format(tmp_path)}")
+        assert hint
 
 
 def test_what_takes_the_place_of_the_socket_stays_at_the_end(daemon: Daemon, tmp_path: Path) -> None:
@@ -111,18 +115,3 @@ def listens(path: Path) -> bool:
     """Return True if a process listens at the path."""
     with socket.socket(socket.AF_UNIX) as caller:
         return caller.connect_ex(os.fspath(path)) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("none/gate.sock", "the directory {}/none does not exist"),
-        (".", "the file there is not a socket"),
-        ("x" * 108, "the path is longer than 107 bytes"),
-    ],
-)
-def test_errors_are_about_the_path(daemon: Daemon, tmp_path: Path, name: str, said: str) -> None:
-    code, message, hint = refusal(daemon.root, tmp_path / name)
-
-    assert (code, message) == (InvalidInput.exit_code, f"--uds {tmp_path / name}: {said.format(tmp_path)}")
-    assert hint
