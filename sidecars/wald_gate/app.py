@@ -26,7 +26,7 @@ from wald_gate.call import JSON, NDJSON, Call, Verb, payer
 from wald_gate.groups import verbs as work
 from wald_gate.http.connection import BREAK_OFF
 from wald_gate.info import verbs as info
-from wald_gate.info.monitoring import Answered, Sent
+from wald_gate.info.monitoring import CLIENT, Answered
 from wald_gate.limits import ALLOWANCE
 from wald_gate.openapi import document
 from wald_gate.page.frame import HTML, failed
@@ -40,7 +40,6 @@ from wald_gate.shapes import LAST_EVENT_ID, Cursor, CursorPosition, Event, Healt
 from wald_gate.state import State
 
 _NOT_CACHED = (b"cache-control", b"no-store")
-_CLIENT = "wald.client"  # key in the scope: the name of the client
 _API = "/v1/"
 _NO_VERB = "none"
 _NOBODY = Client("anyone")  # the client of a request that needs no right
@@ -101,7 +100,7 @@ class Application:
         response = failed(request, error) if HTML in request.headers.get("accept", "") else problem(error)
         response.headers.setdefault("cache-control", "no-store")
         self._state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)
-        self._state.request_log.note(Sent.of(request.scope), response, 0.0)
+        self._state.request_log.note(request.scope, response, 0.0)
         return response
 
     def _hint(self, path: str) -> str:
@@ -171,15 +170,13 @@ class _Endpoint:
             if not any(name == b"cache-control" for name, _ in response.raw_headers):
                 response.raw_headers.append(_NOT_CACHED)  # true only now, and for one client
             self.answered.count(response.status_code, seconds)
-            if state.request_log.wants(response.status_code):
-                state.request_log.note(Sent.of(scope, scope.get(_CLIENT, "")), response, seconds)
+            state.request_log.note(scope, response, seconds)
             try:
                 await response(scope, receive, send)
             except (WaldError, OSError) as error:  # in the middle of it: a normal end would look complete
                 seconds = time.perf_counter() - began
                 state.counts.broken_answers += 1
-                sent = Sent.of(scope, scope.get(_CLIENT, ""))
-                state.request_log.note_broken(sent, response.status_code, seconds, str(error))
+                state.request_log.note(scope, response, seconds, broken=str(error))
                 scope[BREAK_OFF]()
                 await wait_for_disconnect(request)
         except asyncio.CancelledError:  # the gate stops, and has closed the connection
@@ -197,7 +194,7 @@ class _Endpoint:
             if verb.right is not Right.NONE:
                 require_own_name(request, state.limits.hosts, guarded=state.rights.are_asked_for)
                 client, has_session = state.admission.client(request)
-                scope[_CLIENT] = client.name
+                scope[CLIENT] = client.name
                 scope[ALLOWANCE] = state.allowances.begin(payer(client, request))
                 state.admission.require(client, verb.right, request)
                 await state.readiness.require_same_log()

@@ -192,6 +192,11 @@ def listing(call: Call) -> tuple[str, Callable[[Iterable[Any]], bytes]]:
     return NDJSON, lambda items: b"".join(encoded(each) + b"\n" for each in items)
 
 
+def answer(found: object) -> Response:
+    """Answer with an object as JSON."""
+    return Response(encoded(found), media_type=JSON)
+
+
 def as_problem(_: Request, error: Exception) -> Response:
     """Answer an error to a program."""
     return problem(error)

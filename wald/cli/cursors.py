@@ -78,7 +78,7 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
-        click.echo(json_line("cursor.get", CursorFile.of(found)))
+        click.echo(json_line("cursor.get", CursorFile.made_of(found)))
     elif found.state is CursorState.VALID:
         click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
@@ -109,7 +109,7 @@ def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_jso
     news = new_group_warning(log.root, route, group)
     moved = log.set_cursor(route, number, group, rewind=rewind, any_user=True)
     if as_json:
-        click.echo(json_line("cursor.set", fields_of(CursorFile.of(moved)) | {"new": bool(news)}))
+        click.echo(json_line("cursor.set", fields_of(CursorFile.made_of(moved)) | {"new": bool(news)}))
     else:
         print_moved(moved, news)
 
@@ -138,7 +138,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     found = [log.cursor(name, group, any_user=True) for name in routes for group in log.root.groups(name)]
     if as_json:
         for each in found:
-            click.echo(json_line("cursor.list", CursorFile.of(each)))
+            click.echo(json_line("cursor.list", CursorFile.made_of(each)))
         return
     rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):

@@ -161,20 +161,20 @@ def _head(facts: Facts, now_ns: int) -> str:
 
 
 def _steps(facts: Facts) -> str:
-    if not facts.steps:
+    if not facts.contents.steps:
         return ""
-    last = facts.steps[-1]
+    last = facts.contents.steps[-1]
     times = f"append times were at {utc(last.before_ns)}, the clock at {utc(last.at_ns)}"
-    return f"{len(facts.steps)}; the last one before record {last.base}: {times}"
+    return f"{len(facts.contents.steps)}; the last one before record {last.base}: {times}"
 
 
 def _lag(facts: Facts, now_ns: int) -> str:
     from wald.status.findings import named
 
-    waiting = facts.waiting
-    if not waiting and facts.lost_routes:
-        return f"not known of {named(facts.lost_routes)}"
-    if not waiting and facts.unreadable:
+    waiting = facts.contents.waiting
+    if not waiting and facts.contents.lost_routes:
+        return f"not known of {named(facts.contents.lost_routes)}"
+    if not waiting and facts.contents.unreadable:
         return "not known of records that cannot be read"
     if not waiting:
         return "every group has processed everything"
@@ -194,9 +194,9 @@ def _space(facts: Facts) -> str:
     free = f"{format_bytes(facts.free_bytes)} are free"
     needed = facts.daemon.answer.get("needed_bytes")
     kept = f", {format_bytes(needed)} are needed" if isinstance(needed, int) else ""
-    if facts.full_seconds is None:
+    if facts.contents.full_seconds is None:
         return f"{free}{kept}; the log does not grow, or is too young to know"
-    return f"{free}{kept}; full in {format_seconds(facts.full_seconds)} if nothing is reclaimed"
+    return f"{free}{kept}; full in {format_seconds(facts.contents.full_seconds)} if nothing is reclaimed"
 
 
 def _settings_text(facts: Facts) -> Iterator[str]:
@@ -238,13 +238,13 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
         "head": None if head is None else {"sequence": head.sequence, **time_fields("at", head.at_ns or None)},
         "clock_steps": [
             {"sequence": step.base, **time_fields("before", step.before_ns), **time_fields("at", step.at_ns)}
-            for step in facts.steps
+            for step in facts.contents.steps
         ],
-        "waiting": [_waiting(group, now_ns) for group in facts.waiting],
+        "waiting": [_waiting(group, now_ns) for group in facts.contents.waiting],
         "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
         "free_bytes": facts.free_bytes,
         "needed_bytes": daemon.answer.get("needed_bytes"),
-        "seconds_until_full": facts.full_seconds,
+        "seconds_until_full": facts.contents.full_seconds,
     }
 
 

@@ -92,7 +92,16 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
     wrote = last_daemon_fields(root)
     if not is_locked(root.lock, Disk()):
         if is_lock_hidden(root) and not next(run_reports(root), {}).get("ended"):
-            return _unlisted(root, identity, socket, seconds, wrote)
+            # This user may not open the lock and the kernel does not list it: another PID namespace may have it. Only
+            # a run without an end is asked: if systemd listens for a stopped daemon, a connection would start it.
+            found = _asked(identity, socket, seconds, None, wrote)
+            if found.is_asked and found.life is not Life.STARTS:
+                return found
+            if not found.is_asked:
+                message = (
+                    f"it is unknown whether a daemon runs: this user may neither open {root.lock} nor ask {socket}"
+                )
+                return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:
         return stopped
@@ -111,9 +120,7 @@ def frozen(root: Root) -> Liveness | None:
 
 def socket_of(root: Root) -> Path:
     """Return the socket of the last run of the daemon, according to its settings."""
-    epoch = last_daemon_fields(root).get("epoch")
-    report = (read_object(root.report(epoch)) if isinstance(epoch, int) else None) or {}
-    match report.get("settings"):
+    match _report(root, last_daemon_fields(root).get("epoch")).get("settings"):
         case {"socket": {"value": str(value)}} if named := value.strip('"'):
             return Path(named)
     return root.socket
@@ -134,20 +141,6 @@ def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
         return Liveness(Life.NEVER, "no daemon has run on this log", starting)
     ended = describe_last_end(root) or "the last one ended before it had recovered the log"
     return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
-
-
-def _unlisted(root: Root, identity: Identity, socket: Path, seconds: float, wrote: Mapping[str, object]) -> Liveness:
-    """Judge a lock that this user may not open and that the kernel does not list: another PID namespace may have it.
-
-    Only a run without an end is asked: if systemd listens for a stopped daemon, a connection would start it.
-    """
-    found = _asked(identity, socket, seconds, None, wrote)
-    if found.life is Life.STARTS:  # nothing listens
-        return _without_lock(root, wrote)
-    if not found.is_asked:
-        message = f"it is unknown whether a daemon runs: this user may neither open {root.lock} nor ask {socket}"
-        return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
-    return found
 
 
 def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wrote: Mapping[str, object]) -> Liveness:
@@ -212,12 +205,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Results of a walk through all segments; the attributes are those of :class:`Facts`."""
+    """Facts that need a walk through all segments and directories.
+
+    Attributes:
+        unreadable: message and hint of each problem of a segment, or of the log as a whole.
+        lost_routes: routes with records whose directory is gone.
+        full_seconds: until the disk is full if nothing is reclaimed; None if unknown, or if the log does not grow.
+        fifos: problems that keep lines in a FIFO out of the log.
+        journals: message and hint of each damaged journal of a work group.
+    """
 
     groups: tuple[GroupBacklog, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     lost_routes: tuple[str, ...] = ()
     full_seconds: float | None = None
+    fifos: tuple[str, ...] = ()
+    journals: tuple[tuple[str, str], ...] = ()
+    steps: tuple[ClockStep, ...] = ()
+
+    @property
+    def waiting(self) -> list[GroupBacklog]:
+        """The groups with records to process, without those of retired routes, the longest wait first."""
+        found = [group for group in self.groups if group.lag.records and not group.retired]
+        return sorted(found, key=lambda group: group.lag.oldest_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +238,6 @@ class Facts:
         crash: the last crash that a report knows of.
         report: of the last run, as its start wrote it.
         head_damage: the damage of the head; ``head`` is then None.
-        unreadable: message and hint of each problem of a segment, or of the log as a whole.
-        lost_routes: routes with records whose directory is gone.
-        full_seconds: until the disk is full if nothing is reclaimed; None if unknown, or if the log does not grow.
-        fifos: problems that keep lines in a FIFO out of the log.
-        journals: message and hint of each damaged journal of a work group.
     """
 
     root: Path
@@ -241,20 +246,8 @@ class Facts:
     report: Mapping[str, Any]
     head: Head | None
     head_damage: Damaged | None
-    groups: tuple[GroupBacklog, ...]
-    unreadable: tuple[tuple[str, str], ...]
-    lost_routes: tuple[str, ...]
     free_bytes: int
-    full_seconds: float | None
-    fifos: tuple[str, ...]
-    journals: tuple[tuple[str, str], ...]
-    steps: tuple[ClockStep, ...] = ()
-
-    @property
-    def waiting(self) -> list[GroupBacklog]:
-        """The groups with records to process, without those of retired routes, the longest wait first."""
-        found = [group for group in self.groups if group.lag.records and not group.retired]
-        return sorted(found, key=lambda group: group.lag.oldest_ns or 0)
+    contents: Contents
 
     @property
     def settings(self) -> Mapping[str, Mapping[str, str]]:
@@ -270,42 +263,36 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
         socket: of the daemon; None: as its settings say.
         seconds: how long the daemon may take to answer.
     """
-    root = log.root
-    daemon = liveness(root, log.identity, socket or socket_of(root), seconds=seconds)
-    return facts_of(log, daemon, _contents(log, now_ns))
+    daemon = liveness(log.root, log.identity, socket or socket_of(log.root), seconds=seconds)
+    return facts_of(log.root, daemon, with_directories(log, _contents(log, now_ns)))
 
 
-def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
-    """Complete the facts from the state of the daemon and a walk through the segments."""
-    root = log.root
+def with_directories(log: Log, contents: Contents) -> Contents:
+    """Complete the results of a walk through the segments."""
     return replace(
-        facts_of_daemon(root, daemon),
-        groups=contents.groups,
-        unreadable=contents.unreadable,
-        lost_routes=contents.lost_routes,
-        full_seconds=contents.full_seconds,
-        fifos=tuple(message for _, message in fifo_problems(root)),
+        contents,
+        fifos=tuple(message for _, message in fifo_problems(log.root)),
         journals=tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
-        steps=read_steps(root),
+        steps=read_steps(log.root),
     )
 
 
-def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -> Facts:
-    """Read the quick facts: the daemon, its starts and ends, the head and the disk.
-
-    Args:
-        before: source of the remaining facts; None: no routes and no segments.
-    """
+def facts_of(root: Root, daemon: Liveness, contents: Contents) -> Facts:
+    """Read the quick facts: the daemon, its starts and ends, the head and the disk."""
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
-    head, head_damage = _head(root)
+    head, head_damage = None, None
+    try:
+        head = durable_head(root)
+    except Damaged as error:
+        head_damage = error
     crash = next(crash_reports(root, running=running), None)
-    report = (read_object(root.report(daemon.epoch)) if daemon.epoch is not None else None) or {}
     free = free_bytes(root.segments if root.segments.is_dir() else root.path)
-    if before is None:
-        return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), ())
-    return replace(
-        before, daemon=daemon, crash=crash, report=report, head=head, head_damage=head_damage, free_bytes=free
-    )
+    return Facts(root.path, daemon, crash, _report(root, daemon.epoch), head, head_damage, free, contents)
+
+
+def _report(root: Root, epoch: object) -> Mapping[str, Any]:
+    """Return the report of a run; {} if there is none."""
+    return (read_object(root.report(epoch)) if isinstance(epoch, int) else None) or {}
 
 
 def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
@@ -316,38 +303,22 @@ def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
             yield f"{finding.path}: offset {finding.offset}: {finding.message}", showing
 
 
-def _head(root: Root) -> tuple[Head | None, Damaged | None]:
-    try:
-        return durable_head(root), None
-    except Damaged as error:
-        return None, error
-
-
 def _contents(log: Log, now_ns: int) -> Contents:
     """Walk through the segments; if they cannot be listed, return the reason."""
+    view = log.view()
     try:
-        backlog = Backlog(log.view())
-        unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
+        backlog = Backlog(view)
+        unreadable = [(status.problem, status.hint) for status in backlog.segments() if status.problem]
     except Damaged as error:
         return Contents(unreadable=((error.message, error.hint),))
-    unreadable += tuple(_unmounted(log))
+    last = view.bound.sequence
+    is_empty = not view.segments and not view.listing.released
+    if is_empty and last and any(History(log.root).unexplained_spans(last, last)):  # no repair has given it up
+        missing = no_segment(log.root, last)
+        unreadable.append((missing.message, missing.hint))
     growth = backlog.growth_meter.growth(now_ns=now_ns)
     full = growth.seconds_until_full(backlog.free_bytes) if growth else None
-    return Contents(tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full)
-
-
-def _unmounted(log: Log) -> Iterator[tuple[str, str]]:
-    """Report a log without any segment whose newest record no repair has given up."""
-    view = log.view()
-    last = view.bound.sequence
-    if (
-        not view.segments
-        and not view.listing.released
-        and last
-        and list(History(log.root).unexplained_spans(last, last))
-    ):
-        error = no_segment(log.root, last)
-        yield error.message, error.hint
+    return Contents(tuple(backlog.groups.values()), tuple(unreadable), backlog.lost_routes(), full)
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
@@ -398,27 +369,28 @@ def _full(answer: Mapping[str, Any]) -> str:
 
 
 def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Finding]:
-    if (damage := facts.head_damage) is not None and (damage.message, damage.hint) not in facts.unreadable:
+    contents = facts.contents
+    if (damage := facts.head_damage) is not None and (damage.message, damage.hint) not in contents.unreadable:
         yield Finding(Severity.FAILING, damage.message, damage.hint)
-    yield from (Finding(Severity.FAILING, message, hint) for message, hint in facts.unreadable)
+    yield from (Finding(Severity.FAILING, message, hint) for message, hint in contents.unreadable)
     if facts.head is not None and (ahead := seconds_ahead(facts.head.at_ns, now_ns)):
         message = (
             f"append times are {format_seconds(ahead)} ahead of the clock: until it has caught up, all new records get "
             f"the time {utc(facts.head.at_ns)}"
         )
         yield Finding(Severity.WARNING, message, hint_for("append-times-ahead"))
-    if facts.lost_routes:
-        adding = command_line(facts.root, f"route add {facts.lost_routes[0]}")
-        message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; no record counts as processed"
+    if contents.lost_routes:
+        adding = command_line(facts.root, f"route add {contents.lost_routes[0]}")
+        message = f"{named(contents.lost_routes)}: {DIRECTORY_GONE}; no record counts as processed"
         yield Finding(Severity.WARNING, message, adding)
-    yield from (Finding(Severity.WARNING, message) for message in facts.fifos)
-    for group in facts.groups:
+    yield from (Finding(Severity.WARNING, message) for message in contents.fifos)
+    for group in contents.groups:
         cursor = group.cursor
         if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind")
             yield Finding(Severity.WARNING, f"{cursor.message}; no record counts as processed", setting)
-    yield from (Finding(Severity.WARNING, message, showing) for message, showing in facts.journals)
-    for group in facts.waiting if lag_max is not None else ():
+    yield from (Finding(Severity.WARNING, message, showing) for message, showing in contents.journals)
+    for group in contents.waiting if lag_max is not None else ():
         waited = group.lag.seconds(now_ns)
         if lag_max is not None and waited > lag_max:
             message = (
@@ -427,8 +399,8 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
             at = group.cursor
             looking = f"group show {at.route} {at.group}" if at.of_work_group else "explain"
             yield Finding(Severity.WARNING, message, command_line(facts.root, looking))
-    if facts.full_seconds is not None and facts.full_seconds < _FULL_SOON_SECONDS:
-        message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(facts.full_seconds)}"
+    if contents.full_seconds is not None and contents.full_seconds < _FULL_SOON_SECONDS:
+        message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(contents.full_seconds)}"
         yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
 
 

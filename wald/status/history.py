@@ -140,23 +140,27 @@ def sentence(event: Event) -> str:
 def deed(event: Event, figures: Figures = EXACT) -> str:
     """Describe what happened."""
     entry, number, size = event.entry, figures.number, figures.size
+    base, records = entry.get("base"), f"records {number(entry.get('base'))} to {number(entry.get('last'))}"
+    routes, why = _of_routes(entry.get("routes"), number), f"; {entry['why']}" if entry.get("why") else ""
     match entry:
         case {"event": "reclaimed"}:
-            return f"{_segment(entry, figures)}{_of_routes(entry, figures)}"
+            return f"segment {base}: {records}{routes}"
         case {"event": "shrunk"}:
-            dropped = entry | {"routes": entry.get("dropped")}
             sizes = _shrunk(entry.get("was_bytes"), entry.get("bytes"), figures)
-            return f"{_segment(entry, figures)}, without{_of_routes(dropped, figures)}: {sizes}"
+            return f"segment {base}: {records}, without{_of_routes(entry.get('dropped'), number)}: {sizes}"
         case {"event": "sealed"}:
             sizes = _shrunk(entry.get("raw_bytes"), entry.get("bytes"), figures)
-            return f"{_segment(entry, figures)}{_of_routes(entry, figures)}; {sizes}"
+            return f"segment {base}: {records}{routes}; {sizes}"
         case {"event": "kept"}:
-            return f"segment {entry.get('base')} stays ({entry.get('why')})"
+            return f"segment {base} stays ({entry.get('why')})"
         case {"event": "cut", "base": int(base), "next": int(following)}:
-            records = f"records {number(base)} to {number(following - 1)}"
-            return f"segment {base}: {records}, {size(entry.get('bytes'))}"
-        case {"event": "repaired", "base": int(), "last": int()}:
-            return _repair(entry, figures)
+            return f"segment {base}: records {number(base)} to {number(following - 1)}, {size(entry.get('bytes'))}"
+        case {"event": "repaired", "base": int(base), "last": int(last)}:  # nothing may have been intact
+            done = "set aside" if entry.get("action") == "set aside" else "made again from what was whole of it"
+            span = f"whole were records from {number(base)} up to {number(last)}"
+            kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
+            whole = span if last >= base else "no record in it was whole"
+            return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
         case {"event": "identified"}:
             kept = f"; the old file is {entry['kept']}" if "kept" in entry else ""
             return f"log.json was made again: {entry.get('why')}{kept}"
@@ -174,13 +178,14 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
         case {"event": "clock-step", "before": before} if event.ledger == CLOCK:
             now = f"the clock was at {utc(event.at_ns)}"
             return f"append times begin again with record {number(entry['sequence'])}: {now}, and they at {before}"
-        case {"event": "started" | "ended"} if event.ledger == LIVES:
-            return _life(entry, figures)
+        case {"event": "ended", "epoch": epoch, "ended": end} if event.ledger == LIVES:
+            return f"epoch {epoch} {'was' if end == 'stopped' else 'failed:'} {end}"
+        case {"event": "started"} if event.ledger == LIVES:
+            return "; ".join(filter(None, _start(entry, size)))
         case {"event": "skipping-record" | "skipped-record" | "skip-failed"}:
-            return _skip(entry, figures)
+            return _skip(entry, number)
         case {"base": int(), "last": int()}:
-            why = entry.get("why")
-            return f"{_records(entry, figures)}{_of_routes(entry, figures)}{f'; {why}' if why else ''}"
+            return f"{records}{routes}{why}"
     return " ".join(f"{key}={value}" for key, value in entry.items() if key not in ("event", "at"))
 
 
@@ -189,35 +194,18 @@ def _shrunk(before: object, after: object, figures: Figures) -> str:
     return f"{figures.size(before)} became {figures.number(after) if figures is EXACT else figures.size(after)}"
 
 
-def _life(report: dict[str, Any], figures: Figures) -> str:
-    """Describe the end of a run, or what its start found."""
-    if report["event"] == ENDED:
-        return f"epoch {report['epoch']} {'was' if report['ended'] == 'stopped' else 'failed:'} {report['ended']}"
-    trimmed = report.get("trimmed_bytes")
-    found = [
-        str(report.get("before") or ""),
-        f"{figures.size(trimmed)} of a write that was not finished were cut off" if trimmed else "",
-        *(str(each) for name in ("errors", "warnings") for each in _list(report.get(name))),
-    ]
-    return "; ".join([f"epoch {report['epoch']}: {report.get('software', 'wald')} started", *filter(None, found)])
+def _start(report: dict[str, Any], size: Callable[[object], str]) -> Iterator[str]:
+    """Yield what a start has found."""
+    yield f"epoch {report['epoch']}: {report.get('software', 'wald')} started"
+    yield str(report.get("before") or "")
+    if trimmed := report.get("trimmed_bytes"):
+        yield f"{size(trimmed)} of a write that was not finished were cut off"
+    for name in ("errors", "warnings"):
+        found = report.get(name)
+        yield from map(str, found if isinstance(found, list) else ())
 
 
-def _list(given: object) -> list[object]:
-    return given if isinstance(given, list) else []
-
-
-def _repair(entry: dict[str, Any], figures: Figures) -> str:
-    """Describe the repair of a segment, of which nothing may have been intact."""
-    base, last = entry["base"], entry["last"]
-    done = "set aside" if entry.get("action") == "set aside" else "made again from what was whole of it"
-    span = f"{figures.number(base)} up to {figures.number(last)}"
-    whole = f"whole were records from {span}" if last >= base else "no record in it was whole"
-    kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
-    return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
-
-
-def _skip(entry: dict[str, Any], figures: Figures) -> str:
-    number = figures.number
+def _skip(entry: dict[str, Any], number: Callable[[object], str]) -> str:
     moving, skipping = _WAYS[entry["event"]]
     way = moving if "after" in entry else skipping  # of a work group, records above its cursor
     begin = entry.get("after", entry.get("first"))
@@ -225,46 +213,34 @@ def _skip(entry: dict[str, Any], figures: Figures) -> str:
     records = f"{number(entry.get('records'))} record{'s' * (entry.get('records') != 1)}"
     missing = f" and up to {number(entry['missing'])} that were removed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""
-    who = f" by {entry['by']}, past {records}{missing}"
-    return f"{moved}{who}{why}"
+    return f"{moved} by {entry['by']}, past {records}{missing}{why}"
 
 
 def _judgement(event: Event) -> str:
-    ruling = event.ruling
+    entry, ruling = event.entry, event.ruling
     if ruling is None:
         return "taken back later"
     if ruling.errors:
         return f"NOT ALLOWED: {'; '.join(ruling.errors)}"
     lost = f", {ruling.unread_records} records expired unread" if ruling.unread_records else ""
-    return f"allowed by the rule {event.entry.get('rule')}{lost}{_cursors(event.entry)}"
+    held = entry["dropped"] if "dropped" in entry else entry["routes"]
+    routes = [each for each in held if isinstance(each, dict)]
+    at = [f"{route['route']} retired" for route in routes if route.get("retired")]
+    at += [f"{route['route']}/{group} at {to}" for route in routes for group, to in route.get("cursors", {}).items()]
+    return f"allowed by the rule {entry.get('rule')}{lost}{_few(at)}"
 
 
-def _cursors(entry: dict[str, Any]) -> str:
-    """List the positions of cursors of the first few routes."""
-    routes = [each for each in entry.get("dropped", entry["routes"]) if isinstance(each, dict)]
-    named = [f"{route['route']} retired" for route in routes if route.get("retired")]
-    named += [f"{route['route']}/{group} at {at}" for route in routes for group, at in route.get("cursors", {}).items()]
-    return f" ({_few(named)})" if named else ""
-
-
-def _segment(entry: dict[str, Any], figures: Figures) -> str:
-    return f"segment {entry.get('base')}: {_records(entry, figures)}"
-
-
-def _records(entry: dict[str, Any], figures: Figures) -> str:
-    return f"records {figures.number(entry.get('base'))} to {figures.number(entry.get('last'))}"
-
-
-def _of_routes(entry: dict[str, Any], figures: Figures) -> str:
+def _of_routes(held: object, number: Callable[[object], str]) -> str:
     """List the numbers of records of the first few routes."""
-    held = entry.get("routes")
     counts = []
     for each in held if isinstance(held, list) else []:
         match each:
             case [name, count, *_] | {"route": name, "count": count} if count:
-                counts.append(f"{name} {figures.number(count)}")
-    return f" ({_few(counts)})" if counts else ""
+                counts.append(f"{name} {number(count)}")
+    return _few(counts)
 
 
 def _few(parts: list[str]) -> str:
-    return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+    """List the first few in parentheses."""
+    more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+    return f" ({', '.join(parts[:4])}{more})" if parts else ""

@@ -104,7 +104,6 @@ def _by_key(counts: Counter[str]) -> dict[str, int]:
 
 def _pinned_segment(status: SegmentStatus) -> schema.PinnedSegment:
     base = status.segment.base_sequence
-    pins = islice(status.pins, PINS_MAX)
     return schema.PinnedSegment(
         base,
         status.segment.path.name,
@@ -114,7 +113,7 @@ def _pinned_segment(status: SegmentStatus) -> schema.PinnedSegment:
         status.stored_bytes,
         state_of(status) == "free",
         status.problem,
-        [schema.Pin(pin.route, pin.group, pin.at, pin.needs, pin.message) for pin in pins],
+        [schema.Pin(pin.route, pin.group, pin.at, pin.needs, pin.message) for pin in islice(status.pins, PINS_MAX)],
         max(0, len(status.pins) - PINS_MAX),
     )
 
@@ -142,18 +141,6 @@ class FoundGroup:
     def work(self) -> schema.WorkOfGroup:
         """Return the numbers of records by state."""
         seen, picture = self.seen, self.seen.snapshot
-        oldest_ns = self.unfinished.oldest_ns
-        commands = [
-            schema.RunningCommand(
-                each.worker,
-                each.process,
-                each.process_group,
-                each.words,
-                **schema.time_fields("started", each.started_ns),  # type: ignore[arg-type]
-                left=each.left,
-            )
-            for each in self.commands
-        ]
         return schema.WorkOfGroup(
             schema.Owner(seen.owner.pid, seen.owner.command) if seen.owner else None,
             seen.damage,
@@ -164,9 +151,9 @@ class FoundGroup:
             count_of(picture.waiting()),
             len(picture.dead),
             self.behind.records,
-            **schema.time_fields("oldest_append_time", oldest_ns),  # type: ignore[arg-type]
+            **schema.time_fields("oldest_append_time", self.unfinished.oldest_ns),  # type: ignore[arg-type]
             tries_max=picture.tries_max,
-            commands=commands,
+            commands=[schema.RunningCommand.made_of(each, command=each.words) for each in self.commands],
         )
 
     def fields(self) -> dict[str, object]:

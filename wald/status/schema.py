@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from wald.errors import InvalidInput
 from wald.files.layout import Root
@@ -47,8 +49,30 @@ RecordWord = Literal[
 ]
 
 
+class Shown:
+    """An object of the JSON, made of the facts that are shown."""
+
+    __slots__ = ()
+
+    @classmethod
+    def made_of(cls, *sources: object, **known: object) -> Self:
+        """Take each field from ``known``, or from the first source that has it; a time also as text."""
+        names = [each.name for each in fields(cls) if each.init]  # type: ignore[arg-type]  # subclasses are dataclasses
+        return cls(**{name: known[name] if name in known else _found(sources, name) for name in names})
+
+
+def _found(sources: Iterable[object], name: str) -> object:
+    for source in sources:
+        if hasattr(source, name):
+            value = getattr(source, name)
+            return value.value if isinstance(value, Enum) else os.fspath(value) if isinstance(value, Path) else value
+        if hasattr(source, f"{name}_ns"):
+            return _text_time(getattr(source, f"{name}_ns"))
+    raise AttributeError(name)
+
+
 @dataclass(frozen=True, slots=True)
-class Head:
+class Head(Shown):
     """The durable head: the last record, and the position at which its bytes end."""
 
     sequence: int
@@ -61,14 +85,11 @@ class Head:
 
     @classmethod
     def of(cls, root: Root, head: StoredHead) -> Head:
-        at_ns = head.at_ns
-        return cls(
-            head.sequence, head.segment, head.position, head.epoch, at_ns, utc(at_ns, 9), no_daemon_message(root)
-        )
+        return cls.made_of(head, no_daemon=no_daemon_message(root))
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Where(Shown):
     """Location or fate of a record; null is unknown or does not apply."""
 
     sequence: int
@@ -88,25 +109,12 @@ class Where:
 
     @classmethod
     def of(cls, found: Whereabouts) -> Where:
-        return cls(
-            found.sequence,
-            found.state.value,
-            found.message,
-            found.durable,
-            found.route,
-            found.append_time_ns,
-            _text_time(found.append_time_ns),
-            **segment_fields(found.segment),
-            position=found.position,
-            processed=found.processed,
-            bundle=found.bundle,
-            member=found.member,
-            reclaimed=found.reclaimed and ledger_fields(found.reclaimed),
-        )
+        reclaimed = found.reclaimed and ledger_fields(found.reclaimed)
+        return cls.made_of(found, **segment_fields(found.segment), reclaimed=reclaimed)
 
 
 @dataclass(frozen=True, slots=True)
-class CursorFile:
+class CursorFile(Shown):
     """A cursor, as ``wald cursor get`` prints it."""
 
     route: str
@@ -116,14 +124,9 @@ class CursorFile:
     path: str
     message: str
 
-    @classmethod
-    def of(cls, cursor: Cursor) -> CursorFile:
-        path, state = str(cursor.path), cursor.state
-        return cls(cursor.route, cursor.group, state.value, cursor.sequence, path, cursor.message)
-
 
 @dataclass(frozen=True, slots=True)
-class GroupOfRoute:
+class GroupOfRoute(Shown):
     """Progress of a group on a route; the path is only for admins and for users of the machine."""
 
     group: str
@@ -135,11 +138,11 @@ class GroupOfRoute:
 
     @classmethod
     def of(cls, cursor: Cursor, lag: int) -> GroupOfRoute:
-        return cls(cursor.group, cursor.state.value, cursor.sequence, lag, cursor.message, str(cursor.path))
+        return cls.made_of(cursor, lag_records=lag)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Route(Shown):
     """A route; its last record is 0 if it has none, and null if it is unknown."""
 
     route: str
@@ -152,7 +155,7 @@ class Route:
     @classmethod
     def of(cls, found: Progress) -> Route:
         groups = [GroupOfRoute.of(cursor, lag) for cursor, lag in zip(found.cursors, found.lags, strict=True)]
-        return cls(found.route, found.last_sequence, found.fifo, found.retired, found.consumers, groups)
+        return cls.made_of(found, last=found.last_sequence, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class PinnedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class PinningGroup:
+class PinningGroup(Shown):
     """A group and the bytes that it pins."""
 
     kind: Literal["group"] = field(default="group", init=False)
@@ -245,23 +248,14 @@ class PinningGroup:
 
     @classmethod
     def of(cls, group: GroupBacklog, growth: Growth | None, now_ns: int) -> PinningGroup:
-        cursor, lag = group.cursor, group.lag
-        return cls(
-            cursor.route,
-            cursor.group,
-            group.retired,
-            cursor.state.value,
-            cursor.message,
-            str(cursor.path),
-            cursor.sequence,
-            lag.records,
-            round(lag.seconds(now_ns), 3),
-            lag.oldest_ns,
-            _text_time(lag.oldest_ns),
-            group.pinned_segments,
-            group.pinned_bytes,
-            group.exclusive_bytes,
-            growth.routes.get(cursor.route, 0.0) if growth else None,
+        return cls.made_of(
+            group,
+            group.cursor,
+            group.lag,
+            lag_records=group.lag.records,
+            lag_seconds=round(group.lag.seconds(now_ns), 3),
+            frees_bytes=group.exclusive_bytes,
+            bytes_per_second=growth.routes.get(group.cursor.route, 0.0) if growth else None,
         )
 
 
@@ -291,7 +285,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningCommand:
+class RunningCommand(Shown):
     """A command of ``wald-drain`` that runs for a group."""
 
     worker: int | None
@@ -337,7 +331,7 @@ class GroupsOfRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class Out(Shown):
     """Records that are leased to a worker."""
 
     kind: Literal["out"] = field(default="out", init=False)
@@ -348,13 +342,9 @@ class Out:
     until: str | None
     tries: int
 
-    @classmethod
-    def of(cls, run: snapshot.Out) -> Out:
-        return cls(run.first, run.last, run.worker, run.until_ns, _text_time(run.until_ns), run.tries)
-
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Shown):
     """Records that are not due yet, and the reason for which they were returned."""
 
     kind: Literal["waiting"] = field(default="waiting", init=False)
@@ -365,13 +355,9 @@ class Waits:
     tries: int
     reason: str
 
-    @classmethod
-    def of(cls, run: snapshot.Waiting) -> Waits:
-        return cls(run.first, run.last, run.due_ns, utc(run.due_ns, 9), run.tries, run.reason)
-
 
 @dataclass(frozen=True, slots=True)
-class GivingUp:
+class GivingUp(Shown):
     """A record that is becoming a dead letter."""
 
     kind: Literal["giving-up"] = field(default="giving-up", init=False)
@@ -384,7 +370,7 @@ class GivingUp:
 
     @classmethod
     def of(cls, dead: DeadRecord) -> GivingUp:
-        return cls(dead.sequence, dead.at_ns, utc(dead.at_ns, 9), dead.tries, dead.reason, dead.route)
+        return cls.made_of(dead, **time_fields("since", dead.at_ns), dead_letter_route=dead.route)
 
 
 Pending = Out | Waits | GivingUp
@@ -394,8 +380,8 @@ def pending_objects(
     out: Iterable[snapshot.Out], waiting: Iterable[snapshot.Waiting], dead: Iterable[DeadRecord], count: int | None
 ) -> Iterator[Pending]:
     """Yield an object for each run of records in the same state, at most ``count`` of each kind."""
-    yield from islice(map(Out.of, out), count)
-    yield from islice(map(Waits.of, waiting), count)
+    yield from islice(map(Out.made_of, out), count)
+    yield from islice(map(Waits.made_of, waiting), count)
     yield from islice(map(GivingUp.of, dead), count)
 
 

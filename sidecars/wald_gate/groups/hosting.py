@@ -13,7 +13,7 @@ from wald.errors import Locked, NotFound, WaldError
 from wald.files.locks import process_name
 from wald.log import Log
 from wald.retention.cursors import CursorState
-from wald.work.snapshot import OwnerProcess, WorkFile, owner_of
+from wald.work.snapshot import WorkFile, owner_of
 from wald_gate.groups.waits import WaitingLeases
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import GroupSettings
@@ -67,8 +67,7 @@ class Groups:
 
     No request creates a group, as a name may be misspelt, and a group pins its unprocessed records; only a group in the
     settings is created. A group whose journal could not be written is closed and opened again by the next request.
-    Groups
-    that are not in the settings are limited; those of one route may be half of them.
+    Groups that are not in the settings are limited; those of one route may be half of them.
     """
 
     def __init__(
@@ -198,7 +197,8 @@ class Groups:
 
     async def _closed(self, route: str, group: str, hosted: _Hosted) -> None:
         try:
-            if await _is_open(hosted):
+            await asyncio.wait([hosted.opening])
+            if hosted.opening.exception() is None:  # otherwise its requests report the reason
                 await hosted.work.__aexit__(None, None, None)
         except (WaldError, OSError) as error:
             _log.warning("%s: group %s: %s", route, group, error)
@@ -226,24 +226,16 @@ class Groups:
 
 def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
     """Return 423 with the process that owns a group."""
-    owner = owner_of(WorkFile(log.root, route, group))
+    message, owner = error.message, owner_of(WorkFile(log.root, route, group))
+    if owner is not None:
+        name = "" if owner.pid is None else process_name(owner.pid)
+        process = f"process {owner.pid} ({name})" if name else "another process"
+        message = f"{process} works on route {route} for group {group}"
     return HttpError(
         423,
         "locked",
-        error.message if owner is None else _owned(owner, route, group),
+        message,
         hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once no "
         "worker has a record",
         headers={"Retry-After": str(RETRY_SECONDS)},
     )
-
-
-def _owned(owner: OwnerProcess, route: str, group: str) -> str:
-    name = "" if owner.pid is None else process_name(owner.pid)
-    process = f"process {owner.pid} ({name})" if name else "another process"
-    return f"{process} works on route {route} for group {group}"
-
-
-async def _is_open(hosted: _Hosted) -> bool:
-    """Return True if the group could be opened; otherwise its requests report the reason."""
-    await asyncio.wait([hosted.opening])
-    return hosted.opening.exception() is None

@@ -24,7 +24,7 @@ from wald.work.owner import Share
 from wald.work.ownership import remove_group
 from wald.work.snapshot import read_status, work_file
 from wald_gate import shapes
-from wald_gate.call import JSON, Call, listing, wait_seconds
+from wald_gate.call import JSON, Call, answer, listing, wait_seconds
 from wald_gate.groups.hosting import locked, require_group
 from wald_gate.groups.waits import Got
 from wald_gate.limits import MemoryReservation
@@ -127,9 +127,9 @@ async def release(call: Call) -> Response:
     given = await call.body(shapes.Release)
     async with call.state.groups.use(call.route, call.group) as work:
         if given.sequences is None:
-            return _answer(shapes.Released(await work.release(given.worker)))
+            return answer(shapes.Released(await work.release(given.worker)))
         refused = await work.nack(given.worker, given.sequences)
-        return _answer(shapes.Released(len(set(given.sequences)) - len(refused)))
+        return answer(shapes.Released(len(set(given.sequences)) - len(refused)))
 
 
 async def pending(call: Call) -> Response:
@@ -170,11 +170,7 @@ async def _leased(
 
 
 def _settled(refused: Iterable[Refusal]) -> Response:
-    return _answer(shapes.Settled(shapes.refusals(refused)))
-
-
-def _answer(found: object) -> Response:
-    return Response(encoded(found), media_type=JSON)
+    return answer(shapes.Settled(shapes.refusals(refused)))
 
 
 async def groups(call: Call) -> Response:
@@ -197,7 +193,7 @@ async def groups(call: Call) -> Response:
         every = sorted(found.values(), key=lambda each: each.group)
         return GroupsOfRoute(every)  # type: ignore[arg-type]  # only work groups have ``work``
 
-    return Response(encoded(call.seen(await call.read(read))), media_type=JSON)
+    return answer(call.seen(await call.read(read)))
 
 
 async def remove(call: Call) -> Response:
@@ -218,4 +214,4 @@ async def remove(call: Call) -> Response:
         await call.state.in_thread(remove)
     except Locked as error:
         raise await asyncio.to_thread(locked, log, route, group, error) from None
-    return Response(encoded(Removed(route, group)), media_type=JSON)
+    return answer(Removed(route, group))

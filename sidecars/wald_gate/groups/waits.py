@@ -104,12 +104,9 @@ class _WaitingProducer:
 
     def __init__(self, unprocessed: Unprocessed) -> None:
         self.unprocessed = unprocessed
+        self.key: _Key = (unprocessed.route, unprocessed.group)
         self.error: WaldError | OSError | None = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def key(self) -> _Key:
-        return self.unprocessed.route, self.unprocessed.group
 
     def end(self) -> None:
         if not self.over.done():
@@ -128,16 +125,12 @@ class Processed:
 
     async def expected(self, route: str, group: str) -> Unprocessed:
         """Return an empty set of records that a group is to process; NotFound if there is no such group."""
-
-        def begin() -> Unprocessed:
-            unprocessed = Unprocessed(route, group)
-            try:
-                Progress(self._log, route, group).read()
-            except NotFound as error:
-                raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
-            return unprocessed
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, lambda: Progress(self._log, route, group).read())
+        except NotFound as error:
+            raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
+        return Unprocessed(route, group)
 
     async def wait(self, request: Request, unprocessed: Unprocessed, seconds: float) -> None:
         """Return once the group has processed the records."""
@@ -198,8 +191,8 @@ class Processed:
                 failed[key] = error
         for waiter in waiters:
             try:
-                if waiter.key in failed:
-                    raise failed[waiter.key]
-                waiter.unprocessed.update(progress[waiter.key])
+                waiter.error = failed.get(waiter.key)
+                if waiter.error is None:
+                    waiter.unprocessed.update(progress[waiter.key])
             except (WaldError, OSError) as error:
                 waiter.error = error

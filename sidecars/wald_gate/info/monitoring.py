@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
@@ -95,9 +96,6 @@ _SENTENCES = {
     Life.DEAD: "no daemon runs",
     Life.NEVER: "no daemon has run yet",
 }
-_OTHER = "the log was replaced by another log"
-_OLDER = "the log was replaced by an older copy"
-_GONE = "the log is no longer at its path"
 _RESTART = "restart wald-gate to use the log that is there now"
 _log = logging.getLogger("wald_gate")
 
@@ -111,8 +109,7 @@ class Word(StrEnum):
     NOT_READY = "not ready"
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Readiness and its reason: ``why`` names no path, because anyone may ask; ``detail`` is for stderr."""
 
     word: Word
@@ -163,7 +160,7 @@ class Readiness:
         except TimeoutError:
             why = f"the log could not be read within {_PATIENCE_SECONDS:g} s"
             found = Ready(Word.NOT_READY, why, f"{self._log.root.path}: {why}; hint: dmesg | tail")
-        if (found.word, found.why) != (self._found.word, self._found.why):
+        if found[:2] != self._found[:2]:
             _log.warning("%s%s", found.word, f": {found.detail}" if found.detail else "")
         self._found, self._found_at = found, time.monotonic()
         return found
@@ -172,10 +169,10 @@ class Readiness:
         log = self._log
         try:
             log.head()
+        except Gone as error:
+            return Ready(Word.NOT_READY, "the log is no longer at its path", f"{error.message}; hint: {error.hint}")
         except Replaced as error:
-            if isinstance(error, Gone):
-                return Ready(Word.NOT_READY, _GONE, f"{error.message}; hint: {error.hint}")
-            why = _OLDER if isinstance(error, RolledBack) else _OTHER
+            why = f"the log was replaced by {'an older copy' if isinstance(error, RolledBack) else 'another log'}"
             return Ready(Word.NOT_READY, why, f"{error.message}; hint: {_RESTART}")
         except (WaldError, OSError) as error:
             hint = getattr(error, "hint", "")
@@ -184,11 +181,9 @@ class Readiness:
 
 
 def _of_daemon(found: Liveness, root: Path) -> Ready:
-    detail = f"{found.message}; hint: {found.hint}"
-    if found.life is not Life.RUNS:
-        return Ready(Word.NOT_READY, _SENTENCES[found.life], detail)
-    if not found.is_asked:
-        return Ready(Word.NOT_READY, _SENTENCES[Life.UNKNOWN], detail)
+    life = found.life if found.is_asked or found.life is not Life.RUNS else Life.UNKNOWN
+    if life is not Life.RUNS:
+        return Ready(Word.NOT_READY, _SENTENCES[life], f"{found.message}; hint: {found.hint}")
     if found.answer.get("degraded"):
         why = f"the disk is full, so records wait ({found.answer.get('degraded_by')})"
         return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status')}")
@@ -211,14 +206,11 @@ def of_gate(
     counts: Counts, pool: ConnectionPool, published: Published, word: Word, log_id: str, *, groups: int, leases: int
 ) -> Iterator[Metric]:
     """Yield copies of the metrics of ``wald-gate``, so that another thread may render them."""
-    requests: Samples = {
-        (verb, str(status)): number
-        for verb, each in counts.answered.items()
-        for status, number in each.statuses.items()
-    }
+    answered = counts.answered.items()
+    requests: Samples = {(verb, str(code)): count for verb, each in answered for code, count in each.statuses.items()}
     meaning = 'Requests answered; the verb "none" is an unknown path or method'
     yield Metric("wald_gate_requests_total", "counter", meaning, ("verb", "status"), requests)
-    durations: Samples = {(verb,): each.seconds.copy() for verb, each in counts.answered.items()}
+    durations: Samples = {(verb,): each.seconds.copy() for verb, each in answered}
     meaning = "Time from a request to the start of its response"
     yield Metric("wald_gate_request_seconds", "histogram", meaning, ("verb",), durations)
     for name, meaning in _COUNTERS.items():
@@ -232,19 +224,14 @@ def of_gate(
     yield counter("wald_gate_repeated_requests_total", meaning, published.repeated)
     handshakes = pool.count - len(pool.open)
     idle = max(0, len(pool.idle) - handshakes)
-    connections: Samples = {
-        ("idle",): idle,
-        ("busy",): len(pool.open) - idle,
-        ("handshake",): handshakes,
-    }
+    connections: Samples = {("idle",): idle, ("busy",): len(pool.open) - idle, ("handshake",): handshakes}
     yield Metric("wald_gate_connections", "gauge", "Open connections", ("state",), connections)
     meaning = "Connections that the gate closed, by reason"
     ended: Samples = {(reason.value,): pool.ended[reason] for reason in Ended}
     yield Metric("wald_gate_connections_ended_total", "counter", meaning, ("reason",), ended)
     expiries: Samples = {(file,): at for file, at in counts.expiries.items()}
     meaning = "Earliest expiry of the certificates in a file of server certificates or client CAs"
-    labels = ("file",)
-    yield Metric("wald_gate_certificate_expiry_timestamp_seconds", "gauge", meaning, labels, expiries)
+    yield Metric("wald_gate_certificate_expiry_timestamp_seconds", "gauge", meaning, ("file",), expiries)
     meaning = "1 if the log is readable and its daemon responds"
     yield gauge("wald_gate_ready", meaning, float(word is not Word.NOT_READY))
     info: Samples = {(log_id, wald.__version__): 1}
@@ -252,24 +239,12 @@ def of_gate(
     yield Metric("wald_gate_info", "gauge", meaning, ("log", "version"), info)
 
 
+CLIENT = "wald.client"
+"""Key in the scope of a request: the name of the client, once it is known."""
 _PATH_MAX = 256
 _SERVER_ERROR = 500
 _NOT_PROCESSED = 504  # in time, as the client has asked; not a failure of the gate
 _request_log = logging.getLogger("wald_gate.requests")
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A request in the request log; ``client`` and ``address`` are "" if unknown."""
-
-    method: str
-    path: str
-    client: str
-    address: str
-
-    @classmethod
-    def of(cls, scope: Scope, client: str = "") -> Sent:
-        return cls(scope["method"], scope["path"], client, str((scope["client"] or ("",))[0]))
 
 
 class RequestLog:
@@ -281,34 +256,23 @@ class RequestLog:
     def __init__(self, *, every: bool) -> None:
         self._every = every
 
-    def wants(self, status: int) -> bool:
-        """Return True if a response with this status is logged."""
-        return self._every or (status >= _SERVER_ERROR and status != _NOT_PROCESSED)
-
-    def note(self, sent: Sent, response: Response, seconds: float) -> None:
-        if not self.wants(response.status_code):
+    def note(self, scope: Scope, response: Response, seconds: float, *, broken: str = "") -> None:
+        """Log a response; ``broken`` is the reason if it was aborted after it had started."""
+        status = response.status_code
+        is_failure = status >= _SERVER_ERROR and status != _NOT_PROCESSED
+        if not (self._every or is_failure or broken):
             return
-        line = _line(sent, response.status_code, seconds)
-        if response.status_code >= _SERVER_ERROR and response.media_type == MEDIA_TYPE:
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "client": scope.get(CLIENT, ""),
+            "address": str((scope["client"] or ("",))[0]),
+            "method": scope["method"],
+            "path": scope["path"][:_PATH_MAX],
+            "status": status,
+            "seconds": round(seconds, 6),
+        }
+        if broken:
+            line["detail"] = f"broken off: {broken}"
+        elif status >= _SERVER_ERROR and response.media_type == MEDIA_TYPE:
             line["detail"] = msgspec.json.decode(response.body)["detail"]
-        _write(line)
-
-    def note_broken(self, sent: Sent, status: int, seconds: float, why: str) -> None:
-        """Log an answer that was aborted after it had started."""
-        _write(_line(sent, status, seconds) | {"detail": f"broken off: {why}"})
-
-
-def _line(sent: Sent, status: int, seconds: float) -> dict[str, object]:
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": sent.client,
-        "address": sent.address,
-        "method": sent.method,
-        "path": sent.path[:_PATH_MAX],
-        "status": status,
-        "seconds": round(seconds, 6),
-    }
-
-
-def _write(line: dict[str, object]) -> None:
-    _request_log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))
+        _request_log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))

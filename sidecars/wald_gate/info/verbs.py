@@ -20,11 +20,11 @@ from wald.retention.progress import read_progress
 from wald.status.retention import explanation
 from wald.status.schema import Explained, Head, Routes, Where
 from wald_gate import shapes
-from wald_gate.call import JSON, Call, listing
+from wald_gate.call import Call, answer, listing
 from wald_gate.groups.hosting import require_group
 from wald_gate.info.monitoring import Word, of_gate
 from wald_gate.problems import RETRY_SECONDS, HttpError
-from wald_gate.shapes import SEQUENCE_MAX, Health, encoded
+from wald_gate.shapes import SEQUENCE_MAX, Health
 
 
 async def routes(call: Call) -> Response:
@@ -34,18 +34,18 @@ async def routes(call: Call) -> Response:
         log = call.state.log
         return Routes.of(log.root, [each for each in read_progress(log.view()) if call.client.may_read(each.route)])
 
-    return _answer(call.seen(await call.read(read)))
+    return answer(call.seen(await call.read(read)))
 
 
 async def add_route(call: Call) -> Response:
     """Create a route; idempotent."""
     await call.state.daemon.command("ROUTE", "ADD", call.route)
-    return _answer({"route": call.route})
+    return answer({"route": call.route})
 
 
 async def head(call: Call) -> Response:
     """Return the durable head."""
-    return _answer(call.seen(await call.state.head.result()))
+    return answer(call.seen(await call.state.head.result()))
 
 
 def read_head(log: Log) -> Head:
@@ -64,7 +64,7 @@ async def where(call: Call) -> Response:
     if int(given) > SEQUENCE_MAX:
         raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the highest possible sequence", hint="/v1/where/250")
     found = await call.read(call.state.log.where, int(given))
-    return _answer(Where.of(found))
+    return answer(Where.of(found))
 
 
 async def explain(call: Call) -> Response:
@@ -86,11 +86,7 @@ def explained(log: Log) -> Generator[None, None, list[Explained]]:
 async def cut(call: Call) -> Response:
     """Cut the active segment, unless it is empty."""
     what, segment = (await call.state.daemon.command("CUT")).split()
-    return _answer({"cut": what == "cut", "segment": int(segment)})
-
-
-def _answer(fields: object) -> Response:
-    return Response(encoded(fields), media_type=JSON)
+    return answer({"cut": what == "cut", "segment": int(segment)})
 
 
 async def get_cursor(call: Call) -> Response:
@@ -151,8 +147,7 @@ def _advice(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int)
 
 
 def _cursor_answer(cursor: Cursor) -> Response:
-    found = shapes.Cursor(cursor.sequence, cursor.state.value, cursor.message)
-    return Response(shapes.encoded(found), media_type=JSON)
+    return answer(shapes.Cursor(cursor.sequence, cursor.state.value, cursor.message))
 
 
 _process = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -161,7 +156,7 @@ prometheus_client.ProcessCollector(registry=_process)
 
 async def healthz(_: Call) -> Response:
     """Liveness: the event loop responds."""
-    return Response(encoded(Health("ok")), media_type=JSON)
+    return answer(Health("ok"))
 
 
 async def readyz(call: Call) -> Response:
@@ -173,7 +168,7 @@ async def readyz(call: Call) -> Response:
     if found.word is Word.NOT_READY:
         headers = {"Retry-After": str(RETRY_SECONDS)}
         raise HttpError(503, "not-ready", found.why, hint="stderr of the gate has more", headers=headers)
-    return Response(encoded(Health(found.word.value, found.why)), media_type=JSON)
+    return answer(Health(found.word.value, found.why))
 
 
 async def metrics(call: Call) -> Response:

@@ -198,7 +198,7 @@ class Walk:
     """Results of a walk through all segments; ``by_name`` and ``work`` have route and group as keys."""
 
     samples: tuple[LogSample, ...] = ()
-    facts: Facts | None = None
+    contents: Contents | None = None
     by_name: Mapping[tuple[str, str], GroupBacklog] = field(default_factory=dict)
     work: Mapping[tuple[str, str], WorkCounts] = field(default_factory=dict)
     archived: Archived = field(default_factory=Archived)
@@ -244,7 +244,7 @@ class PageSnapshot:
     @property
     def is_counted(self) -> bool:
         """True once a walk has ended."""
-        return self.walk.facts is not None
+        return self.walk.contents is not None
 
 
 class PageSnapshotReader:
@@ -260,12 +260,11 @@ class PageSnapshotReader:
         self._rates: deque[float | None] = deque(maxlen=_RATES)
         self._walked = Walk()
         self._walk_problem = ""
-        self._daemon: Liveness | None = None
 
     def look(self) -> PageSnapshot:
         """Read a snapshot; errors are part of it."""
         log, walked = self._log, self._walked
-        daemon = self._daemon = self._asked()
+        daemon = self._asked()
         self._head.update()
         now, now_ns = time.monotonic(), time.time_ns()
         seen = activity(self._head.samples, now_ns=now_ns)
@@ -273,7 +272,7 @@ class PageSnapshotReader:
         walk = replace(walked, inventory=inventory(walked.samples, now=now, now_ns=now_ns))
         problem, pieces, facts = self._head.problem, tuple[Piece, ...](), None
         try:
-            facts = findings.facts_of_daemon(log.root, daemon, walk.facts)
+            facts = findings.facts_of(log.root, daemon, walk.contents or Contents())
             pieces = tuple(_pieces(log.view(), facts, seen.sequence if seen else 0, walk))
         except (WaldError, OSError) as error:
             problem = problem or message_of(error)
@@ -297,7 +296,7 @@ class PageSnapshotReader:
 
     def walk(self) -> None:
         """Walk through all segments; after an error, the previous walk stays."""
-        log, daemon = self._log, self._daemon
+        log = self._log
         try:
             self._bundled.begin()
             self._all.update()
@@ -306,10 +305,10 @@ class PageSnapshotReader:
                 self._bundled.end(newest.segments)
                 full = newest.growth.seconds_until_full(newest.free_bytes) if newest.growth else None
                 contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
-            facts = findings.facts_of(log, daemon or self._asked(), contents)
-            by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
+            contents = findings.with_directories(log, contents)
+            by_name = {(each.cursor.route, each.cursor.group): each for each in contents.groups}
             work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
-            self._walked = Walk(self._all.samples, facts, by_name, work, self._bundled.newest)
+            self._walked = Walk(self._all.samples, contents, by_name, work, self._bundled.newest)
             self._walk_problem = ""
         except (WaldError, OSError) as error:  # such as a file that has gone between two looks
             self._walk_problem = message_of(error)

@@ -10,10 +10,11 @@ import asyncio
 import threading
 import time
 import zlib
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP
@@ -34,52 +35,43 @@ if TYPE_CHECKING:
 _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 
 
-class Form(Protocol):
+class Form:
     """Format of one response; a heartbeat of b"" means that the format has none."""
 
     media_type: str
-    heartbeat: bytes
+    heartbeat = b"\n"
 
-    def write(self, batches: Sequence[Batch]) -> bytes: ...
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        raise NotImplementedError
 
     def end(self) -> bytes:
         """Return the bytes after the last record."""
+        return b""
 
 
-class Raw:
+class Raw(Form):
     """Value and newline of each record. A heartbeat is an empty line, which looks like a record without a value."""
 
     media_type = "application/octet-stream"
-    heartbeat = b"\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return b"".join(batch.raw() for batch in batches)
 
-    def end(self) -> bytes:
-        return b""
 
-
-class Ndjson:
+class Ndjson(Form):
     """A JSON object per line, as ``wald read --jsonl`` writes it, with bytes that are not text in base64."""
 
     media_type = "application/x-ndjson"
-    heartbeat = b"\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return "".join(f"{record.to_json(form='base64')}\n" for batch in batches for record in batch.records()).encode()
 
-    def end(self) -> bytes:
-        return b""
 
-
-class Json:
+class Json(Form):
     """A JSON array of the objects of :class:`Ndjson`. A heartbeat is white space between them."""
 
     media_type = "application/json"
-    heartbeat = b"\n"
-
-    def __init__(self) -> None:
-        self._before = "["
+    _before = "["
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         found = ",\n".join(record.to_json(form="base64") for batch in batches for record in batch.records())
@@ -90,7 +82,7 @@ class Json:
         return b"[]\n" if self._before == "[" else b"]\n"
 
 
-class Events:
+class Events(Form):
     """Server-Sent Events (HTML, section 9.2): the id is the sequence, so that a browser resumes there."""
 
     media_type = "text/event-stream"
@@ -103,11 +95,8 @@ class Events:
             for record in batch.records()
         ).encode()
 
-    def end(self) -> bytes:
-        return b""
 
-
-class Arrow:
+class Arrow(Form):
     """Stream of Arrow's IPC format; needs ``wald[arrow]``."""
 
     media_type = "application/vnd.apache.arrow.stream"
@@ -137,7 +126,7 @@ class Arrow:
         return self._sink.take()
 
 
-class Gzipped:
+class Gzipped(Form):
     """Another form in gzip. A client can decompress each part when it arrives."""
 
     heartbeat = b""
@@ -180,14 +169,7 @@ FORMS: Mapping[str, type[Raw | Ndjson | Json | Events | Arrow]] = {
     "events": Events,
     "arrow": Arrow,
 }
-BY_MEDIA_TYPE: Mapping[str, str] = {
-    Raw.media_type: "raw",
-    "text/plain": "raw",
-    Ndjson.media_type: "ndjson",
-    Json.media_type: "json",
-    Events.media_type: "events",
-    Arrow.media_type: "arrow",
-}
+BY_MEDIA_TYPE = {form.media_type: form for form in FORMS.values()} | {"text/plain": Raw}
 """The form that an Accept header asks for."""
 
 
@@ -242,8 +224,7 @@ class Reading:
         self._wanted = wanted
         self.form = form
         self._error: WaldError | OSError | None = None  # ends the read, after the records found before it
-        self._onward: Generator[Batch | int | None] | None = None  # one way through the log
-        self._found: Iterator[Batch | int | None] = iter(())  # its results, in parts
+        self._found = self._find()
         self._reads = threading.Lock()
         self._left = wanted.limit
         self._is_at_end = False  # of the log at the latest check
@@ -303,8 +284,7 @@ class Reading:
         Args:
             first: result of :meth:`chunk`; None if that is still reading.
             follow: continue at the end of the log until the file of tokens changes; the client may then ask again. A
-                response
-                that does not follow is completed: an early end would look like the end of the log.
+                response that does not follow is completed: an early end would look like the end of the log.
             edition: of the rights by which the client was admitted.
         """
         counts, rights = self._state.counts, self._state.rights
@@ -338,27 +318,21 @@ class Reading:
 
     def _close(self) -> None:
         with self._reads:
-            if self._onward is not None:
-                self._onward.close()
+            self._found.close()
 
     def _read(self) -> bytes:
         with self._reads:
-            chunk = self._next() if self._error is None else b""
-            if self._error is not None and not chunk:
+            batches = self._next() if self._error is None else []
+            if self._error is not None and not batches:
                 raise self._error
-            return chunk
+            return self.form.write(batches) if batches else b""
 
-    def _next(self) -> bytes:
-        if self._onward is None:
-            self._onward = self._begin()
-            self._found = (
-                part for found in self._onward for part in (_parts(found) if isinstance(found, Batch) else (found,))
-            )
+    def _next(self) -> list[Batch]:
         batches: list[Batch] = []
-        size = records = 0
+        size, left = 0, _CHUNK_RECORDS
         until = time.monotonic() + STEP_SECONDS
         self._is_at_end = False
-        while size < _CHUNK_BYTES and records < _CHUNK_RECORDS and self._left != records:
+        while size < _CHUNK_BYTES and left > 0 and self._left != 0:
             try:
                 found = next(self._found, _OVER)
             except (WaldError, OSError) as error:
@@ -368,27 +342,26 @@ class Reading:
                 if time.monotonic() > until:
                     break
                 continue
-            if not isinstance(found, Batch):
+            if isinstance(found, Batch):
+                behind, last = found.first_sequence - 1, found.last_sequence
+                batches.append(found)
+                size += len(found.payload)
+                left -= found.count
+                self._records += found.count
+                self._left = None if self._left is None else self._left - found.count
+            else:
                 self._is_at_end, self._is_over = True, found == _OVER
-                self.last = max(self.last, found)
-                self._begin_behind(self.last)
+                behind = last = max(self.last, found)
+            self.begins_behind = behind if self.begins_behind is None else self.begins_behind
+            self.last = max(self.last, last)
+            if self._is_at_end:
                 break
-            if self._left is not None:
-                found = found.between(found.first_sequence, found.first_sequence + self._left - records - 1)
-                assert found is not None
-            batches.append(found)
-            self._begin_behind(found.first_sequence - 1)
-            self.last = max(self.last, found.last_sequence)
-            size += len(found.payload)
-            records += found.count
-        self._records += records
-        if self._left is not None:
-            self._left -= records
-        return self.form.write(batches) if batches else b""
+        return batches
 
-    def _begin(self) -> Generator[Batch | int | None]:
+    def _find(self) -> Generator[Batch | int | None]:
+        """Go through the log once; batches are split so that a chunk is short, and end at the limit."""
         wanted = self._wanted
-        return read_without_waiting(
+        onward = read_without_waiting(
             self._state.log.view(),
             route=wanted.route,
             start=wanted.start,
@@ -398,15 +371,23 @@ class Reading:
             on_missing=wanted.missing,
             resume_at=self._resume_at,
         )
+        with closing(onward):
+            for found in onward:
+                if not isinstance(found, Batch):
+                    yield found
+                    continue
+                first = found.first_sequence
+                while first <= found.last_sequence:
+                    count = _CHUNK_RECORDS if self._left is None else min(_CHUNK_RECORDS, self._left)
+                    part = found.between(first, first + count - 1)
+                    assert part is not None
+                    yield part
+                    first += count
 
     def _resume_at(self) -> int:
         """Return the first record to look at after the end of a view; 0 if it may be any."""
         first, self._arrived = self._arrived, None
         return first or 0
-
-    def _begin_behind(self, sequence: int) -> None:
-        if self.begins_behind is None:
-            self.begins_behind = sequence
 
     def _is_complete(self) -> bool:
         stop = self._wanted.stop
@@ -415,11 +396,3 @@ class Reading:
         if isinstance(stop, datetime):
             return time.time_ns() > nanoseconds(stop) + _LATE_NS
         return stop is not None and self.last >= stop
-
-
-def _parts(batch: Batch) -> Iterator[Batch]:
-    """Split a batch."""
-    for first in range(batch.first_sequence, batch.last_sequence + 1, _CHUNK_RECORDS):
-        part = batch.between(first, first + _CHUNK_RECORDS - 1)
-        assert part is not None
-        yield part

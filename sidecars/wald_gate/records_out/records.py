@@ -20,7 +20,7 @@ from wald.status.schema import local_now
 from wald_gate.call import ANY, NDJSON, Call, wait_seconds
 from wald_gate.groups.hosting import require_group
 from wald_gate.problems import HttpError
-from wald_gate.records_out.reading import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Raw, Reading, Wanted
+from wald_gate.records_out.reading import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Ndjson, Raw, Reading, Wanted
 from wald_gate.responses import SILENT_SECONDS, UNBUFFERED, Stream, wants_gzip, while_there
 from wald_gate.shapes import GroupName, Shape, WaitTime
 
@@ -28,6 +28,7 @@ _HEADERS = {"Cache-Control": "no-store"}
 _QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
 _EARLY_SECONDS = 0.01  # a timer of uvloop may fire this early, before a heartbeat is due
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
+_NAMED = ("earliest", "end", "cursor")
 _PART = r"(\.[0-9]{1,6})? ?"
 _AGO = f"^([0-9]{{1,9}}{_PART}[sm]|[0-9]{{1,7}}{_PART}h|[0-9]{{1,5}}{_PART}d|[0-9]{{1,4}}{_PART}w)( ago)?$"
 _HOUR_AND_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
@@ -70,7 +71,7 @@ class Query(Shape, rename={"from_": "from"}):
 async def records(call: Call) -> Response:
     """Return the records of a route."""
     query = call.query(Query)
-    form: Form = FORMS[query.format or _accepted(call)]()
+    form: Form = (FORMS[query.format] if query.format else _accepted(call))()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
     wanted = _wanted(call, query, is_events=isinstance(form, Events))
     if wanted.start == "cursor":
@@ -166,42 +167,30 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.group is not UNSET and query.from_ != "cursor":
         raise InvalidInput("group is only for from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "")
-    resumed = _sequence(last) + 1 if last else 0
-    now = local_now()
+    if last and not _SEQUENCE.fullmatch(last):
+        raise InvalidInput(
+            f"Last-Event-ID {last[:40]!r} is not a sequence", hint="the id of the last event received, or none"
+        )
+    now, since_ns = local_now(), None
     start: Start
-    since_ns = None
-    if query.from_ in ("earliest", "end", "cursor"):
-        start = query.from_  # type: ignore[assignment]  # these are the names
-    else:
-        start = parse_position_option("from", query.from_, now, ("earliest", "end", "cursor"))
-    if resumed and is_events:
+    match query.from_:
+        case "earliest" | "end" | "cursor" as start:
+            pass
+        case position:
+            start = parse_position_option("from", position, now, _NAMED)
+    if last and is_events:
         if isinstance(start, datetime) and is_absolute(query.from_):  # it may be in the future
             since_ns = nanoseconds(start)
-        start = resumed
+        start = int(last) + 1  # the id is 0 before the first event
     stop = None if query.to is UNSET else parse_position_option("to", query.to, now)
     limit = None if query.limit is UNSET else query.limit
     return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit, since_ns)
 
 
-def _sequence(last_event_id: str) -> int:
-    """Return the sequence of the last event; 0 before the first one."""
-    if not _SEQUENCE.fullmatch(last_event_id):
-        raise InvalidInput(
-            f"Last-Event-ID {last_event_id[:40]!r} is not a sequence", hint="the id of the last event received, or none"
-        )
-    return int(last_event_id)
-
-
-def _accepted(call: Call) -> str:
+def _accepted(call: Call) -> type[Form]:
     """Return the first available form that the client accepts."""
     for media_type in call.accepts:
-        if media_type in ANY:
-            return "ndjson"
-        if media_type in BY_MEDIA_TYPE:
-            return BY_MEDIA_TYPE[media_type]
-    raise HttpError(
-        406,
-        "not-acceptable",
-        f"Accept: {', '.join(call.accepts)[:80]}: none of {', '.join(BY_MEDIA_TYPE)}",
-        hint=f"Accept: {NDJSON}",
-    )
+        if media_type in ANY or media_type in BY_MEDIA_TYPE:
+            return BY_MEDIA_TYPE.get(media_type, Ndjson)
+    message = f"Accept: {', '.join(call.accepts)[:80]}: none of {', '.join(BY_MEDIA_TYPE)}"
+    raise HttpError(406, "not-acceptable", message, hint=f"Accept: {NDJSON}")

@@ -7,11 +7,10 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from wald.log import Log
 from wald.reading.scanner import Arrivals, read_arrivals
@@ -20,35 +19,24 @@ T = TypeVar("T")
 STEP_SECONDS = 0.05  # after which a long read gives up its thread until its client's next turn
 
 
-class ReadThreads:
+class ReadThreads(ThreadPoolExecutor):
     """Thread pool that serves the client whose last turn is longest ago.
 
     There are few threads, because they share the interpreter with writes. A client with many reads delays only its own.
     """
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="wald-gate-read")
+        super().__init__(threads, thread_name_prefix="wald-gate-read")
         self._free = threads
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
 
     async def run(self, client: str, call: Callable[[], T]) -> T:
         """Run a long call in a thread when it is the client's turn."""
         await self._turn(client)
         loop = asyncio.get_running_loop()
-        running = self._pool.submit(call)
-
-        def end(_: Future[T]) -> None:
-            loop.call_soon_threadsafe(self._release)
-
-        running.add_done_callback(end)  # a call whose client has left keeps its thread until it is done
+        running = self.submit(call)
+        # a call whose client has left keeps its thread until it is done
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
         return await asyncio.wrap_future(running)
 
     async def walk(self, client: str, way: Generator[None, None, T]) -> T:
@@ -56,9 +44,6 @@ class ReadThreads:
         while not (found := await self.run(client, partial(_step, way))):
             pass
         return found[0]
-
-    def submit(self, call: Callable[[], None]) -> None:
-        self._pool.submit(call)
 
     async def _turn(self, client: str) -> None:
         """Wait for a free thread, and reserve it for the client."""

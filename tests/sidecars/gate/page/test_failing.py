@@ -20,7 +20,7 @@ def shown(gate: Gate, path: str) -> str:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("flock:error=ENOLCK", "it is unknown whether a daemon runs: [Errno 37] No locks available"),
+        ("flock:error=ENOLCK", "it is unknown whether a daemon runs: No locks available"),
         ("statfs:error=EIO", "/log/segments: Input/output error"),
     ],
 )
