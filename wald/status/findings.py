@@ -64,22 +64,15 @@ class Life(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """State of the daemon, and the facts that it follows from.
-
-    Attributes:
-        pid: number of its process in this PID namespace; None if unknown.
-        wrote: fields of the lock file.
-        answer: the answer to STAT.
-        is_asked: False if this user may not connect to the socket.
-    """
+    """State of the daemon, and the facts that it follows from."""
 
     life: Life
     message: str
     hint: str = ""
-    pid: int | None = None
-    wrote: Mapping[str, object] = field(default_factory=dict)
-    answer: Mapping[str, Any] = field(default_factory=dict)
-    is_asked: bool = True
+    pid: int | None = None  # number of its process in this PID namespace; None if unknown
+    wrote: Mapping[str, object] = field(default_factory=dict)  # fields of the lock file
+    answer: Mapping[str, Any] = field(default_factory=dict)  # the answer to STAT
+    is_asked: bool = True  # False if this user may not connect to the socket
 
     @property
     def epoch(self) -> int | None:
@@ -205,22 +198,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Facts that need a walk through all segments and directories.
-
-    Attributes:
-        unreadable: message and hint of each problem of a segment, or of the log as a whole.
-        lost_routes: routes with records whose directory is gone.
-        full_seconds: until the disk is full if nothing is reclaimed; None if unknown, or if the log does not grow.
-        fifos: problems that keep lines in a FIFO out of the log.
-        journals: message and hint of each damaged journal of a work group.
-    """
+    """Facts that need a walk through all segments and directories."""
 
     groups: tuple[GroupBacklog, ...] = ()
-    unreadable: tuple[tuple[str, str], ...] = ()
-    lost_routes: tuple[str, ...] = ()
-    full_seconds: float | None = None
-    fifos: tuple[str, ...] = ()
-    journals: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()  # message and hint of each problem of a segment or the log
+    lost_routes: tuple[str, ...] = ()  # routes with records whose directory is gone
+    full_seconds: float | None = None  # until the disk is full; None if unknown, or if the log does not grow
+    fifos: tuple[str, ...] = ()  # problems that keep lines in a FIFO out of the log
+    journals: tuple[tuple[str, str], ...] = ()  # message and hint of each damaged journal of a work group
     steps: tuple[ClockStep, ...] = ()
 
     @property
@@ -232,20 +217,14 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A log and its daemon at one moment.
-
-    Attributes:
-        crash: the last crash that a report knows of.
-        report: of the last run, as its start wrote it.
-        head_damage: the damage of the head; ``head`` is then None.
-    """
+    """A log and its daemon at one moment."""
 
     root: Path
     daemon: Liveness
-    crash: CrashReport | None
-    report: Mapping[str, Any]
+    crash: CrashReport | None  # the last crash that a report knows of
+    report: Mapping[str, Any]  # of the last run, as its start wrote it
     head: Head | None
-    head_damage: Damaged | None
+    head_damage: Damaged | None  # the damage of the head; ``head`` is then None
     free_bytes: int
     contents: Contents
 
@@ -257,12 +236,7 @@ class Facts:
 
 
 def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) -> Facts:
-    """Read all facts without changing anything.
-
-    Args:
-        socket: of the daemon; None: as its settings say.
-        seconds: how long the daemon may take to answer.
-    """
+    """Read all facts without changing anything; the daemon has ``seconds`` to answer at its socket."""
     daemon = liveness(log.root, log.identity, socket or socket_of(log.root), seconds=seconds)
     return facts_of(log.root, daemon, with_directories(log, _contents(log, now_ns)))
 
@@ -322,11 +296,7 @@ def _contents(log: Log, now_ns: int) -> Contents:
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
-    """Return the problems, the worst first.
-
-    Args:
-        lag_max: how many seconds a record may wait for a group; None: forever.
-    """
+    """Return the problems, the worst first; a record may wait ``lag_max`` seconds for a group, None: forever."""
     found = [*_of_daemon(facts), *_of_log(facts, now_ns, lag_max)]
     return sorted(found, key=lambda finding: -finding.severity)
 

@@ -46,31 +46,18 @@ READABLE = Figures(
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Some events, newest first.
-
-    Attributes:
-        before: where the next excerpt begins: a line number of each ledger, of CLOCK and of LIVES; None at the end.
-        looked_at: number of events that were read to find these.
-        broken: problems of the ledgers.
-    """
+    """Some events, newest first."""
 
     events: list[Event]
-    before: Mapping[str, int] | None
-    looked_at: int
-    broken: list[str]
+    before: Mapping[str, int] | None  # where the next one begins: a line number by ledger; None at the end
+    looked_at: int  # number of events that were read to find these
+    broken: list[str]  # problems of the ledgers
 
 
 def excerpt(
     audit: DeletionAudit, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
 ) -> Excerpt:
-    """Return the newest events, or those before a position.
-
-    Args:
-        audit: of the log; a later call with the same one reads only new lines of the ledgers.
-        before: of an excerpt; empty: start with the newest event.
-        count: limit of wanted events.
-        at_most: limit of events that are read, which bounds the work.
-    """
+    """Return the newest events, or those before the end of another excerpt; at most ``at_most`` are read."""
     reached, events, looked_at = dict(before), list[Event](), 0
     bound = before.get(CLOCK, 1 << 64)
     steps = [event for event in reversed(clock_events(audit.root)) if event.number < bound]

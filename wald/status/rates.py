@@ -101,25 +101,16 @@ def _quantile(counts: list[int], bounds: list[float], percent: int) -> float | N
 
 @dataclass(frozen=True, slots=True)
 class HeadSample:
-    """One quick sample.
+    """One quick sample."""
 
-    Attributes:
-        taken: time on the monotonic clock.
-        durable_ns: append time of the last commit; 0 before the first one.
-        written_bytes: raw bytes of the log up to the head, starting at a fixed point.
-        waiting_segments: complete segments that are not sealed yet.
-        sealed_segments, sealed_bytes: since the first sample; raw bytes.
-        daemon: description of the running daemon; "" if none runs.
-    """
-
-    taken: float
+    taken: float  # time on the monotonic clock
     sequence: int
-    durable_ns: int
-    written_bytes: int
-    waiting_segments: int
-    sealed_segments: int
+    durable_ns: int  # append time of the last commit; 0 before the first one
+    written_bytes: int  # raw bytes of the log up to the head, starting at a fixed point
+    waiting_segments: int  # complete segments that are not sealed yet
+    sealed_segments: int  # since the first sample; raw bytes
     sealed_bytes: int
-    daemon: str
+    daemon: str  # description of the running daemon; "" if none runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +133,20 @@ class SegmentSeen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """One sample of the whole log.
-
-    Attributes:
-        received: records of each route since the previous sample; None in the first one.
-        fifo_problems: problems that keep lines in a FIFO out of the log.
-        segments: all segments, released ones first.
-        problems: message and hint of each problem of a segment.
-        lost_routes: routes with records whose directory is gone.
-    """
+    """One sample of the whole log."""
 
     taken: float
     states: Mapping[Condition, Amount]
     groups: Sequence[GroupBacklog]
     last_sequences: Mapping[str, int | None]
-    received: Mapping[str, int] | None
+    received: Mapping[str, int] | None  # records of each route since the previous sample; None in the first one
     growth: Growth | None
     free_bytes: int
     total_bytes: int
-    fifo_problems: tuple[str, ...] = ()
-    segments: tuple[SegmentSeen, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
-    lost_routes: tuple[str, ...] = ()
+    fifo_problems: tuple[str, ...] = ()  # problems that keep lines in a FIFO out of the log
+    segments: tuple[SegmentSeen, ...] = ()  # all segments, released ones first
+    problems: tuple[tuple[str, str], ...] = ()  # message and hint of each problem of a segment
+    lost_routes: tuple[str, ...] = ()  # routes with records whose directory is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +165,19 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of one route.
-
-    Attributes:
-        received_per_second: records of the route; ``processed_per_second``: by the group.
-        oldest_seconds: the wait of its first unprocessed record.
-        held_bytes: of the complete segments that it pins, alone or with other groups.
-    """
+    """One group of one route."""
 
     route: str
     last_sequence: int | None
-    received_per_second: float | None
+    received_per_second: float | None  # records of the route; ``processed_per_second``: by the group
     group: str
     cursor: int
     state: CursorState
     retired: bool
     lag_records: int
-    oldest_seconds: float | None
+    oldest_seconds: float | None  # the wait of its first unprocessed record
     processed_per_second: float | None
-    held_bytes: int
+    held_bytes: int  # of the complete segments that it pins, alone or with other groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,19 +289,13 @@ def message_of(error: WaldError | OSError) -> str:
 
 
 class Sampler(Generic[T]):
-    """The last two samples of one kind.
-
-    Attributes:
-        samples: oldest first; empty after a failure, because the last numbers may be wrong by now.
-        problem: the error of the last sample; "" if it succeeded.
-        bug: the unexpected error that ended the thread.
-    """
+    """The last two samples of one kind; none after a failure, because the last numbers may be wrong by now."""
 
     def __init__(self, sample: Callable[[float], T]) -> None:
         self._sample = sample
         self.samples: tuple[T, ...] = ()
-        self.problem = ""
-        self.bug: Exception | None = None
+        self.problem = ""  # the error of the last sample; "" if it succeeded
+        self.bug: Exception | None = None  # the unexpected error that ended the thread
 
     def update(self) -> None:
         """Take a sample now."""
@@ -413,11 +384,7 @@ class HeadSource:
 
 
 class LogSource:
-    """Source of log samples, each a walk through all segments.
-
-    Args:
-        visit: is called with each segment on the way.
-    """
+    """Source of log samples, each a walk that visits all segments."""
 
     def __init__(self, log: Log, visit: Callable[[SegmentStatus], None] = lambda _: None) -> None:
         self._log = log

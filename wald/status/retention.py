@@ -120,18 +120,12 @@ def _pinned_segment(status: SegmentStatus) -> schema.PinnedSegment:
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A work group and its backlog.
-
-    Attributes:
-        unfinished: records starting at the first one that is not done.
-        behind: records that the owner has not read yet.
-        commands: running commands of wald-drain.
-    """
+    """A work group and its backlog."""
 
     seen: GroupStatus
-    unfinished: Lag
-    behind: Lag
-    commands: list[RunningCommand]
+    unfinished: Lag  # records starting at the first one that is not done
+    behind: Lag  # records that the owner has not read yet
+    commands: list[RunningCommand]  # running commands of wald-drain
 
     @property
     def left(self) -> list[RunningCommand]:
@@ -195,19 +189,13 @@ def with_lags(log: Log, seen: list[GroupStatus]) -> list[FoundGroup]:
 
 
 class WorkCounts(NamedTuple):
-    """Numbers of records of a work group by state.
-
-    Attributes:
-        giving_up_to: the route of the dead letter of each record that is being given up.
-        unusable: True if its journal is damaged.
-        first: the first runs that are leased, and the first that wait.
-    """
+    """Numbers of records of a work group by state."""
 
     leased: int = 0
     waiting: int = 0
-    giving_up_to: tuple[str, ...] = ()
-    unusable: bool = False
-    first: tuple[Out | Waiting, ...] = ()
+    giving_up_to: tuple[str, ...] = ()  # the route of the dead letter of each record that is being given up
+    unusable: bool = False  # True if its journal is damaged
+    first: tuple[Out | Waiting, ...] = ()  # the first runs that are leased, and the first that wait
 
 
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:

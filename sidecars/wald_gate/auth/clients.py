@@ -42,20 +42,12 @@ ANYONE = Client("anyone", admin=True)
 
 
 class Rights:
-    """The clients in the token file.
-
-    Args:
-        path: the file; None to give everyone all rights.
-
-    Attributes:
-        edition: grows when the file changes or a client CA is removed. An answer without an end is allowed by one
-            edition, and ends with it.
-    """
+    """The clients in the token file; without a file, everyone has all rights."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._clients: dict[tuple[str, str], Client] = {}  # by way and what they are known by
-        self.edition = 0
+        self.edition = 0  # grows when the file changes or a client CA is removed; endless answers end then
         self.read()
 
     @property
@@ -64,12 +56,7 @@ class Rights:
         return self._path is not None
 
     def read(self) -> None:
-        """Read the file again; after an error, the previous clients remain.
-
-        Raises:
-            InvalidInput: a line is invalid.
-            OSError: the file cannot be read.
-        """
+        """Read the file again; after an error, the previous clients remain."""
         if self._path is not None:
             found = {(each.way, each.known_by): each for each in clients_in(self._path)}
             self.edition += found != self._clients
@@ -84,12 +71,7 @@ class Rights:
                 yield f"{self._path}: there is no user {name!r} on this machine"
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
-        """Authenticate a client.
-
-        Args:
-            authorization: the header of that name, which takes precedence.
-            user: the number of the user at the other end of a unix socket.
-            certificate: the name in the client's certificate, which a trusted CA has signed.
+        """Authenticate a client by its header, or the user at its end of a unix socket, or its certificate's name.
 
         Raises:
             HttpError: 401, the token is missing or unknown; 403, the user has no rights.
@@ -131,35 +113,23 @@ class _Session:
 
 
 class Admission:
-    """Authenticates requests, by the current token file or the session of a browser, and checks their rights.
-
-    Args:
-        log_id: part of the name of the cookie, as a browser sends it to every port of a machine.
-    """
+    """Authenticates requests, by the current token file or the session of a browser, and checks their rights."""
 
     def __init__(self, rights: Rights, log_id: bytes) -> None:
         self._rights = rights
-        self._name = f"wald-{log_id.hex()[:12]}"
+        self._name = f"wald-{log_id.hex()[:12]}"  # of the cookie, which a browser sends to every port of a machine
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()  # monotonic times of unknown tokens, by address
 
     def client(self, request: Request) -> tuple[Client, bool]:
-        """Return the client, and True if a session authenticates it; credentials in the request take precedence.
-
-        Raises:
-            HttpError: 401 or 403, as :meth:`Rights.client`.
-        """
+        """Return the client, and True if a session authenticates it; credentials in the request take precedence."""
         authorization, scope = request.headers.get("authorization"), request.scope
         if authorization is None and "cookie" in request.headers and (client := self._of_session(request)) is not None:
             return client, True
         return self._rights.client(authorization, scope.get(PEER), scope.get(CERTIFICATE)), False
 
     def require(self, client: Client, right: Right, request: Request) -> None:
-        """Check that the client has a right on the route and the group in the path.
-
-        Raises:
-            HttpError: 403, it does not.
-        """
+        """Raise HttpError 403 if the client does not have a right on the route and the group in the path."""
         route, group = request.path_params.get("route"), request.path_params.get("group")
         if not client.may(right, route, group):
             message = f"{client.name} may not do this: it needs {right.of(route, group)}"
@@ -167,11 +137,7 @@ class Admission:
             raise HttpError(403, "not-permitted", message, hint=hint)
 
     def reauthorize(self, request: Request, right: Right) -> None:
-        """Check a waiting request again.
-
-        Raises:
-            HttpError: 401 or 403, it would not be admitted now.
-        """
+        """Raise HttpError 401 or 403 if a waiting request would not be admitted now."""
         self.require(self.client(request)[0], right, request)
 
     def _of_session(self, request: Request) -> Client | None:

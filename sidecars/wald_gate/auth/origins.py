@@ -25,11 +25,7 @@ _SCHEMES = ("http", "https")
 
 
 def require_own_page(request: Request) -> None:
-    """Refuse a change that the page of another site has made a browser send.
-
-    Raises:
-        HttpError: 403.
-    """
+    """Raise HttpError 403 for a change that the page of another site has made a browser send."""
     origin = request.headers.get("origin")
     if origin is not None and request.method not in _SAFE:
         host = request.headers.get("host", "")
@@ -38,15 +34,7 @@ def require_own_page(request: Request) -> None:
 
 
 def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool) -> None:
-    """Refuse a request for another host.
-
-    Args:
-        hosts: the names of the gate.
-        guarded: clients must authenticate; then any name is accepted if ``hosts`` is empty.
-
-    Raises:
-        HttpError: 421.
-    """
+    """Raise HttpError 421 for a host that is not among the names of the gate; if ``guarded``, it needs none."""
     if (guarded and not hosts) or PEER in request.scope:  # a unix socket, which no page can reach
         return
     name = _name_of(request.headers.get("host", "")).lower().removesuffix(".")
@@ -63,11 +51,7 @@ def _name_of(host: str) -> str:
 
 
 class TrustedProxies:
-    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; those of other peers are ignored.
-
-    Args:
-        networks: addresses and networks.
-    """
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; those of other peers are ignored."""
 
     def __init__(self, networks: Sequence[str]) -> None:
         self._networks = [ip_network(each) for each in networks]

@@ -60,24 +60,15 @@ class Right(Enum):
 
 @dataclass(frozen=True)
 class Client:
-    """A client and its rights.
-
-    Attributes:
-        reads, writes: patterns of routes, as ``orders`` or ``app.*``.
-        works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
-        admin: True for all rights, including ROUTE ADD and CUT.
-        way: how the client authenticates: sha256, by a token with this digest; user, as the peer on the unix socket;
-            certificate, by this common name or, without one, by this as its only subjectAltName; "" in no file.
-        known_by: the digest in hexadecimal, the user, or the name.
-    """
+    """A client and its rights."""
 
     name: str
-    reads: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()  # patterns of routes, as ``orders`` or ``app.*``
     writes: tuple[str, ...] = ()
-    works: tuple[str, ...] = ()
-    admin: bool = False
-    way: str = ""
-    known_by: str = ""
+    works: tuple[str, ...] = ()  # patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route
+    admin: bool = False  # True for all rights, including ROUTE ADD and CUT
+    way: str = ""  # how it authenticates: by a token (sha256), as a user of this machine, or by a certificate
+    known_by: str = ""  # the digest in hexadecimal, the user, or the common name or only subjectAltName
 
     def may(self, right: Right, route: str | None, group: str | None = None) -> bool:
         """Return True if it has a right, on ``route`` and ``group`` if the right concerns one."""
@@ -109,8 +100,6 @@ def clients_in(path: Path) -> list[Client]:
 
     Raises:
         InvalidInput: a line is invalid or repeats another one, or other users may write the file.
-        NotFound: the file does not exist.
-        OSError: the file cannot be read.
     """
     try:
         data = read_secure_file(path)
@@ -123,15 +112,10 @@ def clients_in(path: Path) -> list[Client]:
 def add(path: Path, client: Client) -> str:
     """Add a client to a file, which is created if necessary; on disk when this returns.
 
-    Args:
-        client: without a way to authenticate, it gets a token.
-
-    Returns:
-        The token, which is stored nowhere; "" for a client without one.
+    A client without a way to authenticate gets a token, which is returned and stored nowhere; others get "".
 
     Raises:
         InvalidInput: the name exists already, a pattern is invalid, or the file is.
-        OSError: the file cannot be read or written.
     """
     token = "" if client.way else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     added = replace(client, way="sha256", known_by=digest_of(token)) if token else client
@@ -146,12 +130,7 @@ def add(path: Path, client: Client) -> str:
 
 
 def remove(path: Path, name: str) -> None:
-    """Remove a client from a file; on disk when this returns.
-
-    Raises:
-        NotFound: the file does not name the client.
-        InvalidInput, OSError: as for :func:`add`.
-    """
+    """Remove a client from a file, or raise NotFound; on disk when this returns."""
     with _changing(path) as found:
         kept = [each for each in found if each.name != name]
         if len(kept) == len(found):
@@ -174,12 +153,7 @@ def is_user(name: str) -> bool:
 
 
 def read_secure_file(path: Path) -> bytes:
-    """Read a file that identifies clients and grants rights.
-
-    Raises:
-        InvalidInput: its group or all users may write it.
-        OSError: it cannot be read.
-    """
+    """Read a file that identifies clients and grants rights; InvalidInput if other users may write it."""
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -24,19 +26,15 @@ from wald.work.owner import Share
 from wald.work.ownership import remove_group
 from wald.work.snapshot import read_status, work_file
 from wald_gate import shapes
-from wald_gate.call import JSON, Call, answer, listing, wait_seconds
+from wald_gate.call import JSON, Call, Handle, answer, listing, wait_seconds
 from wald_gate.groups.hosting import locked, require_group
 from wald_gate.groups.waits import Got
 from wald_gate.limits import MemoryReservation
 from wald_gate.responses import SILENT_SECONDS, FlushedResponse, Late
 from wald_gate.shapes import Leased, LeasedRecord, Removed, encoded
 
+T = TypeVar("T")
 _headers = msgspec.json.Decoder(dict[str, str])
-
-
-def leased(shares: Iterable[Share], refused: list[shapes.Refusal]) -> Leased:
-    """Return leased records as JSON; ``refused`` are earlier records whose acknowledgement was rejected."""
-    return Leased([_record(*each) for share in shares for each in zip(*share, strict=True)], refused)
 
 
 def _record(record: Record, tries: int) -> LeasedRecord:
@@ -88,38 +86,40 @@ async def lease(call: Call) -> Response:
 
 
 async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: MemoryReservation) -> bytes:
+    refused: list[shapes.Refusal] = []  # of ``done``
+
+    def made(shares: Iterable[Share], refused_now: Iterable[Refusal]) -> Got:
+        refused.extend(shapes.refusals(refused_now))
+        found = Leased([_record(*each) for share in shares for each in zip(*share, strict=True)], refused)
+        return Got(found, encoded(found))
+
     async with call.state.groups.use(call.route, call.group) as work:
+        lease = partial(work.lease_as, made, wanted.worker, wanted.max_records, wanted.max_bytes, wanted.lease_for)
         await kept.reserve(wanted.max_bytes)
-        got = await _leased(work, wanted, wait=0.0, done=wanted.done)
+        got = await lease(0.0, done=wanted.done)
         if not got.leased.records and wait:
             kept.give_back()  # records that arrive later are few, and counted then
             call.reauthorize()  # the file of tokens may have changed while the group was opened
-            leasing = _leased(work, wanted, wait=wait, refused=got.leased.refused)
             waiting = call.state.groups.waiting
-            got = await waiting.leased(call.request, call.reauthorize, work, wanted.worker, leasing) or got
+            got = await waiting.leased(call.request, call.reauthorize, work, wanted.worker, lease(wait)) or got
         kept.count(len(got.body))
         return got.body
 
 
-async def ack(call: Call) -> Response:
-    """Mark leased records done; on disk when it is answered."""
-    given = await call.body(shapes.Ack)
-    async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.ack(given.worker, given.sequences))
+def _settling(shape: type[T], settle: Callable[[aio.WorkGroup, T], Awaitable[Iterable[Refusal]]]) -> Handle:
+    """Return a verb with which a worker settles records; refusals are answered, all else is on disk then."""
+
+    async def handle(call: Call) -> Response:
+        given = await call.body(shape)
+        async with call.state.groups.use(call.route, call.group) as work:
+            return answer(shapes.Settled(shapes.refusals(await settle(work, given))))
+
+    return handle
 
 
-async def nack(call: Call) -> Response:
-    """Return records that were not processed; a delay is on disk when it is answered."""
-    given = await call.body(shapes.Nack)
-    async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.nack(given.worker, given.sequences, given.delay, given.reason))
-
-
-async def extend(call: Call) -> Response:
-    """Extend the lease of records."""
-    given = await call.body(shapes.Extend)
-    async with call.state.groups.use(call.route, call.group) as work:
-        return _settled(await work.extend(given.worker, given.sequences, given.lease_for))
+ack = _settling(shapes.Ack, lambda work, given: work.ack(given.worker, given.sequences))
+nack = _settling(shapes.Nack, lambda work, given: work.nack(given.worker, given.sequences, given.delay, given.reason))
+extend = _settling(shapes.Extend, lambda work, given: work.extend(given.worker, given.sequences, given.lease_for))
 
 
 async def release(call: Call) -> Response:
@@ -149,28 +149,6 @@ async def pending(call: Call) -> Response:
         return listed(found)
 
     return Response(await call.read(read), media_type=media_type)
-
-
-async def _leased(
-    work: aio.WorkGroup,
-    wanted: shapes.Lease,
-    *,
-    wait: float,
-    done: Collection[int] = (),
-    refused: Sequence[shapes.Refusal] = (),
-) -> Got:
-
-    def made(shares: Iterable[Share], refused_now: Iterable[Refusal]) -> Got:
-        found = leased(shares, [*refused, *shapes.refusals(refused_now)])
-        return Got(found, encoded(found))
-
-    return await work.lease_as(
-        made, wanted.worker, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done
-    )
-
-
-def _settled(refused: Iterable[Refusal]) -> Response:
-    return answer(shapes.Settled(shapes.refusals(refused)))
 
 
 async def groups(call: Call) -> Response:

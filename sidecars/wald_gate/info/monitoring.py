@@ -57,23 +57,16 @@ class Published:
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of one run of the gate, changed only by its event loop.
+    """Counters of one run of the gate, changed only by its event loop."""
 
-    Attributes:
-        answered: by verb; "none" is an unknown path or method.
-        broken_answers: aborted by an error after they had started.
-        expiries: of the first certificate of each file, in seconds since 1970.
-        streams: open answers that follow the log.
-    """
-
-    answered: dict[str, Answered] = field(default_factory=dict)
-    broken_answers: int = 0
+    answered: dict[str, Answered] = field(default_factory=dict)  # by verb; "none" is an unknown path or method
+    broken_answers: int = 0  # aborted by an error after they had started
     stored_records: int = 0
     stored_bytes: int = 0
     sent_records: int = 0
     sent_bytes: int = 0
-    expiries: dict[str, float] = field(default_factory=dict)
-    streams: int = 0
+    expiries: dict[str, float] = field(default_factory=dict)  # of the first certificate by file, in s since 1970
+    streams: int = 0  # open answers that follow the log
 
     def count_stored(self, records: int, size: int) -> None:
         self.stored_records += records

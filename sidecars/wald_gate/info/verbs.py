@@ -110,7 +110,9 @@ async def put_cursor(call: Call) -> Response:
             _require_few(call)
         head = log.head()
         durable = 0 if head is None else head.sequence
-        sequence = _target(call, wanted.sequence, durable)
+        sequence = durable if wanted.sequence == "end" else wanted.sequence
+        if isinstance(sequence, str):
+            sequence = start_position(log.view(), call.route, call.group)[0]
         try:
             return log.set_cursor(call.route, sequence, call.group, rewind=wanted.rewind)
         except Refused as error:
@@ -128,13 +130,6 @@ def _require_few(call: Call) -> None:
             f"route {call.route} has {groups} groups; clients without admin rights may create groups only up to {most}",
             hint="DELETE a group that is not needed; groups_per_route in [limits] of the gate's file of settings",
         )
-
-
-def _target(call: Call, wanted: int | str, head: int) -> int:
-    """Return the sequence to which the cursor moves."""
-    if isinstance(wanted, int):
-        return wanted
-    return head if wanted == "end" else start_position(call.state.log.view(), call.route, call.group)[0]
 
 
 def _advice(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int) -> str:

@@ -10,12 +10,4 @@ written as escapes.
 To add a view: a place in ``frame``, which makes its link; a row in ``views``; a template that extends ``frame.html``;
 and a handler that ends with ``await page(call, template, facts)``, or ``await live_page(call, template, facts)`` with
 a function of the newest snapshot.
-
-    frame       visible text, templates, headers, live parts, errors as pages
-    snapshot    the log at one moment, and the task that reads it while there are viewers
-    strip       layout of the log as a strip of segments, with head and cursors
-    views       the overview, the login form, and the table of all pages
-    routes      routes and groups, and the causes of pins
-    records     records of a route, and the page of one sequence
-    history     events of the log
 """

@@ -82,9 +82,6 @@ def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
     """Return the changed rows of a part, the whole part, or nothing.
 
     A row is a ``tr``, or a ``g`` of a drawing, with an id. If rows were added or removed, the whole part is sent.
-
-    Args:
-        sent: parts that the browser has; updated.
     """
     rows = {found["id"]: found[0] for found in _ROW.finditer(html)}
     around = hash(_ROW.sub(lambda found: f"\0{found['id']}", html))
@@ -151,11 +148,7 @@ async def page(call: Call, template: str, facts: Facts, *, status: int = 200) ->
 
 
 async def live_page(call: Call, template: str, facts: Callable[[PageSnapshot], Facts]) -> Response:
-    """Render a page of the newest snapshot, or stream its changes if the client accepts events.
-
-    Args:
-        facts: is called in a thread for each snapshot; errors of the first call are raised.
-    """
+    """Render a page of the newest snapshot, or stream its changes if the client accepts events."""
     picture = await call.state.watching.picture()
     if EVENTS in call.request.headers.get("accept", ""):
         return Stream(_changes(call, template, facts), EVENTS, {**HEADERS, "X-Accel-Buffering": "no"})

@@ -59,11 +59,7 @@ class Shown:
 
 
 def shown(value: bytes, wanted: ValueForm | None = None) -> Shown:
-    """Return a value, or the beginning of a long one.
-
-    Args:
-        wanted: None: JSON for an object or array, text for UTF-8, else hexadecimal.
-    """
+    """Return a value, or the beginning of a long one; None: JSON for an object or array, text for UTF-8, else hex."""
     part, note = value[:SHOWN_BYTES], ""
     if wanted in ("json", None):
         laid_out, note = _laid_out(value)
@@ -106,8 +102,7 @@ def _is_text(part: bytes) -> bool:
 def _text(part: bytes, *, whole: bool) -> tuple[str, int]:
     """Return text, with lone surrogates (PEP 383) for bytes that are not UTF-8, and its number of bytes.
 
-    Args:
-        whole: nothing follows; otherwise an incomplete last character is left out.
+    If it is not ``whole``, an incomplete last character is left out.
     """
     if not whole:
         for cut in range(1, min(4, len(part) + 1)):
@@ -234,19 +229,12 @@ _SEGMENTS = 1000  # that are looked at for a page: a rare route may be in few of
 
 
 class Query(Shape, rename={"from_": "from"}):
-    """Query of the view.
+    """Query of the view."""
 
-    Attributes:
-        route: "": every route.
-        from_: earliest, end, a sequence or a time; "": the newest records.
-        before: the newest records below this sequence.
-        follow: show new records as they arrive.
-    """
-
-    route: Annotated[str, Meta(max_length=127)] = ""
-    from_: Annotated[str, Meta(max_length=64)] = ""
-    before: Sequence | None = None
-    follow: Literal["0", "1"] = "0"
+    route: Annotated[str, Meta(max_length=127)] = ""  # "": every route
+    from_: Annotated[str, Meta(max_length=64)] = ""  # earliest, end, a sequence or a time; "": the newest records
+    before: Sequence | None = None  # the newest records below this sequence
+    follow: Literal["0", "1"] = "0"  # show new records as they arrive
 
 
 async def records(call: Call) -> Response:
@@ -298,22 +286,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Consecutive records of a route.
+    """Consecutive records of a route."""
 
-    Attributes:
-        rows: in the order of the log; if live, the newest first.
-        notes: missing records.
-        older, newer: position of the next excerpt in that direction, if any.
-        searched: first and last sequence that were searched for rare records.
-        arrived: if live, number of new records.
-    """
-
-    rows: list[Row]
-    notes: list[str] = field(default_factory=list)
-    older: int | None = None
+    rows: list[Row]  # in the order of the log; if live, the newest first
+    notes: list[str] = field(default_factory=list)  # missing records
+    older: int | None = None  # position of the next excerpt in that direction, if any
     newer: int | None = None
-    searched: tuple[int, int] | None = None
-    arrived: int = 0
+    searched: tuple[int, int] | None = None  # first and last sequence that were searched for rare records
+    arrived: int = 0  # if live, number of new records
 
     @property
     def first(self) -> int:

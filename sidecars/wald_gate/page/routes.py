@@ -33,21 +33,15 @@ class DeadLetterSummary:
 
     It is read from journals and cursors. The origin of a dead letter is only in the record, so all that wait on the
     route are counted, even those of other routes.
-
-    Attributes:
-        groups: groups of the other route.
-        giving_up: records that are becoming dead letters.
-        unread: lag of its group that is furthest behind.
-        command: returns its records to their routes.
     """
 
     route: str
-    groups: list[str]
-    giving_up: int
+    groups: list[str]  # groups of the other route
+    giving_up: int  # records that are becoming dead letters
     exists: bool
-    unread: int | None
+    unread: int | None  # lag of its group that is furthest behind
     last: int | None
-    command: str
+    command: str  # returns its records to their routes
 
 
 def dead_letters(call: Call, route: str, walk: Walk) -> Iterator[DeadLetterSummary]:
@@ -101,27 +95,20 @@ class Query(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A route, summed up over its groups.
-
-    Attributes:
-        lag, oldest: of the group that is furthest behind.
-        held: pinned bytes of the group that pins most.
-        leased, waiting, dead: records of its work groups.
-        signs: special states.
-    """
+    """A route, summed up over its groups."""
 
     route: str
     groups: list[str]
     last: int | None
     received: float | None
     processed: float | None
-    lag: int
+    lag: int  # of the group that is furthest behind
     oldest: float | None
-    held: int
-    leased: int
+    held: int  # pinned bytes of the group that pins most
+    leased: int  # records of its work groups
     waiting: int
     dead: int
-    signs: list[str]
+    signs: list[str]  # special states
 
     def has(self, wanted: str) -> bool:
         """Return True if the name of the route or of a group contains a text."""

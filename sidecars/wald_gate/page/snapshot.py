@@ -52,19 +52,13 @@ _AT_MOST = 1000  # deletions that are looked at in a walk
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Archived records.
+    """Archived records."""
 
-    Attributes:
-        whole, partly: first sequences of the segments of which all records, or some, are in bundles.
-        gone, gone_partly: sequences of deleted segments of which all records, or some, are in bundles.
-        problem: the reason for which it is unknown.
-    """
-
-    whole: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()  # first sequences of the segments of which all records, or some, are in bundles
     partly: frozenset[int] = frozenset()
-    gone: Spans = field(default_factory=Spans)
+    gone: Spans = field(default_factory=Spans)  # sequences of deleted segments, as ``whole`` and ``partly``
     gone_partly: Spans = field(default_factory=Spans)
-    problem: str = ""
+    problem: str = ""  # the reason for which it is unknown
 
     def marked(self, piece: Piece) -> Piece:
         """Return a segment with the number of its archived records."""
@@ -170,11 +164,7 @@ class Bundled:
             self._judged.add(*run)
 
     def _share(self, routes: Iterable[tuple[str, int, int]]) -> tuple[bool, bool]:
-        """Return whether all records of a segment are in bundles, and whether any is.
-
-        Args:
-            routes: name, first and last record of each route in it.
-        """
+        """Return whether all records of a segment are in bundles, and whether any is, by its routes and their spans."""
         held = [(self._runs.get(name, Spans()), first, last) for name, first, last in routes]
         is_partly = any(found.overlaps(first, last) for found, first, last in held)
         return is_partly and all(found.covers(first, last) for found, first, last in held), is_partly
@@ -211,30 +201,19 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class PageSnapshot:
-    """State of the log at one moment.
-
-    Attributes:
-        activity: None if the head is unreadable; ``problem`` has the reason.
-        pieces: the segments, oldest first.
-        rates: records per second, of earlier snapshots and of this one.
-        syncs: count, mean and quantiles of the durations of syncs.
-        in_seconds: time since the previous snapshot, which the newest rates cover.
-        sync_seconds: time that the syncs cover; None: since the start of the daemon.
-        facts: quick facts of this moment, the others from the walk.
-        findings: problems, the worst first.
-    """
+    """State of the log at one moment."""
 
     number: int
     daemon: Liveness
-    activity: Activity | None
-    pieces: tuple[Piece, ...]
-    rates: tuple[float | None, ...]
-    syncs: Mapping[str, Any] | None
-    in_seconds: float | None
-    sync_seconds: float | None
+    activity: Activity | None  # None if the head is unreadable; ``problem`` has the reason
+    pieces: tuple[Piece, ...]  # the segments, oldest first
+    rates: tuple[float | None, ...]  # records per second, of earlier snapshots and of this one
+    syncs: Mapping[str, Any] | None  # count, mean and quantiles of the durations of syncs
+    in_seconds: float | None  # time since the previous snapshot, which the newest rates cover
+    sync_seconds: float | None  # time that the syncs cover; None: since the start of the daemon
     walk: Walk
-    facts: Facts | None
-    findings: Sequence[Finding]
+    facts: Facts | None  # quick facts of this moment, the others from the walk
+    findings: Sequence[Finding]  # problems, the worst first
     problem: str = ""
 
     @property

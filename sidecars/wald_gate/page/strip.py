@@ -10,10 +10,11 @@ segments that are neighbours are joined first, then different ones, which are dr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 
 class Look(Enum):
@@ -32,23 +33,16 @@ _BY_RANK = list(Look)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One segment, or several neighbours.
-
-    Attributes:
-        last: of the active segment, the head.
-        held: number of pinned segments.
-        archived, partly: records of segments that are archived whole, and in part.
-        fill: written share of the width.
-    """
+    """One segment, or several neighbours."""
 
     first: int
-    last: int
+    last: int  # of the active segment, the head
     look: Look
-    held: int = 0
+    held: int = 0  # number of pinned segments
     segments: int = 1
     stored_bytes: int = 0
-    fill: float = 1.0
-    archived: int = 0
+    fill: float = 1.0  # written share of the width
+    archived: int = 0  # records of segments that are archived whole, and in part
     partly: int = 0
 
     @property
@@ -64,8 +58,7 @@ class Piece:
         return not self.is_archived and self.archived + self.partly > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A piece and its place."""
 
     piece: Piece
@@ -73,43 +66,32 @@ class Drawn:
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Cursors that are so close that they share a sign.
-
-    Attributes:
-        names: of the groups, in the order of their positions.
-        row: of the sign on a narrow strip, so that signs do not overlap.
-    """
+class Mark(NamedTuple):
+    """Cursors that are so close that they share a sign."""
 
     number: int
     x: float
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the groups, in the order of their positions
     first: int
     last: int
-    row: int = 0
+    row: int  # of the sign on a narrow strip, so that signs do not overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
     """Layout of a log."""
 
-    drawn: tuple[Drawn, ...]
-    marks: tuple[Mark, ...]
-    head_x: float | None
+    drawn: Sequence[Drawn]
+    marks: Sequence[Mark] = ()
+    head_x: float | None = None
 
     def at(self, sequence: int) -> float:
         """Return the position of the end of a record."""
-        if not self.drawn:
-            return 0.0
         number = bisect_right(self.drawn, sequence, key=lambda each: each.piece.first) - 1
         if number < 0:
-            return self.drawn[0].x
-        found = self.drawn[number]
-        if not found.piece.records:
-            return found.x
-        share = min(1.0, (sequence - found.piece.first + 1) / found.piece.records)
-        return found.x + found.width * found.piece.fill * share
+            return self.drawn[0].x if self.drawn else 0.0
+        piece, x, width = self.drawn[number]
+        return x + width * piece.fill * min(1.0, (sequence - piece.first + 1) / piece.records) if piece.records else x
 
 
 PIECES_MAX = 160
@@ -134,23 +116,19 @@ def strip(
         cursors: name and position of each group.
         gone: returns ``archived`` and ``partly`` of deleted records, from the first and the last sequence.
     """
-    drawn = tuple(_placed(_joined(_with_gaps(pieces, gone))))
-    bare = Strip(drawn, (), None)
-    head_x = None if head is None or not drawn else bare.at(head)
-    return Strip(drawn, tuple(_marks(bare, cursors)), head_x)
+    bare = Strip(_placed(_joined(list(_with_gaps(pieces, gone)))))
+    head_x = bare.at(head) if head is not None and bare.drawn else None
+    return replace(bare, marks=_marks(bare, cursors), head_x=head_x)
 
 
-def _with_gaps(pieces: Sequence[Piece], gone: Callable[[int, int], tuple[int, int]]) -> list[Piece]:
-    found: list[Piece] = []
+def _with_gaps(pieces: Sequence[Piece], gone: Callable[[int, int], tuple[int, int]]) -> Iterator[Piece]:
     end = 1
     for piece in pieces:
         if piece.first > end:
             archived, partly = gone(end, piece.first - 1)
-            gap = Piece(end, piece.first - 1, Look.RECLAIMED, segments=0, archived=archived, partly=partly)
-            found.append(gap)
-        found.append(piece)
+            yield Piece(end, piece.first - 1, Look.RECLAIMED, segments=0, archived=archived, partly=partly)
+        yield piece
         end = max(end, piece.last + 1)
-    return found
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
@@ -158,9 +136,8 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
         return pieces
     old, new = pieces[:-_SINGLE], pieces[-_SINGLE:]
     runs = [_as_one(list(run)) for _, run in groupby(old, key=_alike)]
-    if (size := -(-len(runs) // (PIECES_MAX - _SINGLE))) > 1:
-        runs = [_as_one(runs[at : at + size]) for at in range(0, len(runs), size)]
-    return runs + new
+    size = -(-len(runs) // (PIECES_MAX - _SINGLE))
+    return [_as_one(runs[at : at + size]) for at in range(0, len(runs), size)] + new
 
 
 def _alike(piece: Piece) -> tuple[Look, bool, bool, bool]:
@@ -183,8 +160,6 @@ def _as_one(pieces: list[Piece]) -> Piece:
 
 def _placed(pieces: list[Piece]) -> list[Drawn]:
     """Share the width by records, with a visible minimum; deleted segments take little."""
-    if not pieces:
-        return []
     kept = [piece for piece in pieces if piece.look is not Look.RECLAIMED]
     gaps = len(pieces) - len(kept)
     of_gap = min(_RECLAIMED, 20.0 / gaps) if gaps else 0.0
@@ -192,37 +167,29 @@ def _placed(pieces: list[Piece]) -> list[Drawn]:
     least = min(_LEAST, room / len(kept)) if kept else 0.0
     typical = sum(piece.records for piece in kept if piece.look is not Look.ACTIVE) / (len(kept) - 1 or 1)
     weights = [piece.records if piece.look is not Look.ACTIVE else max(piece.records, typical) for piece in kept]
-    total = sum(weights) or 1
-    spare = room - least * len(kept)
-    shares = iter([least + spare * weight / total for weight in weights])
-    if not sum(weights):
-        shares = iter([room / len(kept) for _ in kept])
-    x = 0.0
-    found = []
-    for piece in pieces:
-        width = of_gap if piece.look is Look.RECLAIMED else next(shares)
-        found.append(Drawn(piece, x, width))
-        x += width
-    return found
+    if not any(weights):
+        weights = [1] * len(kept)
+    spare, total = room - least * len(kept), sum(weights)
+    shares = (least + spare * weight / total for weight in weights)
+    widths = [of_gap if piece.look is Look.RECLAIMED else next(shares) for piece in pieces]
+    return list(map(Drawn, pieces, accumulate(widths, initial=0.0), widths))
 
 
 def _marks(bare: Strip, cursors: Iterable[tuple[str, int]]) -> list[Mark]:
     """Return one mark for cursors that are close together; the closest are joined first if there are too many."""
     placed = sorted((bare.at(at), at, name) for name, at in cursors)
+    clusters: list[list[tuple[float, int, str]]] = []
     close = _CLOSE
-    while True:
-        clusters: list[list[tuple[float, int, str]]] = []
+    while not clusters or len(clusters) > _MARKS_MAX:
+        clusters = [[]]
         for each in placed:
-            if clusters and each[0] - clusters[-1][0][0] < close:
-                clusters[-1].append(each)
-            else:
-                clusters.append([each])
-        if len(clusters) <= _MARKS_MAX:
-            break
+            if clusters[-1] and each[0] - clusters[-1][0][0] >= close:
+                clusters.append([])
+            clusters[-1].append(each)
         close *= 2
     marks: list[Mark] = []
     ends = [0.0] * _ROWS  # of the last sign in each row
-    for number, cluster in enumerate(clusters, start=1):
+    for number, cluster in enumerate(filter(None, clusters), start=1):
         x, names = cluster[0][0], tuple(name for _, _, name in cluster)
         row = next((row for row, end in enumerate(ends) if end <= x), _ROWS - 1)
         ends[row] = x + _ROWS * _CLOSE

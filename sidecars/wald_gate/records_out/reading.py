@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from wald.errors import WaldError
@@ -111,7 +112,7 @@ class Arrow(Form):
 
         from wald.reading.arrow import schema
 
-        self._sink = _Sink()
+        self._sink = BytesIO()
         self._writer: pa.RecordBatchStreamWriter = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), schema)
 
     def write(self, batches: Sequence[Batch]) -> bytes:
@@ -119,11 +120,17 @@ class Arrow(Form):
 
         for each in record_batches(batches):
             self._writer.write_batch(each)
-        return self._sink.take()
+        return self._written()
 
     def end(self) -> bytes:
         self._writer.close()
-        return self._sink.take()
+        return self._written()
+
+    def _written(self) -> bytes:
+        written = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return written
 
 
 class Gzipped(Form):
@@ -141,25 +148,6 @@ class Gzipped(Form):
 
     def end(self) -> bytes:
         return self._gzip.compress(self._form.end()) + self._gzip.flush()
-
-
-class _Sink:
-    """Write-only file that returns the written bytes."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._parts.append(bytes(data))
-        return len(data)
-
-    def flush(self) -> None: ...
-
-    def take(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
 
 
 FORMS: Mapping[str, type[Raw | Ndjson | Json | Events | Arrow]] = {
@@ -205,16 +193,7 @@ class Wanted:
 
 
 class Reading:
-    """The read of one client.
-
-    Args:
-        watch: wakes the client when the route has new records; None if the read ends at the end of the log.
-
-    Attributes:
-        begins_behind: the sequence before the first wanted record, once one was searched.
-        last: the last sequence that was read.
-        sent: the last sequence of :meth:`chunks`; None before the first record or the end of the log.
-    """
+    """The read of one client; without a watch for new records, it ends at the end of the log."""
 
     def __init__(self, state: State, client: str, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
         self._state = state
@@ -229,9 +208,9 @@ class Reading:
         self._left = wanted.limit
         self._is_at_end = False  # of the log at the latest check
         self._is_over = False  # nothing more can be wanted
-        self.begins_behind: int | None = None
-        self.last = 0
-        self.sent: int | None = None
+        self.begins_behind: int | None = None  # the sequence before the first wanted record, once one was searched
+        self.last = 0  # the last sequence that was read
+        self.sent: int | None = None  # by chunks(); None before the first record or the end of the log
         self._records = 0
         self._pending: asyncio.Task[bytes] | None = None  # the chunk that is being read
 

@@ -47,25 +47,16 @@ _Stop = Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _POSITI
 
 
 class Query(Shape, rename={"from_": "from"}):
-    """Query of a request for records.
+    """Query of a request for records."""
 
-    Attributes:
-        from_: earliest, end, cursor, a sequence or a time.
-        to: a sequence, inclusive, or a time, exclusive.
-        group: of ``from=cursor``.
-        wait: how long to wait for the first record, as "30s".
-        follow: continue with records that are appended later.
-        heartbeat: if unset, only forms in which a heartbeat does not look like a record have one.
-    """
-
-    from_: _Start = "earliest"
-    to: _Stop | UnsetType = UNSET
+    from_: _Start = "earliest"  # earliest, end, cursor, a sequence or a time
+    to: _Stop | UnsetType = UNSET  # a sequence, inclusive, or a time, exclusive
     limit: Annotated[int, Meta(ge=0, le=1 << 62)] | UnsetType = UNSET
     format: Literal["raw", "ndjson", "json", "events", "arrow"] | UnsetType = UNSET
-    group: GroupName | UnsetType = UNSET
-    wait: WaitTime = "0s"
-    follow: Literal["0", "1"] = "0"
-    heartbeat: Literal["0", "1"] | UnsetType = UNSET
+    group: GroupName | UnsetType = UNSET  # of ``from=cursor``
+    wait: WaitTime = "0s"  # how long to wait for the first record, as "30s"
+    follow: Literal["0", "1"] = "0"  # continue with records that are appended later
+    heartbeat: Literal["0", "1"] | UnsetType = UNSET  # unset: of forms in which one does not look like a record
 
 
 async def records(call: Call) -> Response:
@@ -118,11 +109,7 @@ def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes
 async def _chunks(
     call: Call, reading: Reading, first: bytes | None, until: float | None, beat: Callable[[], bytes] | None
 ) -> AsyncGenerator[bytes]:
-    """Yield the records as they arrive.
-
-    Args:
-        until: deadline for the first records, on the monotonic clock; None to follow the log.
-    """
+    """Yield the records as they arrive; ``until`` is the deadline for the first ones, None to follow the log."""
     if isinstance(reading.form, Events):
         yield _alive(reading.form, reading.begins_behind)
     while until is not None and not first and beat is not None and not reading.is_over:

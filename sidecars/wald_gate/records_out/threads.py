@@ -132,16 +132,12 @@ class HeadWatcher:
 
     One thread reads the headers of newly durable records for all clients. Clients of other routes neither wake nor
     read.
-
-    Attributes:
-        last: the last durable record at the latest check.
-        is_over: True once the gate is ending.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.last = 0
-        self.is_over = False
+        self.last = 0  # the last durable record at the latest check
+        self.is_over = False  # True once the gate is ending
         self._watches: dict[str, set[Watch]] = {}
         self._look_now = threading.Event()
         self._thread: threading.Thread | None = None
