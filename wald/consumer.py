@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -16,10 +17,12 @@ from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
-from wald.retention.cursor_moves import start_position
+from wald.retention.cursor_moves import EarlierReclaim, start_position
 from wald.retention.cursors import CursorState
-from wald.retention.missing import OnMissing
+from wald.retention.missing import Missing, OnMissing
 from wald.work.ownership import succeed_workers
+
+_LOGGER = logging.getLogger("wald.consumer")
 
 
 class Consumer:
@@ -34,7 +37,8 @@ class Consumer:
     unless :meth:`commit` is called first. A new loop over the same consumer starts after the last processed record.
 
     The first loop of a new group creates its cursor before the oldest record; RECLAIM then keeps what the group has not
-    processed. Records that were reclaimed earlier are skipped without an error, even if ``on_missing`` is "error".
+    processed. Records that were reclaimed earlier are skipped without an error, even if ``on_missing`` is "error", with
+    a warning to the logger ``wald.consumer`` if earlier segments still exist.
 
     In the group of a :class:`wald.WorkGroup`, a loop starts at the group's ack floor. It is refused if workers have
     acknowledged records above the floor, because these would be delivered again, and while a process owns the group.
@@ -182,12 +186,20 @@ class Consumer:
 
     def _unprocessed(self, *, waits: bool) -> Iterator[Batch | None]:
         succeed_workers(self.log, self.route, self.group)
-        if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
+        is_new = self.log.cursor(self.route, self.group).state is CursorState.ABSENT
+        if self._on_missing in (None, "error"):
+            self._earlier_reclaim = EarlierReclaim(self.log.root, self.route, self.group, is_new=is_new)
+            self._on_missing = self._pass_over
+        if is_new:
             after, _ = start_position(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, after, self.group)  # so that reclaim keeps the unprocessed records
         self._progress.commit()  # of a previous loop
         yield from self._read() if waits else self._poll()
         self._progress.commit()
+
+    def _pass_over(self, missing: Missing) -> None:
+        self._earlier_reclaim.require(missing)
+        _LOGGER.warning("%s; they were reclaimed before group %s existed", missing.message(), self.group)
 
     def _read(self) -> Iterator[Batch]:
         return self.log.batches(

@@ -26,9 +26,10 @@ from wald.format.records import Record
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.log import Log
-from wald.retention.cursor_moves import move_cursor, start_position
+from wald.retention.cursor_moves import EarlierReclaim, move_cursor, start_position
 from wald.retention.cursors import Cursor, CursorState, new_group_warning
 from wald.retention.handovers import ROUTES_MAX, PinWriter
+from wald.retention.missing import Missing
 from wald.work.dead_letters import (
     GROUP,
     LOG,
@@ -151,9 +152,17 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handovers = Handovers(consumer, file, daemon=daemon, report=report)
         handovers.finish()
-        if consumer.cursor.state is CursorState.ABSENT:
+        is_new = consumer.cursor.state is CursorState.ABSENT
+        earlier = EarlierReclaim(consumer.log.root, consumer.route, consumer.group, is_new=is_new)
+        if is_new:
             consumer.commit(consumer.report_new(report))
-        for letters in _batches(consumer.log.records(consumer.route, "cursor", group=consumer.group)):
+
+        def pass_over(missing: Missing) -> None:
+            earlier.require(missing)
+            report(f"{missing.message()}; continuing after them")
+
+        records = consumer.log.records(consumer.route, "cursor", group=consumer.group, on_missing=pass_over)
+        for letters in _batches(records):
             if stop.is_set():
                 return
             handovers.put_back(letters)

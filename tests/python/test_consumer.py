@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -10,9 +11,11 @@ from damage import flipped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import Built
+from reclaiming import pinned_hole
 from running import eventually
 
 import wald
+from wald import aio
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
 from wald.retention.cursors import CursorState
@@ -32,6 +35,11 @@ def committed(built: Built) -> int:
 
 def values(records: Iterator[wald.Record]) -> list[bytes]:
     return [record.value for record in records]
+
+
+async def all_values(records: aio.Consumer) -> list[bytes]:
+    async with records:
+        return [record.value async for record in records]
 
 
 def test_a_new_consumer_goes_on_behind_the_last_one(built: Built) -> None:
@@ -169,6 +177,36 @@ def test_what_was_reclaimed_unread_is_an_error(built: Built) -> None:
     with pytest.raises(NotFound, match="RECLAIM"):
         list(consumer(built))
     assert values(iter(consumer(built, on_missing="skip"))) == [b"2"]
+
+
+def test_a_new_group_passes_over_what_was_reclaimed_behind_a_pinned_segment(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    pinned_hole(built)
+    with consumer(built) as first:
+        for record in first:
+            assert record.value == b"2"
+            first.commit()
+            break
+    assert (committed(built), caplog.messages) == (2, [])
+    with consumer(built, on_missing="error") as second:
+        assert values(iter(second)) == [b"3", b"7", b"8", b"9"]
+    (said,) = caplog.messages
+    assert asyncio.run(all_values(aio.Consumer(built.root.path, "a", "other"))) == [b"2", b"3", b"7", b"8", b"9"]
+    assert "RECLAIM has removed records 4 to 6: 3 records of route a are missing" in said
+    assert committed(built) == 9
+
+
+def test_reclaimed_records_of_a_group_that_existed_and_lost_segments_are_errors(built: Built) -> None:
+    pinned_hole(built)
+    with wald.Consumer(built.root.path, "a", "old") as old:
+        assert values(iter(old)) == [b"7", b"8", b"9"]
+    built.log.set_cursor("a", 2, "old", rewind=True)
+    with pytest.raises(NotFound, match="RECLAIM has removed records 4 to 6"):
+        list(wald.Consumer(built.root.path, "a", "old"))
+    built.path(7, Kind.SEALED).unlink()
+    with pytest.raises(Damaged, match="records 7 to 8 are missing, and no ledger explains why"):
+        list(consumer(built))
 
 
 def test_a_slower_consumer_of_the_same_group_does_not_move_the_cursor_back(built: Built) -> None:

@@ -103,3 +103,17 @@ def rulings(root: Root) -> dict[int, tuple[str, ...]]:
     """Return the objections of ``wald history`` to each deletion."""
     story = DeletionAudit(root)
     return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}
+
+
+def pinned_hole(built: Built) -> None:
+    """Have records 4 to 6 of route a reclaimed behind a segment that route b pins; groups of a begin at record 1."""
+    built.lines("b", [b"pins"])
+    built.lines("a", [b"2", b"3"])
+    for lines in ([b"4", b"5", b"6"], [b"7", b"8"], [b"9"]):
+        built.cut()
+        built.lines("a", lines)
+    built.seal()
+    built.log.set_cursor("a", 6, "old")
+    built.log.set_cursor("b", 0, "g")
+    reclaim(built)
+    assert bases(built.root) == [1, 7], bases(built.root)

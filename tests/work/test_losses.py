@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from leasing import cursor, group, leased, sequences
 from logs import Built
+from reclaiming import pinned_hole
 from repairing import repair
 from running import eventually
 
@@ -181,4 +182,33 @@ def test_what_was_reclaimed_is_an_error(log: Built, tmp_path: Path) -> None:
     with group(log) as work:
         assert sequences(work.lease("x", 100, wait=5)) == [5, 6, 7, 8, 9, 10]
         with pytest.raises(NotFound, match="RECLAIM has removed records 11 to 20"):
+            work.lease("x", wait=5)
+
+
+@pytest.mark.parametrize("order", ["log", "key", "strict"])
+def test_a_new_group_passes_over_what_was_reclaimed_behind_a_pinned_segment(built: Built, order: Order) -> None:
+    """Also after a restart in front of it, with what comes behind it leased and acknowledged."""
+    pinned_hole(built)
+    said: list[str] = []
+    with WorkGroup(built.root.path, "a", "g", order=order, report=said.append) as work:
+        assert leased(work, 5) == [2, 3, 7, 8, 9]
+        work.ack("x", [2] if order == "strict" else [2, 7])
+    assert work.floor == 2
+    eventually(lambda: said)
+    with WorkGroup(built.root.path, "a", "g", order=order, report=said.append) as work:
+        rest = [3, 7, 8, 9] if order == "strict" else [3, 8, 9]
+        assert leased(work, len(rest)) == rest
+        assert work.ack("x", rest) == []
+        assert work.floor == 9
+    (line,) = set(said)
+    assert line.startswith(f"a: {built.root.segments}: RECLAIM has removed records 4 to 6: 3 records of route a ")
+    assert recover_progress(built.log, "a", "g") == RecoveredProgress(9, 0, 0)
+
+
+def test_a_group_that_existed_when_records_were_reclaimed_does_not_pass_over_them(built: Built) -> None:
+    pinned_hole(built)
+    built.log.set_cursor("a", 2, "old", rewind=True)
+    with WorkGroup(built.root.path, "a", "old") as work:
+        assert leased(work, 1) == [3]
+        with pytest.raises(NotFound, match="RECLAIM has removed records 4 to 6"):
             work.lease("x", wait=5)

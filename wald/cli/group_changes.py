@@ -209,7 +209,7 @@ def _carried_out(
 
 def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
     """Return the number of records to skip."""
-    from wald.retention.missing import skip_lost
+    from wald.retention.cursor_moves import EarlierReclaim
 
     route, group, picture = seen.file.route, seen.file.group, seen.snapshot
     head = log.head()
@@ -223,7 +223,8 @@ def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
         raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
     known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
     if last >= picture.end:
-        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=skip_lost))
+        skip = EarlierReclaim(log.root, route, group).skip
+        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=skip))
     if not known:
         message = f"records {first} to {last} of route {route} are not pending for group {group}"
         raise NotFound(message, hint=group_line(log, "show", seen.file))

@@ -26,7 +26,7 @@ from wald.hints import hint_for
 from wald.retention.blockers import segment_index
 from wald.retention.cursors import Cursor, CursorState, cursor_is_directory, read_cursor, read_cursor_file
 from wald.retention.history import History, route_entries
-from wald.retention.missing import count_missing, span_text
+from wald.retention.missing import Missing, count_missing, span_text
 from wald.segments.seek import end_sequence
 from wald.segments.view import View, durable_head
 
@@ -210,3 +210,35 @@ def start_position(view: View, route: str, group: str) -> tuple[int, str]:
         return last, ""
     records = f"{span_text(missing.first, missing.last)} {'was' if missing.first == missing.last else 'were'}"
     return last, f"group {group} is new on route {route} and starts at record {sequence}: {records} already reclaimed"
+
+
+class EarlierReclaim:
+    """Distinguishes records that were reclaimed before a group existed from those that it has missed.
+
+    A new group begins at the oldest record of its route, and other routes may pin segments before a reclaimed one. The
+    ledger has the cursors at each deletion, so a group is not among those of deletions before it.
+
+    Args:
+        is_new: the group has no cursor, so all deletions until now were before it.
+    """
+
+    def __init__(self, root: Root, route: str, group: str, *, is_new: bool = False) -> None:
+        self._root, self._route, self._group = root, route, group
+        deletions = History(root).deletions() if is_new else ()
+        self._deleted = Spans((line["base"], line["last"]) for line in deletions)
+
+    def require(self, missing: Missing) -> None:
+        """Raise the error of missing records unless they were reclaimed before the group existed."""
+        if missing.lost or not self._includes(missing.first, missing.last):
+            raise missing.error()
+
+    def skip(self, missing: Missing) -> None:
+        """Skip them, and records that an operator gave up or did not restore; raise for others."""
+        if not missing.lost:
+            self.require(missing)
+
+    def _includes(self, first: int, last: int) -> bool:
+        if self._deleted.covers(first, last):
+            return True
+        cursors = list(History(self._root).cursors_at_removal(self._route, first, last))
+        return bool(cursors) and all(isinstance(each, dict) and self._group not in each for each in cursors)

@@ -136,6 +136,19 @@ class History:
             earliest_ns, latest_ns = (time_ns if isinstance(time_ns, int) else None for time_ns in times)
             yield ReclaimedSegment(entry["base"], entry["last"], routes, earliest_ns, latest_ns)
 
+    def cursors_at_removal(self, route: str, first: int, last: int) -> Iterator[object]:
+        """Yield the cursors of a route when records of it in the range were deleted, or None where they are unknown."""
+        removals = [entry.get("routes") for entry in self.deletions(first, last)]
+        removals += [entry.get("dropped") for entry in _entries(self._reclaim, "shrunk", first, last)]
+        for routes in removals:
+            entries = route_entries(routes)
+            if entries is None or not isinstance(routes, list):
+                yield None
+                continue
+            for entry, fields in zip(entries, routes, strict=True):
+                if entry.route == route and entry.first <= last and entry.last >= first:
+                    yield fields.get("cursors") if isinstance(fields, dict) else None
+
     def unexplained_spans(self, first: int, last: int) -> Iterator[Span]:
         """Yield the spans that no ledger line reports as reclaimed, skipped or lost."""
         for low, high in self._unreclaimed_spans(first, last):

@@ -107,12 +107,6 @@ def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
     return handle
 
 
-def skip_lost(missing: Missing) -> None:
-    """Skip records that an operator gave up or did not restore; raise for reclaimed ones."""
-    if not missing.lost:
-        raise missing.error()
-
-
 def count_missing(
     root: Path,
     segments: Iterable[ReclaimedSegment],

@@ -26,9 +26,9 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.selection import select
-from wald.retention.cursor_moves import start_position
+from wald.retention.cursor_moves import EarlierReclaim, start_position
 from wald.retention.cursors import CursorState
-from wald.retention.missing import Missing, skip_lost
+from wald.retention.missing import Missing
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.control import ControlServer
 from wald.work.deliveries import Refusal
@@ -203,7 +203,8 @@ class WorkGroup:
             queue: SimpleQueue[Request[Any] | None] = SimpleQueue()
             to_do = threading.Event()
             lost: SimpleQueue[Missing] = SimpleQueue()
-            source = Source(self.log, route, replay.deliveries.window.end, lambda: queue.put(None), lost.put)
+            end, skip = replay.deliveries.window.end, self._earlier_reclaim.skip
+            source = Source(self.log, route, end, lambda: queue.put(None), lost.put, skip)
             stack.callback(source.close)
             self._owner = Owner(start, rules, replay, source, clock=clock, giving_up=to_do.set)
             self._requests = RequestBuilder(self.log, self._owner, clock)
@@ -446,7 +447,9 @@ class WorkGroup:
 
     def _open_cursor(self, disk: Disk) -> int:
         """Return the position of the group's cursor; a new group gets one."""
-        if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
+        is_new = self.log.cursor(self.route, self.group).state is CursorState.ABSENT
+        self._earlier_reclaim = EarlierReclaim(self.log.root, self.route, self.group, is_new=is_new)
+        if is_new:
             discard(self.log.root, disk, self.route, self.group)  # of a removed group with this name
             after, _ = start_position(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, after, self.group)
@@ -457,7 +460,7 @@ class WorkGroup:
         first = max(first, self.floor + 1)
         if first > last:
             return iter(())
-        return self.log.batches(self.route, first, last, on_missing=skip_lost)
+        return self.log.batches(self.route, first, last, on_missing=self._earlier_reclaim.skip)
 
     def _apply_command(self, command: Mapping[str, Any]) -> int:
         """Apply a command of another process, which is JSON, and return the number of records."""
@@ -472,7 +475,8 @@ class WorkGroup:
         """Add the keys of the open records for an order by key, since the journal does not have them."""
         window = replay.deliveries.window
         if replay.deliveries.by_key and window.open:
-            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=skip_lost):
+            skip = self._earlier_reclaim.skip
+            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=skip):
                 keys = batch.rows().keys or [None] * batch.count
                 replay.deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
 

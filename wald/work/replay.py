@@ -10,7 +10,7 @@ from wald.files.cursor_directory import is_companion
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import Commit, DeadRecord, FailureReason, JournalLine, JournalPage, JournalStart, WorkerLease
 from wald.log import Log
-from wald.retention.missing import skip_lost
+from wald.retention.cursor_moves import EarlierReclaim
 from wald.work.deliveries import Deliveries
 from wald.work.journal import read_whole
 from wald.work.window import Run, runs_of
@@ -135,7 +135,8 @@ def recover_progress(log: Log, route: str, group: str) -> RecoveredProgress:
     window = replay.deliveries.window
     done = 0
     if window.open:  # only the log shows which of the other sequences belong to this route
-        for batch in log.batches(route, window.floor + 1, window.end - 1, on_missing=skip_lost):
+        skip = EarlierReclaim(log.root, route, group).skip
+        for batch in log.batches(route, window.floor + 1, window.end - 1, on_missing=skip):
             sequences = range(batch.first_sequence, batch.last_sequence + 1)
             done += sum(window.floor < each < window.end and not window.is_open(each) for each in sequences)
     return RecoveredProgress(window.floor, done, len(replay.dead))

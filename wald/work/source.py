@@ -20,7 +20,7 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch, Rows
 from wald.retention.history import History
-from wald.retention.missing import Missing, skip_lost
+from wald.retention.missing import Missing
 from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
@@ -126,20 +126,28 @@ class BatchCache:
 
 
 class Source:
-    """Reader of ``route`` from ``start`` that passes over records that a repair gave up.
+    """Reader of ``route`` from ``start`` that passes over some missing records.
 
     Args:
+        skip: raises the error of missing records that it does not pass over.
         arrived: called when there are more records, or when reading has failed, after :meth:`next` returned None.
         lost: called with the records passed over.
     """
 
     def __init__(
-        self, log: Log, route: str, start: int, arrived: Callable[[], None], lost: Callable[[Missing], None]
+        self,
+        log: Log,
+        route: str,
+        start: int,
+        arrived: Callable[[], None],
+        lost: Callable[[Missing], None],
+        skip: Callable[[Missing], None],
     ) -> None:
         self._log = log
         self._route = route
         self._arrived = arrived
         self._lost = lost
+        self._skip = skip
         self._changed = threading.Condition()
         self._ahead: deque[CachedBatch] = deque()
         self._ahead_bytes = 0
@@ -213,7 +221,7 @@ class Source:
         lost: list[Missing] = []
         batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)  # all of it, for later calls
         for missing in lost:
-            skip_lost(missing)
+            self._skip(missing)
         is_missing = batch is None or batch.first_sequence > first
         if not lost and is_missing:
             lost += self._passed_over(first)
@@ -271,7 +279,7 @@ class Source:
             self._notify()
 
     def _pass_over(self, missing: Missing) -> None:
-        skip_lost(missing)
+        self._skip(missing)
         self._lost(missing)
         self._add(CachedBatch(Run(missing.first, missing.last), None, 0))
 

@@ -10,6 +10,7 @@ import pytest
 from damage import peak_bytes
 from draining import InProcess
 from logs import Built
+from reclaiming import pinned_hole
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
@@ -249,6 +250,21 @@ def test_a_lost_front_is_damage_and_a_reclaimed_one_is_nothing_to_a_new_group(ro
     with pytest.raises(Damaged, match="record 2 is missing"):
         inside.run(*command.words, group="new")
     assert len(command.runs) == 2
+
+
+@pytest.mark.parametrize("order", ["strict", "key"])
+def test_a_new_group_passes_over_what_was_reclaimed_behind_a_pinned_segment(
+    root: Path, tmp_path: Path, order: str
+) -> None:
+    built = Built(root)
+    pinned_hole(built)
+    command, inside = Keeping(tmp_path), InProcess(root)
+    inside.run(*command.words, order=order)
+    assert b"".join(command.runs) == b"2\n3\n7\n8\n9\n"
+    (said,) = [line for line in inside.reported if "RECLAIM" in line]
+    assert said.startswith("a: ")
+    assert said.endswith("RECLAIM has removed records 4 to 6: 3 records of route a are missing; continuing after them")
+    assert cursor(built) == 9
 
 
 def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) -> None:
