@@ -8,20 +8,44 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from archives import copied, files
-from damage import peak_bytes
-from golden.archive import MOMENT, log_id_of, sample_log
-from logs import Built
+from damage import every_truncation, flipped, peak_bytes
+from golden.archive import FOLDER, MOMENT, log_id_of, sample_log
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import START_NS, Built
+from running import TIMEOUT_SECONDS
+from some_logs import STEPS, Step, build
 
 from wald.format.batch import Buffer
 from wald.format.names import ROUTE_MAX_LENGTH
-from wald_archive.bundle import Bundle, Origin, bundle
-from wald_archive.codecs import Codec
-from wald_archive.reader import BundleReader
+from wald.format.records import Record
+from wald.reading.assembler import Batch
+from wald_archive.bundle import Bundle, Contents, Origin, bundle
+from wald_archive.codecs import BadStream, Codec, ahead, in_order
+from wald_archive.manifest import decode_manifest
+from wald_archive.parts import (
+    BadIndex,
+    Bytes,
+    Form,
+    IndexEntry,
+    Part,
+    Records,
+    bundle_batches,
+    content_bytes,
+    parse_index_entry,
+    parts,
+)
+from wald_archive.reader import BadBundle, BundleReader
 
 MIB = 1 << 20
 
@@ -177,3 +201,350 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path, codec: Codec) -> N
 def bundle_only(built: Built, codec: Codec) -> None:
     origin = Origin(log_id_of(built), "a", "processed", "wald test", MOMENT)
     bundle(built.log.batches("a"), origin=origin, codec=codec, after=0, sink=len)
+
+
+RUN = IndexEntry("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
+
+
+def lines_of(part: Part, run: IndexEntry) -> list[bytes]:
+    """The records of a run, found as its index says."""
+    data = b"".join(part.data)[run.offset : run.offset + run.bytes]
+    assert data.endswith(b"\n")
+    return data[:-1].split(b"\n")
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, limit=st.integers(1, 200))
+def test_the_indexes_lead_to_every_record(steps: list[Step], limit: int) -> None:
+    """Whatever the parts, each record is where a run says, in the form that its batch has."""
+    found: list[tuple[int, int, bool, bytes | str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = build(Path(folder) / "root", steps).log
+        for part in parts(log.batches("a"), limit_bytes=limit):
+            assert part.data_bytes <= limit or part.count == 1
+            assert part.name == f"{part.first:020d}{part.form.value}"
+            for run in part.runs:
+                for number, line in enumerate(lines_of(part, run), start=run.first):
+                    ended = run.terminated or number < run.last
+                    value = line if part.form is Form.LINES else line.decode()
+                    found.append((number, run.append_time_ns, ended, value))
+        expected: list[tuple[int, int, bool, bytes | str]] = []
+        for batch in log.batches("a"):
+            for record in batch.records():
+                value = record.to_json() if batch.is_columns else record.value
+                expected.append((record.sequence, record.append_time_ns, record.terminated, value))
+
+    assert found == expected
+
+
+def test_a_batch_goes_on_in_the_next_part(built: Built) -> None:
+    built.lines("a", [b"one", b"two", b"three"])
+
+    found = list(parts(built.log.batches("a"), limit_bytes=8))
+
+    assert [(part.first, part.last, b"".join(part.data)) for part in found] == [
+        (1, 2, b"one\ntwo\n"),
+        (3, 3, b"three\n"),
+    ]
+
+
+def test_batches_are_put_together(built: Built) -> None:
+    built.lines("a", [b"one"])
+    built.lines("b", [b"not this"])
+    built.lines("a", [b"two"])
+
+    (part,) = parts(built.log.batches("a"))
+
+    assert [(run.first, run.offset, run.bytes) for run in part.runs] == [(1, 0, 4), (3, 4, 4)]
+    assert (part.count, part.runs[0].append_time_ns, part.runs[-1].append_time_ns) == (
+        2,
+        START_NS + 10**9,
+        START_NS + 3 * 10**9,
+    )
+
+
+def test_a_line_of_an_index_is_json_and_comes_back() -> None:
+    line = RUN.to_line()
+
+    assert json.loads(line) == {
+        "part": RUN.part,
+        "offset": 0,
+        "bytes": 8,
+        "first": 1,
+        "count": 2,
+        "append_time_ns": START_NS,
+        "terminated": False,
+    }
+    assert parse_index_entry(line.rstrip("\n").encode()) == RUN
+
+
+def test_another_line_is_refused() -> None:
+    for line in [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"part": 1}',
+        RUN.to_line().replace(" ", "").encode(),
+        RUN.to_line().encode(),
+    ]:
+        with pytest.raises(BadIndex):
+            parse_index_entry(line)
+
+
+def counted(record: Record) -> int:
+    """Return the size of a record by its definition."""
+    return len(record.value) + len(record.key or b"") + len(record.headers or b"") + 1
+
+
+def naive(records: list[Record], limit: int) -> list[list[int]]:
+    """Portions of at most ``limit`` bytes, one record after the other."""
+    portions: list[list[int]] = []
+    room = 0
+    for record in records:
+        if not portions or counted(record) > room:
+            portions.append([])
+            room = limit
+        portions[-1].append(record.sequence)
+        room -= counted(record)
+    return portions
+
+
+def sequences(portions: Iterator[Iterator[Batch]]) -> list[list[int]]:
+    return [[record.sequence for batch in portion for record in batch.records()] for portion in portions]
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, limit=st.integers(1, 60))
+def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], limit: int) -> None:
+    """By records and by bytes; the values are those of the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = build(Path(folder) / "root", steps).log
+        records = list(log.records("a"))
+
+        by_bytes = sequences(bundle_batches(log.batches("a"), Bytes(limit)))
+        by_records = sequences(bundle_batches(log.batches("a"), Records(limit)))
+        values = [
+            record.value
+            for portion in bundle_batches(log.batches("a"), Records(limit))
+            for batch in portion
+            for record in batch.records()
+        ]
+
+    numbers = [record.sequence for record in records]
+    assert by_bytes == naive(records, limit)
+    assert by_records == [numbers[start : start + limit] for start in range(0, len(numbers), limit)]
+    assert values == [record.value for record in records]
+
+
+@pytest.mark.parametrize(("limit", "portions"), [(250, 4), (1000, 1), (1001, 1), (999, 2)])
+def test_exact_multiples_leave_no_empty_portion(built: Built, limit: int, portions: int) -> None:
+    built.lines("a", [b"x"] * 1000)
+
+    assert len(sequences(bundle_batches(built.log.batches("a"), Records(limit)))) == portions
+
+
+def test_a_record_above_the_limit_is_a_portion_by_itself(built: Built) -> None:
+    built.lines("a", [b"1", b"x" * 100, b"3", b"4"])
+
+    assert sequences(bundle_batches(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
+
+
+def test_a_line_without_newline_counts_with_one(built: Built) -> None:
+    built.piece("a", b"ab", begins=True, ends=True)
+
+    batches: list[Batch] = list(built.log.batches("a"))
+    assert [content_bytes(batch) for batch in batches] == [3]
+    assert sequences(bundle_batches(built.log.batches("a"), Bytes(3))) == [[1]]
+
+
+def test_no_batch_is_no_portion() -> None:
+    assert sequences(bundle_batches([], Records(1))) == []
+
+
+FRAMES = [b"", b"one frame\n" * 50, b"another\n", bytes(range(256)) * 30]
+COMPRESSED = [Codec.ZST, Codec.GZ]
+
+
+def pieces(data: bytes, length: int) -> Iterator[bytes]:
+    return (data[start : start + length] for start in range(0, len(data), length))
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("length", [1, 7, 100_000])
+def test_frames_come_back_however_the_file_is_read(codec: Codec, length: int) -> None:
+    row = b"".join(map(codec.compress, FRAMES))
+
+    assert b"".join(codec.decompress(pieces(row, length))) == b"".join(FRAMES)
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_a_row_that_ends_within_a_frame_is_refused(codec: Codec) -> None:
+    """The zstandard package alone would silently stop early."""
+    compressed = list(map(codec.compress, FRAMES[:3]))
+    boundaries = {0, *accumulate(map(len, compressed))}
+    for cut in every_truncation(b"".join(compressed)):
+        if len(cut) not in boundaries:
+            with pytest.raises(BadStream):
+                list(codec.decompress(pieces(cut, 64)))
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_a_changed_bit_is_refused_or_changes_no_content(codec: Codec) -> None:
+    """Some bits of a header say nothing about the content; every other one shows."""
+    frame = bytes(codec.compress(FRAMES[1]))
+    for bit in range(8 * len(frame)):
+        try:
+            content = b"".join(codec.decompress([flipped(frame, bit)]))
+        except BadStream:
+            continue
+        assert content == FRAMES[1]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_frame_of_known_length_comes_back(codec: Codec) -> None:
+    for content in FRAMES:
+        assert codec.expand(bytes(codec.compress(content)), len(content)) == content
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_a_frame_that_is_cut_short_is_refused(codec: Codec) -> None:
+    with pytest.raises(BadStream):
+        codec.expand(bytes(codec.compress(FRAMES[1])[:-1]), len(FRAMES[1]))
+
+
+@pytest.mark.parametrize(("codec", "program"), [(Codec.ZST, ["zstd", "-dc"]), (Codec.GZ, ["gunzip", "-c"])])
+def test_stock_tools_read_a_row_as_one_file(tmp_path: Path, codec: Codec, program: list[str]) -> None:
+    path = tmp_path / f"row{codec.suffix}"
+    path.write_bytes(b"".join(map(codec.compress, FRAMES)))
+
+    assert subprocess.run([*program, path], capture_output=True, check=True).stdout == b"".join(FRAMES)
+
+
+def test_results_come_in_order_whoever_is_done_first() -> None:
+    """The first item waits for the second."""
+    second = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second.wait(TIMEOUT_SECONDS)
+        elif number == 1:
+            second.set()
+        return number
+
+    assert list(in_order(work, range(20))) == list(range(20))
+
+
+def test_only_a_few_items_are_taken_before_they_are_wanted() -> None:
+    """Unwritten frames are held in memory."""
+    items = iter(range(1000))
+    results = in_order(lambda number: number, items)
+
+    assert next(results) == 0
+
+    assert next(items) < 10
+    results.close()
+
+
+def test_what_is_made_ahead_comes_in_order_and_fails_as_it_would() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise BadStream("here")
+
+    each = ahead(items())
+    assert [next(each), next(each)] == [1, 2]
+    with pytest.raises(BadStream, match="here"):
+        next(each)
+
+
+STEM = f"a-{1:020d}"
+BUNDLE = next(FOLDER.rglob(f"{STEM}.tar"))
+INDEX, RECORDS, ABOUT = f"batches/{1:020d}.jsonl", f"records/{1:020d}.txt", "bundle.json"
+
+MANIFEST = decode_manifest((BUNDLE.parent.parent / "manifest.json").read_bytes())
+CONTENTS = MANIFEST.entries[0].bundle.contents
+
+Files = dict[str, bytes]
+
+
+def unpacked() -> Files:
+    """The files of the golden bundle, by name."""
+    with tarfile.open(BUNDLE) as tar:
+        return {
+            member.name.removeprefix(f"{STEM}/"): file.read()
+            for member in tar.getmembers()
+            if (file := tar.extractfile(member))
+        }
+
+
+def packed(files: Files) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name if name.startswith("/") else f"{STEM}/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def read(tar: bytes, contents: Contents = CONTENTS) -> list[tuple[int, int]]:
+    """First and last record of each part."""
+    return [(part.first, part.last) for part in BundleReader(STEM, contents, iter([tar])).parts()]
+
+
+def test_a_bundle_is_read_whoever_has_packed_it() -> None:
+    assert read(BUNDLE.read_bytes()) == read(packed(unpacked())) == [(1, 4)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda files: files | {RECORDS: files[RECORDS] + b"\n"},
+        lambda files: files | {RECORDS: files[RECORDS][:-1]},
+        lambda files: files | {RECORDS: files[RECORDS].replace(b"\n", b" ", 1)},
+        lambda files: files | {RECORDS: b""},
+        lambda files: files | {INDEX: files[INDEX].replace(b'"count": 4', b'"count": 3')},
+        lambda files: files | {INDEX: files[INDEX].replace(b'"offset": 0', b'"offset": 1')},
+        lambda files: files | {INDEX: files[INDEX] * 2},
+        lambda files: files | {INDEX: b"garbage\n"},
+        lambda files: files | {INDEX: b""},
+        lambda files: {name: data for name, data in files.items() if name != INDEX},
+        lambda files: {name: data for name, data in files.items() if name != RECORDS},
+        lambda files: {name: data for name, data in files.items() if name != ABOUT},
+        lambda files: {ABOUT: files[ABOUT]},
+        lambda files: dict(reversed(files.items())),
+        lambda files: files | {"more": b""},
+        lambda files: {"more": b""} | files,
+        lambda files: {"/outside": b""} | files,
+        lambda files: {},
+    ],
+)
+def test_anything_else_is_refused(change: Callable[[Files], Files]) -> None:
+    """Missing, doubled, exchanged, or from elsewhere."""
+    files = unpacked()
+    changed = change(files)
+    assert list(changed.items()) != list(files.items())
+
+    with pytest.raises(BadBundle):
+        read(packed(changed))
+
+
+def test_parts_come_in_order_of_their_records() -> None:
+    """Even where the manifest says otherwise."""
+    files = unpacked()
+    part = packed({INDEX: files[INDEX], RECORDS: files[RECORDS]}).rstrip(b"\0")
+    twice = replace(CONTENTS, parts=CONTENTS.parts * 2)
+
+    with pytest.raises(BadBundle, match="comes after record 4"):
+        read(part + bytes(-len(part) % 512) + packed(files), twice)
+
+
+def test_no_part_of_a_tar_is_a_bundle() -> None:
+    """But for the zeros at its end."""
+    data = BUNDLE.read_bytes()
+    content = len(data.rstrip(b"\0"))
+    for cut in every_truncation(data[:content]):
+        if len(cut) % 64 == 0:
+            with pytest.raises(BadBundle):
+                read(cut)

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import programs
 import pytest
-from archives import MOMENT, archive, bags, errors, files, ledger_lines, restored
+from archives import SOFTWARE, archive, bags, errors, files, findings, ledger_lines, restored
 from contents import text
 from faults import TracingDisk
+from golden.archive import FOLDER, make, sample_log
 from logs import Built
 
-from wald.errors import Damaged, Locked, NotFound, Refused
-from wald.files.ledger_write import Ledger
+from wald.checking.checker import Level
+from wald.errors import Damaged, NotFound, Refused
 from wald.format.names import Kind
 from wald.retention.cursors import CursorState
+from wald_archive import engines
 from wald_archive.codecs import Codec
+from wald_archive.engines import due_bytes, spark_pays
+from wald_archive.ledger import Request
 from wald_archive.parts import Bytes, Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
@@ -134,13 +138,11 @@ def test_the_second_run_follows_the_first(mixed: Built, dest: Path) -> None:
     assert restored(dest) == text(mixed.root.path, "a").replace(b"no newlinemore", b"no newline\nmore")
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_it_follows_even_if_the_ledger_is_lost(mixed: Built, dest: Path, lost: bool) -> None:
+def test_it_follows_even_if_the_ledger_is_lost(mixed: Built, dest: Path) -> None:
     """The bags at the destination tell the same."""
     archive(mixed, dest)
     mixed.lines("a", [b"more"])
-    if lost:
-        (mixed.root.ledger / "archive.jsonl").unlink()
+    (mixed.root.ledger / "archive.jsonl").unlink()
 
     (packed,) = archive(mixed, dest)
 
@@ -149,35 +151,11 @@ def test_it_follows_even_if_the_ledger_is_lost(mixed: Built, dest: Path, lost: b
     assert errors(dest) == []
 
 
-def test_nothing_to_archive_writes_nothing(mixed: Built, dest: Path) -> None:
-    archive(mixed, dest)
-    before, lines = files(dest), ledger_lines(mixed.root)
-
-    assert archive(mixed, dest) == []
-
-    assert (files(dest), ledger_lines(mixed.root)) == (before, lines)
-
-
 def test_an_empty_route_makes_no_bag(built: Built, dest: Path) -> None:
     (built.root.routes / "a").mkdir()
 
     assert archive(built, dest) == []
     assert not dest.exists()
-
-
-def test_one_record_makes_one_bundle(built: Built, dest: Path) -> None:
-    built.lines("a", [b""])
-    archive(built, dest)
-
-    assert restored(dest) == b"\n"
-
-
-def test_groups_have_cursors_of_their_own(mixed: Built, dest: Path, tmp_path: Path) -> None:
-    archive(mixed, dest)
-    archive(mixed, tmp_path / "other", group="cold")
-
-    assert (mixed.log.cursor("a").sequence, mixed.log.cursor("a", "cold").sequence) == (17, 17)
-    assert restored(dest) == restored(tmp_path / "other")
 
 
 def test_an_unterminated_record_is_kept_as_one(mixed: Built, dest: Path) -> None:
@@ -221,20 +199,6 @@ def test_what_was_reclaimed_behind_the_cursor_is_no_error(built: Built, dest: Pa
     archive(built, dest)
 
     assert restored(dest, first=2) == b"here\nand here\n"
-
-
-def test_a_new_group_does_not_claim_what_was_reclaimed_before(built: Built, dest: Path) -> None:
-    """No record after ``after`` is missing."""
-    built.lines("a", [b"gone"])
-    built.cut()
-    built.lines("a", [b"here"])
-    built.cut()
-    built.seal()
-    built.reclaim(1)
-
-    (packed,) = archive(built, dest, group="late")
-
-    assert (packed.run.after, packed.run.first) == (1, 2)
 
 
 def test_a_hole_at_the_end_is_named_as_a_whole(built: Built, dest: Path) -> None:
@@ -314,7 +278,7 @@ def test_unread_records_that_were_reclaimed_are_reported(built: Built, dest: Pat
     assert not dest.exists()
 
 
-def test_damage_is_an_error_before_anything_is_acknowledged(built: Built, dest: Path) -> None:
+def test_damage_is_an_error_before_anything_is_acknowledged_and_can_be_skipped(built: Built, dest: Path) -> None:
     for line in (b"one", b"two", b"three"):
         built.lines("a", [line * 40])
     path = built.path(1, Kind.RAW)
@@ -328,10 +292,6 @@ def test_damage_is_an_error_before_anything_is_acknowledged(built: Built, dest: 
 
     assert built.log.cursor("a").state is CursorState.ABSENT
     assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"] * 2
-
-
-def test_what_is_in_front_of_damage_can_be_archived_and_then_what_is_behind_it(built: Built, dest: Path) -> None:
-    test_damage_is_an_error_before_anything_is_acknowledged(built, dest)
     (front,) = archive(built, dest, to=1)
     built.log.set_cursor("a", 2)
     (behind,) = archive(built, dest)
@@ -422,16 +382,6 @@ def test_another_file_of_the_same_name_is_refused_and_left(mixed: Built, dest: P
     assert mixed.log.cursor("a").state is CursorState.ABSENT
 
 
-def test_a_second_archivist_waits_its_turn(mixed: Built, dest: Path) -> None:
-    ledger = Ledger(mixed.root.ledger / "archive.jsonl", mixed.disk, owner="wald-archive")
-    try:
-        with pytest.raises(Locked, match="another wald-archive"):
-            archive(mixed, dest)
-    finally:
-        ledger.close()
-    assert not dest.exists()
-
-
 def test_a_destination_that_does_not_give_back_what_it_got_acknowledges_nothing(mixed: Built, dest: Path) -> None:
     """Found by reading back."""
 
@@ -477,8 +427,80 @@ def test_each_step_is_durable_before_the_next(mixed: Built, dest: Path) -> None:
     assert len([number for number in settled if number < reported]) >= 4
 
 
-def test_the_moment_is_that_of_the_run(mixed: Built, dest: Path) -> None:
-    archive(mixed, dest)
+def test_the_same_log_makes_the_golden_bag(tmp_path: Path) -> None:
+    make(tmp_path / "dest", tmp_path / "root")
 
-    reported = json.loads((bags(dest)[0] / "manifest.json").read_bytes())
-    assert reported["archived_at"] == MOMENT
+    assert files(tmp_path / "dest") == files(FOLDER)
+
+
+def test_the_golden_bag_is_good() -> None:
+    assert errors(FOLDER) == []
+    assert [found.level for found in findings(FOLDER)] == [Level.OK] * 3
+
+
+def test_the_golden_bag_gives_its_records_back(tmp_path: Path) -> None:
+    built = sample_log(tmp_path / "root")
+
+    assert restored(FOLDER) == text(built.root.path, "a") + b"\n"
+    lines = "".join(record.to_json() + "\n" for record in built.log.records("a"))
+    assert restored(FOLDER, as_json=True) == lines.encode()
+
+
+def request(route: str = "a", to: int | None = None) -> Request:
+    return Request(route, "processed", Records(10), Codec.ZST, SOFTWARE, to)
+
+
+@pytest.fixture
+def three(built: Built) -> Built:
+    """Two sealed segments with 1000 bytes of a in each, records 1 to 10 and 21 to 30, and 100 bytes in the active."""
+    for _ in range(2):
+        built.lines("a", [b"x" * 99] * 10)
+        built.lines("b", [b"y" * 9] * 10)
+        built.cut()
+    built.seal()
+    built.lines("a", [b"x" * 99])
+    return built
+
+
+def active_bytes(built: Built) -> int:
+    return built.writer.position
+
+
+def test_sealed_segments_tell_the_bytes_of_a_route(three: Built) -> None:
+    """The estimate has all records after the cursor, and the whole segment of the cursor."""
+    assert due_bytes(three.log, request()) == 2000 + active_bytes(three)
+    assert due_bytes(three.log, request("b")) == 200 + active_bytes(three)
+    three.log.set_cursor("a", 5)
+    assert due_bytes(three.log, request()) == 2000 + active_bytes(three)
+    three.log.set_cursor("a", 10)
+    assert due_bytes(three.log, request()) == 1000 + active_bytes(three)
+    three.log.set_cursor("a", 41)
+    assert due_bytes(three.log, request()) <= active_bytes(three)
+
+
+def test_what_is_left_for_later_does_not_count(three: Built) -> None:
+    assert due_bytes(three.log, request(to=20)) == 1000
+
+
+def test_a_cut_segment_counts_with_its_file(built: Built) -> None:
+    built.lines("a", [b"x" * 99] * 10)
+    built.cut()
+    assert due_bytes(built.log, request()) == built.path(1, Kind.RAW).stat().st_size + active_bytes(built)
+
+
+def test_what_is_wrong_counts_nothing(three: Built) -> None:
+    """Whoever packs meets it, and tells."""
+    three.path(1, Kind.SEALED).write_bytes(b"")
+    assert due_bytes(three.log, request()) == 1000 + active_bytes(three)
+    assert due_bytes(three.log, request("none")) == 0
+
+
+def test_spark_pays_with_idle_cores_and_enough_to_do(
+    three: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = due_bytes(three.log, request()) + due_bytes(three.log, request("b"))
+    for cores in (2, 5):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        for enough in (there - 1, there):
+            monkeypatch.setattr(engines, "SPARK_PAYS_BYTES", enough)
+            assert spark_pays(three.log, [request(), request("b")]) == (cores > 4 and enough < there)
