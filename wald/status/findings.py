@@ -91,9 +91,8 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
             if found.is_asked and found.life is not Life.STARTS:
                 return found
             if not found.is_asked:
-                message = (
-                    f"it is unknown whether a daemon runs: this user may neither open {root.lock} nor ask {socket}"
-                )
+                why = f"this user may neither open {root.lock} nor ask {socket}"
+                message = f"it is unknown whether a daemon runs: {why}"
                 return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:
@@ -138,44 +137,37 @@ def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
 
 def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wrote: Mapping[str, object]) -> Liveness:
     """Ask a daemon that holds the lock and is not stopped."""
-    who = _who(pid, wrote)
+    who, elsewhere = f"{_who(pid, wrote)} has the log", "; --socket PATH"
     looking = "journalctl -u wald" if pid is None else f"cat /proc/{pid}/stat; journalctl -u wald"
     try:
         answer = ask_status(socket, seconds=seconds)
     except PermissionError:
-        message = f"{who} has the log, and this user may not ask it: {socket}"
+        message = f"{who}, and this user may not ask it: {socket}"
         return Liveness(Life.RUNS, message, f"ls -l {socket}", pid, wrote, is_asked=False)
     except (TimeoutError, BlockingIOError):
-        message = f"{who} has the log and has not answered for {seconds:g} s"
+        message = f"{who} and has not answered for {seconds:g} s"
         return Liveness(Life.SILENT, message, looking, pid, wrote)
     except OSError as error:
-        message = (
-            f"{who} has the log, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
-        )
-        return Liveness(Life.STARTS, message, f"{looking}; --socket PATH", pid, wrote)
-    wrong = ""
+        message = f"{who}, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
+        return Liveness(Life.STARTS, message, looking + elsewhere, pid, wrote)
     if not answer:
-        wrong = f"the program that answers at {socket} refuses the question, or is not a daemon"
-    else:
-        wrote = {name: answer[name] for name in ("epoch", "pid") if name in answer} | dict(wrote)
-        if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
-            wrong = f"another daemon answers at {socket}"
-    if wrong:
-        return Liveness(Life.SILENT, f"{who} has the log, and {wrong}", f"{looking}; --socket PATH", pid, wrote)
+        message = f"{who}, and the program that answers at {socket} refuses the question, or is not a daemon"
+        return Liveness(Life.SILENT, message, looking + elsewhere, pid, wrote)
+    wrote = {name: answer[name] for name in ("epoch", "pid") if name in answer} | dict(wrote)
+    if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
+        return Liveness(Life.SILENT, f"{who}, and another daemon answers at {socket}", looking + elsewhere, pid, wrote)
     return Liveness(Life.RUNS, f"{_who(pid, wrote)} runs", "", pid, wrote, answer)
 
 
 def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     """Name the daemon that has the lock, and its process if it is known here."""
-    own = wrote.get("pid")
-    if own is None:
-        process = "of which this user may not know the process" if pid is None else f"pid {pid}"
+    own, process = wrote.get("pid"), f"pid {pid}"
+    if pid is None and own is None:
+        process = "of which this user may not know the process"
     elif pid is None:
         process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
-    elif pid != own:
+    elif own not in (None, pid):
         process = f"pid {pid}, which is {own} to itself"
-    else:
-        process = f"pid {pid}"
     return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
 
 
@@ -302,33 +294,28 @@ def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Findin
 
 
 def _of_daemon(facts: Facts) -> Iterator[Finding]:
-    daemon, answer = facts.daemon, facts.daemon.answer
-    if daemon.life in (Life.STARTS, Life.UNKNOWN):
-        yield Finding(Severity.WARNING, daemon.message, daemon.hint)
-    elif daemon.life is not Life.RUNS:
+    daemon, answer, explaining = facts.daemon, facts.daemon.answer, command_line(facts.root, "explain")
+    if daemon.life not in (Life.RUNS, Life.STARTS, Life.UNKNOWN):
         yield Finding(Severity.DOWN, daemon.message, daemon.hint)
-    elif not daemon.is_asked:
+    elif daemon.life is not Life.RUNS or not daemon.is_asked:
         yield Finding(Severity.WARNING, daemon.message, daemon.hint)
     if answer.get("degraded"):
-        yield Finding(Severity.FAILING, _full(answer), command_line(facts.root, "explain"))
+        yield Finding(Severity.FAILING, _full(answer), explaining)
     elif held := answer.get("held_requests"):
-        yield Finding(Severity.WARNING, f"{held} requests wait for room", command_line(facts.root, "explain"))
+        yield Finding(Severity.WARNING, f"{held} requests wait for room", explaining)
     for over in answer.get("over_quota") or ():
-        yield Finding(Severity.WARNING, str(over.get("message")), command_line(facts.root, "explain"))
-    if _number(answer, "stalled_seconds") > _STALLED_SECONDS:
-        message = (
-            f"input has waited for {format_seconds(_number(answer, 'stalled_seconds'))} while the head did not move"
-        )
+        yield Finding(Severity.WARNING, str(over.get("message")), explaining)
+    if (stalled := _number(answer, "stalled_seconds")) > _STALLED_SECONDS:
+        message = f"input has waited for {format_seconds(stalled)} while the head did not move"
         yield Finding(Severity.FAILING, message, "docs/alerts.md#waldstalled")
-    if _number(answer, "seal_stalled_seconds") > _SEAL_STALLED_SECONDS:
-        message = f"no segment was sealed for {format_seconds(_number(answer, 'seal_stalled_seconds'))}"
+    if (stalled := _number(answer, "seal_stalled_seconds")) > _SEAL_STALLED_SECONDS:
+        message = f"no segment was sealed for {format_seconds(stalled)}"
         yield Finding(Severity.WARNING, message, "journalctl -u wald")
     for message in facts.report.get("errors") or ():
         yield Finding(Severity.FAILING, f"the last start found damage: {message}", command_line(facts.root, "verify"))
 
 
 def _full(answer: Mapping[str, Any]) -> str:
-    """Describe a full disk from the daemon's answer."""
     by, free, needed = (answer.get(name) for name in ("degraded_by", "free_bytes", "needed_bytes"))
     said = ["the disk is full, so input waits"]
     if by in _FILLED_BY:
@@ -339,39 +326,34 @@ def _full(answer: Mapping[str, Any]) -> str:
 
 
 def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Finding]:
-    contents = facts.contents
-    if (damage := facts.head_damage) is not None and (damage.message, damage.hint) not in contents.unreadable:
-        yield Finding(Severity.FAILING, damage.message, damage.hint)
-    yield from (Finding(Severity.FAILING, message, hint) for message, hint in contents.unreadable)
-    if facts.head is not None and (ahead := seconds_ahead(facts.head.at_ns, now_ns)):
-        message = (
-            f"append times are {format_seconds(ahead)} ahead of the clock: until it has caught up, all new records get "
-            f"the time {utc(facts.head.at_ns)}"
-        )
+    contents, root, head, damage = facts.contents, facts.root, facts.head, facts.head_damage
+    unreadable = {} if damage is None else {(damage.message, damage.hint): None}
+    for problem in unreadable | dict.fromkeys(contents.unreadable):
+        yield Finding(Severity.FAILING, *problem)
+    if head is not None and (ahead := seconds_ahead(head.at_ns, now_ns)):
+        until = f"until it has caught up, all new records get the time {utc(head.at_ns)}"
+        message = f"append times are {format_seconds(ahead)} ahead of the clock: {until}"
         yield Finding(Severity.WARNING, message, hint_for("append-times-ahead"))
     if contents.lost_routes:
-        adding = command_line(facts.root, f"route add {contents.lost_routes[0]}")
         message = f"{named(contents.lost_routes)}: {DIRECTORY_GONE}; no record counts as processed"
-        yield Finding(Severity.WARNING, message, adding)
-    yield from (Finding(Severity.WARNING, message) for message in contents.fifos)
-    for group in contents.groups:
-        cursor = group.cursor
-        if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
-            setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind")
+        yield Finding(Severity.WARNING, message, command_line(root, f"route add {contents.lost_routes[0]}"))
+    for message in contents.fifos:
+        yield Finding(Severity.WARNING, message)
+    for cursor in (group.cursor for group in contents.groups if not group.retired):
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            setting = command_line(root, f"cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind")
             yield Finding(Severity.WARNING, f"{cursor.message}; no record counts as processed", setting)
-    yield from (Finding(Severity.WARNING, message, showing) for message, showing in contents.journals)
-    for group in contents.waiting if lag_max is not None else ():
-        waited = group.lag.seconds(now_ns)
+    for journal in contents.journals:
+        yield Finding(Severity.WARNING, *journal)
+    for group in contents.waiting:
+        waited, at = group.lag.seconds(now_ns), group.cursor
         if lag_max is not None and waited > lag_max:
-            message = (
-                f"{group.cursor.route}/{group.cursor.group} has not processed a record for {format_seconds(waited)}"
-            )
-            at = group.cursor
             looking = f"group show {at.route} {at.group}" if at.of_work_group else "explain"
-            yield Finding(Severity.WARNING, message, command_line(facts.root, looking))
+            message = f"{at.route}/{at.group} has not processed a record for {format_seconds(waited)}"
+            yield Finding(Severity.WARNING, message, command_line(root, looking))
     if contents.full_seconds is not None and contents.full_seconds < _FULL_SOON_SECONDS:
         message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(contents.full_seconds)}"
-        yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
+        yield Finding(Severity.WARNING, message, command_line(root, "explain"))
 
 
 def named(routes: Sequence[str]) -> str:

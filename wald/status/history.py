@@ -125,7 +125,6 @@ def sentence(event: Event) -> str:
 
 
 def deed(event: Event, figures: Figures = EXACT) -> str:
-    """Describe what happened."""
     entry, number, size = event.entry, figures.number, figures.size
     base, records = entry.get("base"), f"records {number(entry.get('base'))} to {number(entry.get('last'))}"
     routes, why = _of_routes(entry.get("routes"), number), f"; {entry['why']}" if entry.get("why") else ""
@@ -182,7 +181,6 @@ def _shrunk(before: object, after: object, figures: Figures) -> str:
 
 
 def _start(report: dict[str, Any], size: Callable[[object], str]) -> Iterator[str]:
-    """Yield what a start has found."""
     yield f"epoch {report['epoch']}: {report.get('software', 'wald')} started"
     yield str(report.get("before") or "")
     if trimmed := report.get("trimmed_bytes"):

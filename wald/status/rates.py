@@ -48,11 +48,8 @@ def measured(before: Item, after: Item, root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: _spread(after["histograms"][name], earlier.get(name)) for name in MEASURED}
     sent = before.get("received", {})
     received = {user: total - sent.get(user, 0) for user, total in after["received"].items()}
+    found |= {name: after[name] for name in ("degraded", "degraded_by", "held_requests", "stalled_seconds")}
     found |= {
-        "degraded": after["degraded"],
-        "degraded_by": after["degraded_by"],
-        "held_requests": after["held_requests"],
-        "stalled_seconds": after["stalled_seconds"],
         "segments_sealed": after["sealed"] - before.get("sealed", 0),
         "received_bytes_of_users": {user: length for user, length in received.items() if length},
         "connections": after["senders"],
@@ -298,7 +295,6 @@ class Sampler(Generic[T]):
         self.bug: Exception | None = None  # the unexpected error that ended the thread
 
     def update(self) -> None:
-        """Take a sample now."""
         try:
             self.samples = (*self.samples[-1:], self._sample(time.monotonic()))
             self.problem = ""
@@ -396,26 +392,18 @@ class LogSource:
         self._end = None  # after a failed sample, the next one has no predecessor
         view = self._log.view()
         backlog = Backlog(view, after=since)
-        counts: Counter[Condition] = Counter()
-        sizes: Counter[Condition] = Counter()
-        end = since or 0
         segments: list[SegmentSeen] = []
         problems: list[tuple[str, str]] = []
         for status in backlog.segments():
             self._visit(status)
-            seen = SegmentSeen(
-                status.segment.base_sequence,
-                condition_of(status),
-                status.stored_bytes,
-                bool(status.problem),
-                status.last_sequence,
-            )
-            segments.append(seen)
-            counts[seen.condition] += 1
-            sizes[seen.condition] += seen.stored_bytes
-            end = max(end, status.last_sequence or 0)
-            if status.problem:
+            base, condition, is_damaged = status.segment.base_sequence, condition_of(status), bool(status.problem)
+            segments.append(SegmentSeen(base, condition, status.stored_bytes, is_damaged, status.last_sequence))
+            if is_damaged:
                 problems.append((status.problem, status.hint))
+        counts = Counter(seen.condition for seen in segments)
+        sizes: Counter[Condition] = Counter()
+        for seen in segments:
+            sizes[seen.condition] += seen.stored_bytes
         log_sample = LogSample(
             now,
             {state: Amount(counts[state], sizes[state]) for state in Condition if counts[state]},
@@ -430,5 +418,5 @@ class LogSource:
             tuple(problems),
             backlog.lost_routes(),
         )
-        self._end = end
+        self._end = max([since or 0, *(seen.last or 0 for seen in segments)])
         return log_sample

@@ -16,10 +16,9 @@ from wald.files.routes import fifo_problems
 from wald.format.names import is_route
 from wald.hints import command_line
 from wald.log import Log
-from wald.retention.backlog import Backlog, SegmentStatus
+from wald.retention.backlog import Backlog, Condition, SegmentStatus, condition_of
 from wald.retention.cursors import Cursor, CursorState
 from wald.retention.progress import Lag, measure_lags
-from wald.segments.view import State
 from wald.status import schema
 from wald.status.findings import over_quota
 from wald.work.ownership import RunningCommand, commands_of
@@ -65,13 +64,10 @@ def counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Coun
 
 def state_of(status: SegmentStatus) -> str:
     """Return the state that the headline counts; a complete segment may be free before it is sealed."""
-    if not status.readable:
-        return "unreadable"
-    if status.pins:
-        return "pinned"
-    if status.state in (State.SEALED, State.CUT):
+    condition = condition_of(status)
+    if condition in (Condition.FREE, Condition.WAITING):
         return "newest" if status.is_newest else "free"
-    return str(status.state.value)
+    return str(condition.value)
 
 
 def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, str]]:
@@ -133,7 +129,6 @@ class FoundGroup:
         return [each for each in self.commands if each.left]
 
     def work(self) -> schema.WorkOfGroup:
-        """Return the numbers of records by state."""
         seen, picture = self.seen, self.seen.snapshot
         return schema.WorkOfGroup(
             schema.Owner(seen.owner.pid, seen.owner.command) if seen.owner else None,
@@ -159,7 +154,6 @@ class FoundGroup:
 
 
 def found_groups(log: Log, routes: Iterable[str], now_ns: int) -> list[FoundGroup]:
-    """Return the work groups of routes."""
     seen = []
     for route in routes:
         for file in work_files(log.root, route):
@@ -217,5 +211,4 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
 
 
 def count_of(runs: Iterable[Out | Waiting]) -> int:
-    """Return the number of records."""
     return sum(each.last - each.first + 1 for each in runs)

@@ -425,7 +425,6 @@ def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]
 
 
 def local_now() -> datetime:
-    """Return the current time in the local zone."""
     try:
         return datetime.now().astimezone()
     except ValueError:

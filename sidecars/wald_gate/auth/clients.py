@@ -52,7 +52,6 @@ class Rights:
 
     @property
     def are_asked_for(self) -> bool:
-        """Return True if clients must authenticate."""
         return self._path is not None
 
     def read(self) -> None:

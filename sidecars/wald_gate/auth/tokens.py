@@ -89,7 +89,6 @@ class Client:
         )
 
     def line(self) -> bytes:
-        """Encode it as a line of the file."""
         rights = {"read": self.reads, "write": self.writes, "work": self.works, "admin": self.admin}
         fields = {"name": self.name, self.way: self.known_by} | {key: value for key, value in rights.items() if value}
         return json.dumps(fields).encode() + b"\n"
@@ -144,7 +143,6 @@ def digest_of(token: str) -> str:
 
 
 def is_user(name: str) -> bool:
-    """Return True if this machine has a user of that name."""
     try:
         pwd.getpwnam(name)
     except KeyError:

@@ -37,7 +37,6 @@ class _WaitingLease:
 
     @property
     def has_got(self) -> bool:
-        """True if it has leased records."""
         return self.leasing.done() and not self.leasing.cancelled() and self.leasing.exception() is None
 
 

@@ -44,7 +44,6 @@ async def add_route(call: Call) -> Response:
 
 
 async def head(call: Call) -> Response:
-    """Return the durable head."""
     return answer(call.seen(await call.state.head.result()))
 
 
@@ -57,7 +56,6 @@ def read_head(log: Log) -> Head:
 
 
 async def where(call: Call) -> Response:
-    """Return the location or fate of a record."""
     given = call.request.path_params["sequence"]
     if not (given.isascii() and given.isdecimal() and len(given) < 20):
         raise InvalidInput(f"{given[:40]!r} is not a sequence", hint="/v1/where/250")
@@ -68,7 +66,6 @@ async def where(call: Call) -> Response:
 
 
 async def explain(call: Call) -> Response:
-    """Return the pins of each segment and group."""
     media_type, listed = listing(call)
     found = await call.walk(explained(call.state.log))
     return Response(await call.read(listed, found), media_type=media_type)
@@ -90,7 +87,6 @@ async def cut(call: Call) -> Response:
 
 
 async def get_cursor(call: Call) -> Response:
-    """Return the cursor of a group."""
     await call.state.in_thread(require_group, call.state.log, call.route, call.group)
     cursor = await call.state.in_thread(call.state.log.cursor, call.route, call.group)
     if cursor.state is not CursorState.VALID:
@@ -133,7 +129,6 @@ def _require_few(call: Call) -> None:
 
 
 def _advice(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int) -> str:
-    """Word the hint for a refused move."""
     if sequence > head:
         return "GET /v1/head shows the last durable record"
     if wanted.rewind:
@@ -167,7 +162,6 @@ async def readyz(call: Call) -> Response:
 
 
 async def metrics(call: Call) -> Response:
-    """Return the counters of the gate and of its process."""
     state = call.state
     word = (await state.readiness.now()).word
     log_id = state.log.identity.log_id.hex()

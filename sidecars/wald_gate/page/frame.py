@@ -98,7 +98,6 @@ BUILD = hashlib.sha256(b"".join(_CONTENT.values())).hexdigest()[:16]
 
 
 async def asset(call: Call) -> Response:
-    """Return a static file."""
     name = call.request.path_params["name"]
     if name not in _CONTENT:
         raise HttpError(404, "no-such-path", f"there is no {call.request.url.path}")
@@ -178,7 +177,6 @@ def bare(call: Call, template: str, facts: Facts, *, status: int = 200) -> Respo
 
 
 def redirect(request: Request, path: str) -> Response:
-    """Redirect to another page."""
     return RedirectResponse(base_of(request) + path, 303, HEADERS)
 
 
@@ -230,7 +228,6 @@ def _changed(
 
 
 def _of_frame(call: Call, picture: PageSnapshot, *, live: str) -> Facts:
-    """Return the facts of the frame."""
     return {
         "base": base_of(call.request),
         "client": call.client,

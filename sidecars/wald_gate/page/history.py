@@ -54,7 +54,6 @@ class Query(Shape):
 
 
 async def history(call: Call) -> Response:
-    """The view at ``/history``."""
     query = call.query(Query)
     route = check_route(query.route) if query.route else None
     before = _places(query.before)

@@ -161,7 +161,6 @@ class Found:
 
 
 async def record(call: Call) -> Response:
-    """The view at ``/records/{sequence}``."""
     query = call.query(ValueQuery)
     found = await _found(call)
     message = call.words(found.problem or found.where.message)
@@ -238,7 +237,6 @@ class Query(Shape, rename={"from_": "from"}):
 
 
 async def records(call: Call) -> Response:
-    """The view at ``/records``."""
     query, log, client = call.query(Query), call.state.log, call.client
     route, status = check_route(query.route) if query.route else None, 200
     known = await call.read(lambda: [route for route in log.routes() if client.may_read(route)])
@@ -389,7 +387,6 @@ def _latest(view: View, route: str | None, last: int) -> int:
 
 
 def _segment_of(view: View, sequence: int) -> int:
-    """Return the index of the segment with a record."""
     return max(0, bisect_right(view.segments, sequence, key=lambda segment: segment.base_sequence) - 1)
 
 

@@ -131,7 +131,6 @@ class Remedy(NamedTuple):
 
 
 async def routes(call: Call) -> Response:
-    """The view at ``/routes``."""
     query = call.query(Query)
 
     def facts(picture: PageSnapshot) -> Facts:
@@ -155,7 +154,6 @@ async def routes(call: Call) -> Response:
 
 
 async def route(call: Call) -> Response:
-    """The view of one route with its groups."""
     name, log = call.route, call.state.log
     if not await call.read(log.root.has_route, name):
         raise NotFound(f"there is no route {name}", hint="/routes lists them")
@@ -179,7 +177,6 @@ async def route(call: Call) -> Response:
 
 
 def lines(picture: PageSnapshot, may_read: Callable[[str], bool]) -> list[Line]:
-    """Return a line for each readable route."""
     of_route: dict[str, list[Row]] = {}
     for row in picture.walk.rows:
         if may_read(row.route):

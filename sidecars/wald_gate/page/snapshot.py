@@ -93,12 +93,10 @@ class Bundled:
         self._judged, self._gone, self._gone_partly = Spans(), Spans(), Spans()
 
     def begin(self) -> None:
-        """Read new lines of the ledger."""
         self._met, self._partly, self._problem = set(), set(), ""
         self._try(self._read_on)
 
     def visit(self, status: SegmentStatus) -> None:
-        """Judge a segment."""
         base = status.segment.base_sequence
         self._met.add(base)
         if self._problem or base in self._whole:
@@ -222,7 +220,6 @@ class PageSnapshot:
 
     @property
     def is_counted(self) -> bool:
-        """True once a walk has ended."""
         return self.walk.contents is not None
 
 

@@ -141,7 +141,6 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _alike(piece: Piece) -> tuple[Look, bool, bool, bool]:
-    """Return the drawn properties."""
     return piece.look, piece.held > 0, piece.is_archived, piece.is_partly_archived
 
 

@@ -94,7 +94,6 @@ _FORM_BYTES, _FORM_FIELDS = 4 << 10, 8
 
 
 async def form(call: Call) -> Response:
-    """The login form."""
     return bare(call, "login.html", {"wrong": False})
 
 
@@ -119,7 +118,6 @@ async def log_in(call: Call) -> Response:
 
 
 async def log_out(call: Call) -> Response:
-    """End the session."""
     response = redirect(call.request, "login")
     call.state.admission.end(call.request, response)
     return response

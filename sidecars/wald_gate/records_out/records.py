@@ -60,7 +60,6 @@ class Query(Shape, rename={"from_": "from"}):
 
 
 async def records(call: Call) -> Response:
-    """Return the records of a route."""
     query = call.query(Query)
     form: Form = (FORMS[query.format] if query.format else _accepted(call))()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)

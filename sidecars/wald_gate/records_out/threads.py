@@ -113,7 +113,6 @@ class Watch:
         self.wake()
 
     def wake(self) -> None:
-        """End the client's wait."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
