@@ -7,6 +7,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from string import Formatter
 
@@ -26,18 +27,22 @@ CORE = [path for path in FILES if ROOT / "wald" in path.parents and not any(map(
 TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and text of every string of a module, except docstrings, examples, and the help of options."""
-    tree = ast.parse(path.read_text())
     silent: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr):
             silent.add(id(node.value))
         if isinstance(node, ast.keyword) and node.arg == "help":
             silent.update(id(each) for each in ast.walk(node.value))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "examples":
             silent.update(map(id, node.args))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
             yield node.lineno, node.value
 
@@ -53,17 +58,20 @@ def test_commands_in_words_come_from_where_the_root_is_added() -> None:
     ] == []
 
 
-def facts_given() -> Iterator[tuple[set[str], set[str], str]]:
-    """Yield the possible cases of each error or hint, the names of its facts, and its place in the source."""
+@cache
+def facts_given() -> list[tuple[set[str], set[str], str]]:
+    """Return the possible cases of each error or hint, the names of its facts, and its place in the source."""
+    found = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if not isinstance(node, ast.Call):
                 continue
             given = {each.arg or "**": each.value for each in node.keywords}
             case = given.pop("case", node.args[0] if node.args and ast.unparse(node.func) == "hint_for" else None)
             cases = {str(each.value) for each in ast.walk(case) if isinstance(each, ast.Constant)} if case else set()
             if cases:
-                yield cases, set(given), f"{path.relative_to(ROOT)}:{node.lineno}"
+                found.append((cases, set(given), f"{path.relative_to(ROOT)}:{node.lineno}"))
+    return found
 
 
 def facts_needed(case: str) -> set[str]:
@@ -91,7 +99,7 @@ def test_the_core_raises_errors_with_facts_and_leaves_the_hints_to_their_module(
     assert [
         f"{path.relative_to(ROOT)}:{node.value.lineno}: {ast.unparse(node.value)}"
         for path in CORE
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.keyword) and node.arg == "hint"
         if not re.fullmatch(r"[\w.]+\.hint(\(.*\))?|hint_for\(.*\)", ast.unparse(node.value))
     ] == []
@@ -102,7 +110,7 @@ def test_no_module_of_the_core_words_a_command() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in CORE
         if path.name != "hints.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and node.module == "wald.hints"
         if {"command_line", "quote", "room_commands"} & {each.name for each in node.names}
     ] == []

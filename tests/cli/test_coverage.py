@@ -95,11 +95,6 @@ def test_damage_in_the_time_is_reported_and_counts(built: Built) -> None:
     assert found["damage"]
 
 
-def test_it_takes_a_sequence_or_a_time(built: Built) -> None:
-    assert refusal_of("where", "--root", built.root.path)[0] == 2
-    assert refusal_of("where", "--until", "now", "--root", built.root.path)[0] == 2
-
-
 def test_a_time_to_come_is_answered_by_the_same_question_about_the_day_before(built: Built) -> None:
     since, until = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(hours=2)
     words = ("--route", "a", "--since", since.isoformat(), "--until", until.isoformat())

@@ -104,12 +104,6 @@ def test_unread_records_of_a_retired_route_are_not_called_read(built: Built) -> 
     assert ": every group has read it; wald-reclaim may delete it" in explain(built)
 
 
-def test_a_segment_that_cannot_be_read_is_reported(built: Built) -> None:
-    path = built.path(7, Kind.SEALED)
-    path.write_bytes(b"")
-    assert f"{path}: offset 0: " in explain(built)
-
-
 def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     built.log.set_cursor("a", 17)
     built.log.set_cursor("b", 6)

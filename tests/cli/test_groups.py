@@ -79,14 +79,6 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         assert "; no worker has it, delivered 1 time\n" in shown(log)
 
 
-def test_show_says_what_a_group_holds_back(log: Built) -> None:
-    log.cut()
-    log.seal()
-    log.lines("b", [b"y"])
-    with Owning(log.root.path, "a", "g"):
-        assert "pins     1 segment, " in shown(log)
-
-
 def test_a_group_that_has_done_everything_needs_nothing(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.ask("ack", "worker-1", owner.lease("worker-1", 10))
@@ -138,14 +130,6 @@ def test_an_owner_that_is_stopped_is_named_with_what_lets_it_go_on(log: Built) -
         os.kill(owner.pid, signal.SIGCONT)
         assert f"next     kill -CONT {owner.pid}: the owner was stopped by a signal or a debugger\n" in said
         eventually(lambda: "kill -CONT" not in shown(log))
-
-
-def test_a_lease_that_is_over_is_not_shown(log: Built) -> None:
-    """An expired lease is hidden even if its owner hangs and has not noticed."""
-    with Owning(log.root.path, "a", "g") as owner:
-        owner.lease("worker-1", 3, lease_for=0.001)
-        owner.lease("worker-2", 1)
-        eventually(lambda: "worker-1" not in pending(log))
 
 
 def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> None:

@@ -40,7 +40,7 @@ def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_
     assert code == Damaged.exit_code
     assert message.startswith(f"{built.root.head}: there is no readable head, so it is unknown which ")
     assert hint.endswith(f"wald --root {root} run")
-    assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
+    assert "nothing is durable" not in output_of("top", "--once", "--interval", "100ms", "--root", root).decode()
     (route,) = json.loads(wald("route", "list", "--json", "--root", root).stdout)["routes"]
     assert route["last"] == (2 if sealed else None)
     assert route["groups"][0]["state"] == ("valid" if sealed else "beyond")
@@ -107,13 +107,6 @@ def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, 
     assert not (root / "routes/b/retired").exists()
 
 
-def test_a_fifo_added_while_the_daemon_runs_is_read(daemon: Daemon, root: Path) -> None:
-    output_of("route", "add", "b", "--fifo", "--root", root)
-    with (root / "routes/b/in").open("wb") as fifo:
-        fifo.write(b"through the pipe\n")
-    eventually(lambda: wald("read", "b", "--root", root).stdout == b"through the pipe\n")
-
-
 def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
 
@@ -177,13 +170,6 @@ def test_cursors_are_listed_and_removed(daemon: Daemon, root: Path) -> None:
     output_of(*hint.split()[1:])
 
 
-def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Path) -> None:
-    output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
-    (root / "routes/a/cursors/processed.cursor").write_text("2\n")
-
-    assert output_of("cursor", "get", "a", "--root", root) == b"2\n"
-
-
 def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon: Daemon, root: Path) -> None:
     """The route of the damaged first batch is unknown; later batches reveal the last record of one route only."""
     output_of("route", "add", "b", "--root", root)
@@ -209,9 +195,3 @@ def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: 
 
     assert output_of("cut", "--root", root) == b"cut: the active segment begins with record 3\n"
     assert output_of("cut", "--root", root) == b"nothing to cut: the active segment begins with record 3\n"
-
-
-def test_the_shell_completes_commands() -> None:
-    environment = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald rou", "COMP_CWORD": "1"}
-
-    assert wald(env=environment).stdout.split() == [b"plain,route"]

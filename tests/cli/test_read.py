@@ -49,12 +49,6 @@ def test_everything_is_read_once_and_in_order(shared: Path) -> None:
     assert output_of("read", "--root", shared) == NUMBERS
 
 
-def test_the_root_may_stand_before_the_command_or_in_the_environment(shared: Path) -> None:
-    assert output_of("--root", shared, "read", "a") == NUMBERS
-    assert output_of("read", "a", env={"WALD_ROOT": str(shared)}) == NUMBERS
-    assert output_of("--root", shared, "read", "a", env={"WALD_ROOT": "nowhere"}) == NUMBERS
-
-
 @pytest.mark.parametrize(
     ("options", "first", "last"),
     [
@@ -91,22 +85,6 @@ def test_a_cursor_is_set_behind_all_that_is_older_than_a_time(log: Path) -> None
     assert output_of("cursor", "set", "a", at, "--root", log) == b"50\n"
     assert output_of("cursor", "set", "a", "1h", "--rewind", "--root", log) == b"0\n"
     assert output_of("cursor", "set", "a", "0s ago", "--root", log) == b"100\n"
-
-
-def test_times_may_be_those_that_people_type(shared: Path) -> None:
-    """The times include one that looks like an option."""
-    assert numbers("--from", "-1h", "--to", "now", "--root", shared) == list(range(1, 101))
-    assert numbers("--from", "yesterday", "--to", "1h ago", "--root", shared) == []
-
-
-def test_json_tells_sequence_route_and_times(shared: Path) -> None:
-    lines = output_of("read", "a", "--format", "json", "--limit", "2", "--root", shared).splitlines()
-    records = [json.loads(line) for line in lines]
-
-    assert [(record["sequence"], record["route"], record["value"]) for record in records] == [
-        (1, "a", "1"),
-        (2, "a", "2"),
-    ]
 
 
 def test_commit_moves_the_cursor_and_the_next_read_goes_on(log: Path) -> None:

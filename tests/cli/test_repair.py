@@ -118,16 +118,6 @@ def test_no_other_program_changes_the_log_meanwhile(damaged: Path, tmp_path: Pat
         process.wait()
 
 
-def test_the_daemon_goes_on_behind_what_was_given_up(log: Path) -> None:
-    for segment in (log / "segments").iterdir():
-        segment.unlink()
-    output_of("repair", "--accept-loss", "--root", log)
-    with Daemon(log):
-        assert output_of("append", "a", "--root", log, stdin=b"seven\n") == b"7 7\n"
-    assert b"OK: " in output_of("verify", "--root", log)
-    assert output_of("read", "a", "--root", log, "--from", 7) == b"seven\n"
-
-
 def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> None:
     (active,) = (log / "segments").glob("*.wal")
     os.truncate(active, active.stat().st_size - 5)
@@ -225,10 +215,3 @@ def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> No
     hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
     assert hint.encode() in done.stdout
     assert cursor.read_bytes() == b"garbage\n"
-
-
-def test_a_log_that_was_moved_is_repaired_where_it_is(damaged: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.move(damaged, moved)
-    output_of("repair", "--accept-loss", "--root", os.path.relpath(moved))
-    output_of("verify", "--root", moved)

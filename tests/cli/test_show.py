@@ -68,11 +68,6 @@ def test_a_record_is_the_same_raw_sealed_and_in_its_bundle(built: Built, tmp_pat
     assert raw[3]["event_time"] == "2020-09-13T12:26:40.000000001Z"
 
 
-def test_raw_is_the_value_byte_for_byte(built: Built) -> None:
-    assert output_of("show", 3, "--raw", "--root", built.root.path) == b"\xff\x00"
-    assert output_of("show", 5, "--raw", "--root", built.root.path) == b"f\nve"
-
-
 def test_text_shows_no_byte_that_a_terminal_would_act_on(built: Built) -> None:
     lines = output_of("show", 3, "--root", built.root.path).decode().splitlines()
     assert lines[-2:] == ["value            2 bytes", "ff00"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,50 +49,27 @@ def at(root: Path, group: str = "processed") -> bytes:
     return output_of("cursor", "get", "a", "--group", group, "--root", root)
 
 
-# Commands that change files: the command line and a check of its effect.
-WORK: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], bool]]] = {
-    "append": (
-        lambda root: command("append", "a", "--root", root),
-        lambda root: values(root) == [b"one", b"two", b"three"],
-    ),
-    "cursor": (
-        lambda root: command("cursor", "set", "a", 2, "--json", "--root", root),
-        lambda root: at(root) == b"2\n",
-    ),
-    "route": (
-        lambda root: command("route", "add", "b", "--json", "--root", root),
-        lambda root: (root / "routes/b").is_dir(),
-    ),
-    "reclaim": (
-        lambda root: sidecar("reclaim", "--grace", 0, "--root", root),
-        lambda root: values(root) == [b"two"],
-    ),
-    "archive": (
-        lambda root: sidecar("archive", "--root", root, "a", "--group", "kept"),
-        lambda root: at(root, "kept") == b"2\n",
-    ),
-    "drain": (
-        lambda root: sidecar("drain", "--root", root, "a", "--exit-at-end", "--", "wc", "-l"),
-        lambda root: at(root) == b"2\n",
-    ),
-}
 RESULTS = [["read", "a"], ["head"], ["show", "1"], ["status", "--json"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "streams"),
-    [
-        *((name, each) for name in ("append", "reclaim") for each in UNUSABLE.values()),
-        *((name, ">&-") for name in ("cursor", "route")),
-        *((name, ALL_CLOSED) for name in ("reclaim", "archive", "drain")),
-    ],
-)
-def test_done_work_is_done_without_stdout(filled: Path, name: str, streams: str) -> None:
-    line, is_done = WORK[name]
-    done = ended(line(filled), streams, b"three\n")
-
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert is_done(filled)
+def test_work_is_done_without_stdout(filled: Path) -> None:
+    for streams in UNUSABLE.values():
+        done = ended(command("append", "a", "--root", filled), streams, b"three\n")
+        assert (done.returncode, done.stderr) == (0, b""), streams
+    assert values(filled) == [b"one", b"two", *[b"three"] * 3]
+    reclaiming = sidecar("reclaim", "--grace", 0, "--root", filled)
+    for line, streams in (
+        (command("cursor", "set", "a", 2, "--json", "--root", filled), ">&-"),
+        (command("route", "add", "b", "--json", "--root", filled), ">&-"),
+        (sidecar("archive", "--root", filled, "a", "--group", "kept"), ALL_CLOSED),
+        *((reclaiming, streams) for streams in (*UNUSABLE.values(), ALL_CLOSED)),
+        (sidecar("drain", "--root", filled, "a", "--exit-at-end", "--", "wc", "-l"), ALL_CLOSED),
+    ):
+        done = ended(line, streams)
+        assert (done.returncode, done.stderr) == (0, b""), line
+    assert (filled / "routes/b").is_dir()
+    assert (at(filled), at(filled, "kept")) == (b"5\n", b"5\n")
+    assert values(filled) == [b"two", *[b"three"] * 3]
     assert errors(filled) == []
 
 

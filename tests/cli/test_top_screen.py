@@ -99,12 +99,6 @@ def test_without_a_daemon_before_the_first_record_the_screen_says_so() -> None:
     assert all(words in shown for words in ("none runs", "nothing is durable yet", "no routes yet", "not known yet"))
 
 
-def test_numbers_that_took_long_tell_their_age() -> None:
-    ages = [plain(replace(SNAPSHOT, inventory=replace(INVENTORY, age_seconds=age)), width=120) for age in (1.0, 30.0)]
-
-    assert ["as of 30 s ago" in shown for shown in ages] == [False, True]
-
-
 def test_what_does_not_fit_is_summed_up() -> None:
     rows = [replace(ROW, route="big", held_bytes=GIB), *(replace(ROW, route=f"r{n:03}") for n in range(999))]
     shown = table(with_rows(*rows), width=80, height=22)
@@ -119,14 +113,6 @@ def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
     shown = table(with_rows(*rows), width=80, height=16)
 
     assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, pinning 1.0 GiB or less each"
-
-
-def test_rows_that_fit_exactly_are_all_shown() -> None:
-    snapshot = with_rows(*(replace(ROW, route=f"r{n}") for n in range(5)))
-    height = len(lines(snapshot, width=120, height=None))
-
-    assert len(table(snapshot, width=120, height=height)) == 6
-    assert table(snapshot, width=120, height=height - 1)[-1] == "and 2 more routes, pinning nothing"
 
 
 def test_narrow_screens_lose_columns_and_keep_who_holds_back_what() -> None:
@@ -176,7 +162,3 @@ def test_a_bar_is_full_and_shows_all_there_is(amounts: list[int], width: int) ->
 
     assert sum(counts) == (width if any(amounts) else 0)
     assert [count > 0 for count in counts] == [amount > 0 for amount in amounts]
-
-
-def test_a_bar_is_in_proportion() -> None:
-    assert cells([0, 50, 25, 25], 43) == [0, 21, 11, 11]

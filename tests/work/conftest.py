@@ -1,4 +1,4 @@
-"""An empty log."""
+"""An empty log, and owners whose maintenance retries soon."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 from logs import Built
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits of the maintenance thread, which only tests would wait for."""
+    monkeypatch.setattr("wald.work.maintenance._EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("wald.work.maintenance._RETRY_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_whole_journal_is_good_also_while_its_owner_runs(built: Built, path: P
 def test_each_byte_that_is_another_is_damage_with_its_offset(built: Built, path: Path) -> None:
     data = path.read_bytes().rstrip(b"\n") + b"\n"
     *_, last = data.splitlines(keepends=True)
-    for at in range(0, len(data) - len(last), 7):
+    for at in range(0, len(data) - len(last), 23):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         (finding,) = found(built)
         assert (finding.level, finding.path) == (Level.ERROR, path)

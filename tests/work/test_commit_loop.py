@@ -37,8 +37,7 @@ def lease(work: WorkGroup, number: int, records: int, done: list[int]) -> list[i
     return got
 
 
-@pytest.mark.parametrize("order", ["log", "key"])
-@pytest.mark.parametrize("records", [1, 3])
+@pytest.mark.parametrize(("order", "records"), [("log", 1), ("key", 3)])
 def test_those_who_wait_share_what_comes(built: Built, order: Order, records: int) -> None:
     """This includes several batches, and the next round acknowledges all records of the previous one."""
     rounds = 4

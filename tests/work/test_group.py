@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from leasing import Watch, cursor, group, killed, leased, sequences, tries, values
+from leasing import cursor, group, killed, leased, sequences, tries, values
 from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.log_state import PRODUCERS_MAX
-from wald.format.records import NOT_BEFORE
 from wald.format.work import PAGE_RECORDS, JournalLine, JournalPage
-from wald.work.group import Order, WorkGroup
+from wald.work.group import WorkGroup
 from wald.work.journal import read_journal
 from wald.work.owner import Delivery
 
@@ -41,24 +39,6 @@ def test_an_interrupted_lease_is_returned(built: Built) -> None:
         with pytest.raises(KeyboardInterrupt):
             work.commit_loop.call(work.requests.lease("x", 1, 1 << 20, 600, 5, (), interrupt))
         assert sequences(work.lease("y", wait=5)) == [1]
-
-
-def test_each_record_goes_to_one_worker(built: Built) -> None:
-    built.lines("a", [b"1", b"2", b"3"])
-    with group(built) as work:
-        assert values(work.lease("x", 2, wait=5)) == [b"1", b"2"]
-        assert values(work.lease("y", 2)) == [b"3"]
-        assert work.lease("z") == []
-
-
-def test_what_is_acknowledged_never_comes_again(built: Built) -> None:
-    built.lines("a", [b"1", b"2", b"3"])
-    with group(built) as work:
-        work.lease("x", wait=5)
-        assert work.ack("x", [1, 3]) == []
-    with group(built) as work:
-        again = work.lease("y", wait=5)
-    assert (values(again), tries(again)) == ([b"2"], [2])
 
 
 def test_a_worker_settles_its_jobs_one_by_one(built: Built) -> None:
@@ -129,45 +109,6 @@ def test_a_killed_owner_has_kept_what_was_acknowledged_and_how_often_each_was_de
         assert set(tries(work.lease("x", wait=5))) == {3}
 
 
-def test_the_cursor_is_the_ack_floor(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    built.lines("b", [b"x"] * 5)
-    built.lines("a", [b"3", b"4"])
-    with group(built) as work:
-        leased(work, 4)
-        work.ack("x", [1, 8])
-        assert work.floor == 1
-        work.ack("x", [2])
-        assert work.floor == 8
-    assert cursor(built) == 8
-
-
-def test_a_lease_that_is_over_is_delivered_again(built: Built) -> None:
-    built.lines("a", [b"1"])
-    with group(built) as work:
-        work.lease("x", lease_for=0.01, wait=5)
-        assert tries(work.lease("y", wait=5)) == [2]
-        refused = work.ack("x", [1])
-        assert [(each.sequence, each.holder) for each in refused] == [(1, "y")]
-
-
-def test_a_late_acknowledgement_counts_while_nobody_has_the_record(built: Built) -> None:
-    built.lines("a", [b"1"])
-    with group(built) as work:
-        work.lease("x", wait=5)
-        assert work.release("x") == 1
-        assert work.ack("x", [1]) == []
-        assert work.lease("y") == []
-
-
-def test_what_was_never_delivered_cannot_be_acknowledged(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    with group(built) as work:
-        work.lease("x", 1, wait=5)
-        assert [each.sequence for each in work.ack("x", [1, 2, 99])] == [2, 99]
-    assert cursor(built) == 1
-
-
 def test_a_late_acknowledgement_counts_behind_an_open_record_of_its_key(built: Built) -> None:
     built.columns("a", [b"1", b"2"], keys=[b"k", b"k"])
     with group(built, order="key") as work:
@@ -207,118 +148,10 @@ def test_what_lies_before_a_damaged_record_is_delivered(built: Built) -> None:
         assert work.floor == 0
 
 
-def test_what_was_leased_just_now_is_not_claimed(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    clock = Watch()
-    with WorkGroup(built.root.path, "a", "g", clock=clock) as work:
-        work.lease("x", 1, lease_for=10, wait=5)
-        clock.passed(5.0)
-        work.lease("x", 1, lease_for=5)
-        assert work.claim(2.0) == 1
-        assert values(work.lease("y")) == [b"1"]
-
-
-def test_what_is_given_back_comes_at_once_or_after_its_delay(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    with group(built) as work:
-        work.lease("x", wait=5)
-        work.nack("x", [1])
-        work.nack("x", [2], delay=0.05)
-        assert values(work.lease("y")) == [b"1"]
-        assert values(work.lease("y", wait=5)) == [b"2"]
-
-
-def test_a_delay_outlives_the_owner(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    work = group(built)
-    work.lease("x", wait=5)
-    work.nack("x", [2], delay=3600)
-    killed(work)
-    with group(built) as work:
-        assert values(work.lease("y", wait=5)) == [b"1"]
-        assert work.lease("y") == []
-        work.ack("y", [1])
-    assert cursor(built) == 1
-
-
-def test_a_record_with_a_time_is_not_delivered_before(built: Built) -> None:
-    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
-    past = b'{"%s":"1"}' % NOT_BEFORE.encode()
-    built.columns("a", [b"late", b"past", b"none"], headers=[late, past, None])
-    with group(built) as work:
-        assert values(work.lease("x", wait=5)) == [b"past", b"none"]
-        assert work.lease("x") == []
-
-
-def test_records_of_a_key_are_with_one_worker_in_their_order(built: Built) -> None:
-    built.columns("a", [b"1", b"2", b"3", b"4"], keys=[b"k", b"other", b"k", None])
-    with group(built, order="key") as work:
-        assert values(work.lease("x", 1, wait=5)) == [b"1"]
-        assert values(work.lease("y")) == [b"2", b"4"]
-        work.nack("x", [1])
-        assert values(work.lease("y")) == [b"1", b"3"]
-    with group(built, order="key") as work:
-        assert values(work.lease("z", 1, wait=5)) == [b"1"]
-        assert b"3" not in values(work.lease("y"))
-
-
-def test_records_of_a_key_are_given_back_together(built: Built) -> None:
-    built.columns("a", [b"1", b"2", b"3"], keys=[b"k", b"other", b"k"])
-    with group(built, order="key") as work:
-        assert values(work.lease("x", wait=5)) == [b"1", b"2", b"3"]
-        assert work.nack("x", [1, 3]) == []
-        assert values(work.lease("y")) == [b"1", b"3"]
-        assert work.ack("y", [3, 1]) == []
-        assert [each.sequence for each in work.nack("y", [1, 2, 3])] == [2]
-
-
-@pytest.mark.parametrize("order", ["log", "key"])
-def test_what_was_passed_over_by_a_lease_outlives_the_owner(built: Built, order: Order) -> None:
-    """A delayed record, or one after another of its key, is between two delivered ones."""
-    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
-    headers = [None, late if order == "log" else None, None]
-    built.columns("a", [b"1", b"2", b"3"], keys=[b"k", b"k", None], headers=headers)
-    work = group(built, order=order)
-    work.lease("x", 1, wait=5)
-    assert values(work.lease("y")) == [b"3"]
-    killed(work)
-    for _ in range(2):  # the second reads the journal that the first compacted
-        with group(built, order=order) as work:
-            work.ack("x", [1, 3])
-            assert work.floor == 1
-    if order == "key":
-        with group(built, order=order) as work:
-            assert values(work.lease("x", wait=5)) == [b"2"]
-
-
-def test_the_window_bounds_what_is_out(built: Built) -> None:
-    for _ in range(10):
-        built.lines("a", [b"x"] * 100)
-    with group(built, window=250) as work:
-        leased(work, 200)
-        assert work.lease("x") == []
-        work.ack("x", range(2, 201))
-        assert work.lease("x") == []
-        work.ack("x", [1])
-        leased(work, 200)
-
-
 def test_one_process_owns_a_group(built: Built) -> None:
     built.lines("a", [b"1"])
     with group(built), pytest.raises(Locked, match="this process works on route a for group g already"):
         group(built)
-
-
-def test_a_worker_that_waits_gets_what_comes(built: Built) -> None:
-    built.lines("a", [b"1"])
-    got: list[Delivery] = []
-    with group(built) as work:
-        work.lease("x", wait=5)
-        waiting = threading.Thread(target=lambda: got.extend(work.lease("y", wait=30)))
-        waiting.start()
-        built.lines("a", [b"2"])
-        waiting.join()
-    assert values(got) == [b"2"]
 
 
 def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:
@@ -366,32 +199,12 @@ def test_a_lease_of_nothing_is_refused(built: Built) -> None:
                 work.lease(consumer, count, lease_for=seconds)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"order": "keys"}, {"window": 0}, {"max_tries": 0}, {"max_tries": 255}, {"dead_letter": "a/b"}], ids=str
-)
-def test_a_group_that_could_not_work_is_refused(built: Built, wrong: dict[str, Any]) -> None:
+def test_a_group_that_could_not_work_is_refused(built: Built) -> None:
     built.lines("a", [b"1"])
-    with pytest.raises(InvalidInput):
-        WorkGroup(built.root.path, "a", "g", **wrong)
-
-
-def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_path: Path) -> None:
-    with Daemon(tmp_path / "log") as daemon:
-        output_of("route", "add", "a", "--root", daemon.root)
-        output_of("append", "a", "--root", daemon.root, stdin=b"good\npoison\n")
-        said: list[str] = []
-        with WorkGroup(daemon.root, "a", "g", max_tries=2, report=said.append) as work:
-            for _ in range(2):
-                got = {delivery.record.value: delivery.record.sequence for delivery in work.lease("x", wait=30)}
-                work.ack("x", [got[b"good"]] if b"good" in got else [])
-                work.nack("x", [got[b"poison"]], reason="it has teeth")
-            assert work.lease("x") == []
-            eventually(lambda: work.floor == 2)
-        assert said == ["a 2: given up: it has teeth; sent to dead_letter as 3"]
-        letter = json.loads(output_of("read", "dead_letter", "--format", "json", "--root", daemon.root))
-        assert letter["value"] == "poison"
-        assert letter["headers"]["wald.tries"] == "2"
-        assert letter["headers"]["wald.origin.sequence"] == "2"
+    options: list[dict[str, Any]] = [{"order": "keys"}, {"window": 0}, {"max_tries": 0}, {"max_tries": 255}]
+    for wrong in (*options, {"dead_letter": "a/b"}):
+        with pytest.raises(InvalidInput):
+            WorkGroup(built.root.path, "a", "g", **wrong)
 
 
 def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leasing import group, tries
 from logs import Built, Unsynced
@@ -105,6 +105,7 @@ def written(journal: Journal, turns: Iterable[list[Commit] | None]) -> tuple[lis
     return appended, synced
 
 
+@settings(max_examples=40)
 @given(turns=turns, choices=st.lists(st.integers(0, 30), min_size=1), length=st.integers(0, 30), full=st.booleans())
 def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
     turns: list[list[Commit] | None], choices: list[int], length: int, *, full: bool
@@ -173,12 +174,11 @@ class Short(Unsynced):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.parametrize("reason", [10, 700])
-def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -> None:
+def test_a_short_write_takes_no_synced_line_away_wherever_it_ends() -> None:
     """The write ends inside a preallocated sector."""
-    lost = Commit(done=[(2, 2)], reasons=[FailureReason("x" * reason, 1, [])])
+    lost = Commit(done=[(2, 2)], reasons=[FailureReason("x" * 700, 1, [])])
     length = len(encode_work(lost, 0))
-    for left in range(length + 1):
+    for left in {*range(0, length, 41), *range(8), *range(length - 4, length + 1)}:
         with log() as built:
             built.lines("a", [b"x"])
             disk = Short()
@@ -193,6 +193,7 @@ def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -
             assert lines(built) in ([Commit(done=[(1, 1)])], [Commit(done=[(1, 1)]), lost])
 
 
+@settings(max_examples=40)
 @given(turns=turns, place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_another_byte_is_damage_and_takes_no_line_away(
     turns: list[list[Commit] | None], place: float, byte: int

@@ -6,12 +6,11 @@ import random
 import subprocess
 import sys
 
-import pytest
 import working
 from logs import Built
 from running import launched
 
-RECORDS = 3000
+RECORDS = 1500
 
 
 def run(built: Built, *, killed_after: int | None) -> list[list[str]]:
@@ -28,14 +27,13 @@ def run(built: Built, *, killed_after: int | None) -> list[list[str]]:
     return [text.split() for text in said if text.endswith("\n")]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_was_acknowledged_never_comes_again(built: Built, seed: int) -> None:
+def test_what_was_acknowledged_never_comes_again(built: Built) -> None:
     for _ in range(RECORDS // 100):
         built.lines("a", [b"job"] * 100)
-    chance = random.Random(seed)
+    chance = random.Random(0)
     acknowledged: set[int] = set()
     tries: dict[int, int] = {}
-    kills = [chance.randint(1, 1500) for _ in range(4)]
+    kills = [chance.randint(1, 800) for _ in range(4)]
     for killed_after in (*kills, None):
         said = run(built, killed_after=killed_after)
         done_before = acknowledged.copy()

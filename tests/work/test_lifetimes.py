@@ -254,15 +254,6 @@ def test_a_child_of_a_fork_cannot_use_the_group_nor_hold_it(built: Built) -> Non
     os.close(release)
 
 
-def test_the_cursor_follows_without_another_acknowledgement(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    with group(built) as work:
-        leased(work, 2)
-        work.ack("x", [1])
-        work.ack("x", [2])
-        eventually(lambda: cursor(built) == 2)
-
-
 def test_the_cursor_is_moved_at_a_start_to_where_the_journal_is(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     work = group(built)

@@ -53,13 +53,12 @@ def test_a_consumer_refuses_what_would_come_again(log: Built, consume: Callable[
     assert log.log.cursor("a", "g").sequence == 1
 
 
-@pytest.mark.parametrize("consume", [consumed, consumed_by_a_task])
-def test_a_consumer_refuses_beside_an_owner(log: Built, consume: Callable[[Built], list[int]]) -> None:
+def test_a_consumer_refuses_beside_an_owner(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("w", 6)
         with pytest.raises(Locked, match="another process works on route a for group g"):
-            consume(log)
-    assert consume(log) == [1, 2, 3, 4, 5, 6]
+            consumed(log)
+    assert consumed(log) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_consumer_goes_on_at_the_ack_floor_which_a_killed_owner_did_not_move_the_cursor_to(log: Built) -> None:
