@@ -24,7 +24,7 @@ from wald.format.protocol import Publish, parse_request
 from wald.format.records import encode_columns
 
 
-@pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])
+@pytest.mark.parametrize("code", ["full", "timeout"])
 def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> None:
     """A request fails twice, and later requests are rejected as a gap: finally each record is there once, in order."""
     taken: list[int] = []
@@ -95,28 +95,29 @@ def test_an_error_that_stays_is_raised_with_a_hint(answering: Answering, answer:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("waits", ["publish", "flush", "command", "wait_for"])
-def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -> None:
+def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon) -> None:
     """It accepts the connection and does not answer: every wait ends after ``retry_for`` with the reason."""
     reader, writer = os.pipe()
-    with Producer(daemon.root, retry_for=0.3) as producer, open(reader), open(writer, "w"):
-        producer.publish("a", b"x\n")
-        producer.flush()
-        daemon.process.send_signal(signal.SIGSTOP)
-        started = time.monotonic()
-        if waits != "command":
-            producer.publish("a", b"x\n")
-        wait: Callable[[], object] = {
-            "publish": lambda: producer.publish("a", b"more than a socket holds\n" * 100_000),
-            "flush": producer.flush,
-            "command": lambda: producer.command("HEAD"),
-            "wait_for": lambda: producer.wait_for(reader),
-        }[waits]
-        with pytest.raises(Unavailable, match="does not answer") as caught:
-            wait()
-
-    assert caught.value.hint == f"ps -o pid,stat,wchan,args -p $(fuser {daemon.root}/lock 2>&-)"
-    assert time.monotonic() - started >= 0.3
+    waits: dict[str, Callable[[Producer], object]] = {
+        "publish": lambda producer: producer.publish("a", b"more than a socket holds\n" * 100_000),
+        "flush": lambda producer: producer.flush(),
+        "command": lambda producer: producer.command("HEAD"),
+        "wait_for": lambda producer: producer.wait_for(reader),
+    }
+    with open(reader), open(writer, "w"):
+        for name, wait in waits.items():
+            with Producer(daemon.root, retry_for=0.3) as producer:
+                producer.publish("a", b"x\n")
+                producer.flush()
+                daemon.process.send_signal(signal.SIGSTOP)
+                started = time.monotonic()
+                if name != "command":
+                    producer.publish("a", b"x\n")
+                with pytest.raises(Unavailable, match="does not answer") as caught:
+                    wait(producer)
+            assert caught.value.hint == f"ps -o pid,stat,wchan,args -p $(fuser {daemon.root}/lock 2>&-)"
+            assert time.monotonic() - started >= 0.3
+            daemon.process.send_signal(signal.SIGCONT)
 
 
 def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
@@ -154,15 +155,14 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
         assert caught.value.hint == (f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start its daemon")
 
 
-@pytest.mark.parametrize("name", ["", "missing", "missing/too"])
-def test_without_a_log_the_producer_fails_at_once(tmp_path: Path, name: str) -> None:
-    root, started = tmp_path / name, time.monotonic()
-    with pytest.raises(NotFound) as caught:
-        Producer(root, retry_for=TIMEOUT_SECONDS)
-
+def test_without_a_log_the_producer_fails_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    for root in (tmp_path, tmp_path / "missing/too"):
+        with pytest.raises(NotFound) as caught:
+            Producer(root, retry_for=TIMEOUT_SECONDS)
+        assert caught.value.message == f"{root}: there is no log here"
+        assert caught.value.hint == f"to create a log: wald --root {root} run"
     assert time.monotonic() - started < TIMEOUT_SECONDS / 2
-    assert caught.value.message == f"{root}: there is no log here"
-    assert caught.value.hint == f"to create a log: wald --root {root} run"
 
 
 def test_a_producer_waits_for_a_socket_that_does_not_exist_yet(daemon: Daemon, tmp_path: Path) -> None:

@@ -50,11 +50,18 @@ def example(documented: object) -> str:
     return textwrap.dedent(code).replace("follow=True", "follow=False")
 
 
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with the routes that the examples name."""
+    with Daemon(tmp_path_factory.mktemp("examples") / "log") as running:
+        for route in ("orders", "app"):
+            output_of("route", "add", route, "--root", running.root)
+        yield running
+
+
 @pytest.fixture
 def root(daemon: Daemon) -> Iterator[Path]:
-    """A log with records on the routes that the examples name."""
-    for route in ("orders", "app"):
-        output_of("route", "add", route, "--root", daemon.root)
+    """A log with more records than an example processes."""
     with wald.Producer(daemon.root) as producer:
         producer.send("orders", [str(number) for number in range(1999)])
     yield daemon.root
