@@ -1,9 +1,10 @@
-"""A root: what its directory says, and that nothing which is not a log is made or taken for one."""
+"""The directory of a root, its routes, and that nothing else is taken for a log or changed."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from wald.files.disk import Disk
 from wald.files.identity import create_root, read_identity
 from wald.files.layout import Root
 from wald.files.listing import list_segments
+from wald.files.routes import FIFO_MODE, add_route, displaced_files, has_fifo, retire_route
 from wald.format.names import Kind
 
 NOW = "2026-11-21T10:00:00Z"
@@ -43,26 +45,25 @@ def test_making_a_root_again_keeps_it(root: Root) -> None:
     assert read_identity(root) == before
 
 
-@pytest.mark.parametrize("left", [[], ["segments", "routes"], ["lost+found"], ["log.json.17.tmp"]])
-def test_an_empty_directory_or_an_interrupted_making_becomes_a_root(tmp_path: Path, left: list[str]) -> None:
-    for name in left:
-        (tmp_path / name).mkdir()
-    assert read_identity(create_root(tmp_path, Disk(), now=NOW)).created == NOW
+def test_an_empty_directory_or_an_interrupted_making_becomes_a_root(tmp_path: Path) -> None:
+    for number, left in enumerate([[], ["segments", "routes"], ["lost+found"], ["log.json.17.tmp"]]):
+        for name in ["", *left]:
+            (tmp_path / str(number) / name).mkdir(exist_ok=True)
+        assert read_identity(create_root(tmp_path / str(number), Disk(), now=NOW)).created == NOW
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InvalidInput, match="not empty"):
         create_root(tmp_path, Disk(), now=NOW)
-    assert tree(tmp_path) == ["thesis.tex"]
-
-
-def test_a_file_is_no_root(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"content")
     with pytest.raises(InvalidInput, match="not a directory"):
-        create_root(tmp_path / "file", Disk(), now=NOW)
+        create_root(tmp_path / "thesis.tex", Disk(), now=NOW)
+    assert tree(tmp_path) == ["thesis.tex"]
     with pytest.raises(NotFound):
-        read_identity(Root(tmp_path / "file"))
+        read_identity(Root(tmp_path / "thesis.tex"))
+    with pytest.raises(NotFound, match="no log here") as caught:
+        read_identity(Root(tmp_path / "nowhere"))
+    assert caught.value.hint.startswith("to create a log: wald ")
 
 
 @pytest.mark.parametrize("kind", [Kind.RAW, Kind.SEALED])
@@ -77,38 +78,19 @@ def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kin
     assert tree(root.path) == before
 
 
-def test_no_log_is_reported_with_a_way_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no log here") as caught:
-        read_identity(Root(tmp_path / "nowhere"))
-    assert caught.value.hint.startswith("to create a log: wald ")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"\0" * 100,
-        b"\xff",
-        b"{",
-        b"[]",
-        b"5",
-        b"[" * 100_000,
-        b"{}",
-        b'{"log": 5, "format": 1, "created": ""}',
-        b'{"log": "x", "format": 1, "created": ""}',
-        b'{"log": null, "format": 1, "created": ""}',
-        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": Infinity, "created": ""}',
-        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": "one", "created": ""}',
-        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": 1}',
-    ],
-    ids=lambda text: repr(text[:24]),
-)
-def test_an_unreadable_identity_is_damage_and_is_kept(root: Root, text: bytes) -> None:
-    root.identity.write_bytes(text)
-    for call in (lambda: read_identity(root), lambda: create_root(root.path, Disk(), now=NOW)):
-        with pytest.raises(Damaged, match=r"log\.json"):
-            call()
-    assert root.identity.read_bytes() == text
+def test_an_unreadable_identity_is_damage_and_is_kept(root: Root) -> None:
+    log = b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", '
+    for text in [
+        *(b"", b"\0" * 100, b"\xff", b"{", b"[]", b"5", b"[" * 100_000, b"{}"),
+        *(b'{"log": %b, "format": 1, "created": ""}' % value for value in (b"5", b'"x"', b"null")),
+        *(log + rest for rest in (b'"format": Infinity, "created": ""}', b'"format": "one", "created": ""}')),
+        log + b'"format": 1}',
+    ]:
+        root.identity.write_bytes(text)
+        for call in (lambda: read_identity(root), lambda: create_root(root.path, Disk(), now=NOW)):
+            with pytest.raises(Damaged, match=r"log\.json"):
+                call()
+        assert root.identity.read_bytes() == text
 
 
 def test_a_newer_root_is_refused(root: Root) -> None:
@@ -180,8 +162,92 @@ def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:
         root.require_route("file")
 
 
-@pytest.mark.parametrize("name", ["../x", "", "x" * 200, "a\0b", ".", "..", "/etc", "caf\u00e9", "a\n"])
-def test_no_path_is_made_of_an_illegal_route_name(root: Root, name: str) -> None:
-    for make in (root.route, root.fifo, root.retired, root.require_route, root.groups):
+def test_no_path_is_made_of_an_illegal_name(root: Root) -> None:
+    before = tree(root.path)
+    for name in ("../x", "", "a\0b", ".."):
+        for make in (root.route, root.fifo, root.retired, root.require_route, root.groups):
+            with pytest.raises(InvalidInput):
+                make(name)
+        for fifo in (False, True):
+            with pytest.raises(InvalidInput):
+                add_route(root, Disk(), name, fifo=fifo)
         with pytest.raises(InvalidInput):
-            make(name)
+            retire_route(root, Disk(), name, now=NOW)
+    assert tree(root.path) == before
+
+
+def test_a_route_may_be_added_again(root: Root) -> None:
+    for _ in range(2):
+        add_route(root, Disk(), "web")
+        assert root.route_names() == ["web"]
+        assert os.listdir(root.route("web")) == ["cursors"]
+        assert not has_fifo(root, "web")
+
+
+def test_a_fifo_has_the_mode_that_was_asked_for_whatever_the_umask(root: Root) -> None:
+    old = os.umask(0o077)
+    try:
+        for mode in (FIFO_MODE, 0o666, 0o600, 0o600):
+            add_route(root, Disk(), "web", fifo=True, mode=mode)
+            assert stat.S_IMODE(root.fifo("web").stat().st_mode) == mode
+    finally:
+        os.umask(old)
+    assert has_fifo(root, "web")
+
+
+def test_a_route_can_be_given_a_fifo_later_and_keeps_it(root: Root) -> None:
+    add_route(root, Disk(), "web")
+    add_route(root, Disk(), "web", fifo=True)
+    number = root.fifo("web").stat().st_ino
+    add_route(root, Disk(), "web", fifo=True)
+    add_route(root, Disk(), "web")
+    assert root.fifo("web").stat().st_ino == number
+
+
+def test_what_stands_where_the_fifo_belongs_is_kept_beside_it(root: Root) -> None:
+    add_route(root, Disk(), "web")
+    for content in (b"somebody's", b"another's"):
+        root.fifo("web").unlink(missing_ok=True)
+        root.fifo("web").write_bytes(content)
+        add_route(root, Disk(), "web", fifo=True)
+        assert has_fifo(root, "web")
+    root.fifo("web").unlink()
+    root.fifo("web").symlink_to("nowhere")
+    add_route(root, Disk(), "web", fifo=True)
+
+    found = displaced_files(root, "web")
+    assert [path.name for path in found] == ["in.found-1", "in.found-2", "in.found-3"]
+    assert [path.read_bytes() for path in found[:2]] == [b"somebody's", b"another's"]
+    assert found[2].is_symlink()
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_retired_route_stays_and_is_taken_back_by_adding_it(root: Root, fifo: bool) -> None:
+    add_route(root, Disk(), "web", fifo=fifo)
+    retire_route(root, Disk(), "web", now=NOW)
+    assert root.retired("web").read_text() == f"{NOW}\n"
+    retire_route(root, Disk(), "web", now="later")
+    assert root.retired("web").read_text() == f"{NOW}\n"
+    assert root.route_names() == ["web"]
+    assert has_fifo(root, "web") == fifo
+    add_route(root, Disk(), "web")
+    assert not root.retired("web").exists()
+    assert has_fifo(root, "web") == fifo
+
+
+def test_a_route_that_is_not_there_cannot_be_retired(root: Root) -> None:
+    with pytest.raises(NotFound, match="'web'"):
+        retire_route(root, Disk(), "web", now=NOW)
+    assert root.route_names() == []
+
+
+def test_the_name_is_on_disk_before_anything_can_be_written_to_it(root: Root) -> None:
+    class Watching(Disk):
+        synced: list[str] = []  # noqa: RUF012
+
+        def sync_directory(self, path: Path) -> None:
+            self.synced.append(path.name)
+
+    disk = Watching()
+    add_route(root, disk, "web", fifo=True)
+    assert disk.synced == ["routes", "web"]

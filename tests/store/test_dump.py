@@ -89,27 +89,26 @@ def test_what_does_not_fit_is_told_in_its_place(built: Built) -> None:
     assert (end["offset"], end["garbage_bytes"]) == (built.writer.position, 9)
 
 
-def test_damage_that_was_sealed_is_reported(built: Built) -> None:
-    path = built.path(1, Kind.RAW)
-    place = next(piece["offset"] for piece in pieces(path) if piece.get("route") == "b")
-    data = bytearray(path.read_bytes())
+def test_damage_in_a_sealed_segment_is_reported(built: Built) -> None:
+    """Damage of its batches from before, damage of a frame, and an end that is lost."""
+    raw = built.path(1, Kind.RAW)
+    place = next(piece["offset"] for piece in pieces(raw) if piece.get("route") == "b")
+    data = bytearray(raw.read_bytes())
     data[place + 70] ^= 1
-    path.write_bytes(data)
-    built.cut()
-    built.seal()
-    assert [p["offset"] for p in pieces(built.path(1, Kind.SEALED)) if p["kind"] == "gap"] == [place]
-
-
-def test_a_damaged_frame_is_reported(built: Built) -> None:
+    raw.write_bytes(data)
     built.cut()
     built.seal()
     path = built.path(1, Kind.SEALED)
+    assert [p["offset"] for p in pieces(path) if p["kind"] == "gap"] == [place]
     data = bytearray(path.read_bytes())
     data[40] ^= 1
     path.write_bytes(data)
-    (reported,) = [piece for piece in pieces(path) if "damage" in piece]
+    reported = next(piece for piece in pieces(path) if "damage" in piece)
     assert reported["kind"] == "frame"
     assert str(reported["damage"]).startswith("frame 0 ")  # the path and the offset are reported already
+    path.write_bytes(data[:-1])
+    with pytest.raises(Damaged, match="offset"):
+        pieces(path)
 
 
 def test_a_sparse_index(tmp_path: Path) -> None:
@@ -130,13 +129,10 @@ def test_the_small_files(built: Built) -> None:
     assert pieces(built.root.cursor("a", "processed"))[0]["sequence"] == 2
     assert [piece["event"] for piece in pieces(built.root.ledger / "segments.jsonl")] == ["cut", "sealed"]
     assert pieces(built.root.identity)[0]["content"]["format"] == 1
-
-
-@pytest.mark.parametrize("name", ["head", "routes/a/cursors/processed.cursor", "log.json", "ledger/segments.jsonl"])
-def test_rubbish_in_the_small_files_is_reported(built: Built, name: str) -> None:
-    path = built.root.path / name
-    path.write_bytes(b"rub\xffbish\n")
-    assert any("damage" in piece for piece in pieces(path))
+    for name in ("head", "routes/a/cursors/processed.cursor", "log.json", "ledger/segments.jsonl"):
+        path = built.root.path / name
+        path.write_bytes(b"rub\xffbish\n")
+        assert any("damage" in piece for piece in pieces(path))
 
 
 def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_reported(built: Built) -> None:
@@ -162,12 +158,3 @@ def test_what_is_none_of_a_logs_files_is_an_error(built: Built, tmp_path: Path) 
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InvalidInput):
         dump(tmp_path / "notes.txt")
-
-
-def test_a_sealed_segment_without_its_end_is_an_error(built: Built) -> None:
-    built.cut()
-    built.seal()
-    path = built.path(1, Kind.SEALED)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Damaged, match="offset"):
-        pieces(path)

@@ -52,8 +52,8 @@ def bits(number: int, *more: int) -> Callable[[bytes], bytes]:
 FIELDS = [0, 4, 8, 12, 16, 24, 32, 40, 48, 52, 56, 57, 58, 60]  # where each field of the header begins
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     **{f"a bit of the field at {at}": bits(8 * at) for at in FIELDS},
-    **{f"two bits from {at} on": bits(8 * at + 1, 8 * at + 9) for at in FIELDS[:-1]},
-    **{f"four bits from {at} on": bits(8 * at, 8 * at + 5, 8 * at + 13, 8 * at + 21) for at in FIELDS[:-1]},
+    **{f"two bits from {at} on": bits(8 * at + 1, 8 * at + 9) for at in FIELDS[1:12:4]},
+    **{f"four bits from {at} on": bits(8 * at, 8 * at + 5, 8 * at + 13, 8 * at + 21) for at in FIELDS[2:12:4]},
     "all zeros": lambda header: bytes(len(header)),
     "all ones": lambda header: b"\xff" * len(header),
 }
@@ -90,8 +90,7 @@ class Story:
         assert reported
 
 
-@pytest.mark.parametrize("behind", [0, 3], ids=["at-the-end", "before-others"])
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize(("name", "behind"), [(name, number % 2 * 3) for number, name in enumerate(DAMAGE)])
 def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> None:
     """Raw; sealed; and by the next start."""
     story = Story(tmp_path / "a", behind=behind)
@@ -129,16 +128,6 @@ def test_what_a_producer_without_the_salt_makes_is_no_batch_even_at_a_place_wher
     path.write_bytes(path.read_bytes()[:at] + made)
     with path.open("rb") as file:
         assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["ScannedBatch", "SegmentEnd"]
-
-
-def test_each_segment_has_a_salt_of_its_own(tmp_path: Path) -> None:
-    built = Built(tmp_path)
-    salts = set()
-    for number in range(8):
-        built.lines("a", [b"%d" % number])
-        built.cut()
-        salts.add(built.writer._salt)
-    assert len(salts) == 8
 
 
 def test_a_batch_is_none_at_another_place(tmp_path: Path) -> None:

@@ -139,15 +139,16 @@ def test_lines_that_were_taken_back_are_forgotten(root: Root) -> None:
     assert [entry["base"] for entry in history.deletions()] == [7, 5, 1]
 
 
-@pytest.mark.parametrize("lines", [1, 2, 3])
-def test_a_ledger_in_place_of_another_is_read_from_its_beginning(root: Root, lines: int) -> None:
+def test_a_ledger_in_place_of_another_is_read_from_its_beginning(root: Root) -> None:
+    path = root.ledger / "reclaim.jsonl"
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
     history = History(root)
     assert history.deletion_of(4) is not None
-    (root.ledger / "reclaim.jsonl").rename(root.ledger / "reclaim.jsonl.damaged")
-    tell(root, "reclaim.jsonl", *(reclaimed(10 * number, 10 * number + 1) for number in range(1, lines + 1)))
+    for lines in (1, 2, 3):
+        path.rename(f"{path}.damaged")
+        tell(root, "reclaim.jsonl", *(reclaimed(10 * number, 10 * number + 1) for number in range(1, lines + 1)))
 
-    assert [entry["base"] for entry in history.deletions()] == [10, 20, 30][:lines][::-1]
+        assert [entry["base"] for entry in history.deletions()] == [10, 20, 30][:lines][::-1]
 
 
 def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> None:
@@ -164,64 +165,32 @@ def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> Non
     assert found == ["a", "a", "b", "b", "b", "a", "b", "b", "a", None]
 
 
-def test_of_two_copies_the_last_one_made_is_reported(root: Root) -> None:
+def test_of_two_copies_the_last_one_made_is_reported_and_runs_count_from_the_bundle_before(root: Root) -> None:
     tell(root, "archive.jsonl", archived("a", 1, 5, bundle="tape", at=2), archived("a", 1, 5, bundle="disk", at=1))
-
     entry = History(root).newest_bundle(3)
-    assert entry is not None
-    assert entry["bundle"] == "tape"
-
-
-@pytest.mark.parametrize(
-    ("route", "first", "last", "archived_wholly"),
-    [
-        ("a", 1, 4, True),
-        ("a", 3, 9, True),
-        ("a", 3, 10, False),
-        ("a", 10, 10, False),
-        ("a", 20, 25, True),
-        ("a", 18, 25, True),
-        ("a", 15, 25, False),
-        ("b", 1, 1, False),
-    ],
-)
-def test_bundles_that_follow_one_another_leave_no_gap(
-    root: Root, route: str, first: int, last: int, archived_wholly: bool
-) -> None:
-    """The second bundle begins at 7, after 4; the sequences in between are other routes'. None has 10 to 17."""
-    tell(
-        root,
-        "archive.jsonl",
-        archived("a", 1, 4, after=0),
-        archived("a", 7, 9, after=4),
-        archived("a", 20, 25, after=17),
-    )
-
-    assert History(root).all_archived(route, first, last) == archived_wholly
-
-
-def test_runs_count_from_where_the_bundle_before_ended(root: Root) -> None:
-    tell(root, "archive.jsonl", archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))
+    assert (entry and entry["bundle"]) == "tape"
+    tell(root, "archive.jsonl", archived("a", 16, 22, after=14, runs=[1, 2, 3, 2]))
     history = History(root)
-    assert [sequence for sequence in range(1, 20) if history.newest_bundle(sequence)] == [6, 7, 11, 12]
+    assert [sequence for sequence in range(6, 30) if history.newest_bundle(sequence)] == [16, 17, 21, 22]
 
 
-@pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])
-def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: str | None) -> None:
+def test_bundles_that_follow_one_another_leave_no_gap(root: Root) -> None:
+    """The second bundle begins at 7, after 4; the sequences in between are other routes'. None has 10 to 17."""
+    bundles = [archived("a", 1, 4, after=0), archived("a", 7, 9, after=4), archived("a", 20, 25, after=17)]
+    tell(root, "archive.jsonl", *bundles)
+    wholly = [History(root).all_archived("a", *span) for span in ((1, 4), (3, 9), (20, 25), (18, 25))]
+    partly = [History(root).all_archived("a", *span) for span in ((3, 10), (10, 10), (15, 25))]
+    assert (wholly, partly, History(root).all_archived("b", 1, 1)) == ([True] * 4, [False] * 3, False)
+
+
+def test_the_part_of_a_record_is_the_last_that_begins_before_it_and_what_is_none_is_not_believed(root: Root) -> None:
     parts = [[1, "a-1/records/1.txt"], [6, "a-1/records/6.jsonl"]]
-    found = bundle_member({"path": "a/1-9/data/a-1.tar.gz", "parts": parts}, sequence)
-
-    assert found == (part and f"a-1/records/{part}")
-
-
-def test_parts_that_are_none_are_not_believed() -> None:
-    for parts in [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]]:
-        assert bundle_member({"path": "a-1.tar.gz", "parts": parts}, 6) is None
-
-
-@pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])
-def test_runs_that_are_no_runs_are_not_believed(root: Root, runs: object) -> None:
-    """The range is all there is then."""
-    tell(root, "archive.jsonl", archived("a", 1, 5, after=0, runs=runs))
-
-    assert History(root).newest_bundle(3) is not None
+    bundle = {"path": "a/1-9/data/a-1.tar.gz", "parts": parts}
+    found = [bundle_member(bundle, sequence) for sequence in (0, 1, 5, 6, 99)]
+    assert found == [None, *[parts[0][1]] * 2, *[parts[1][1]] * 2]
+    for wrong in [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]]:
+        assert bundle_member({"path": "a-1.tar.gz", "parts": wrong}, 6) is None
+    for runs in ([0, "x"], "much", [None], [0]):  # the range is all there is then
+        (root.ledger / "archive.jsonl").unlink(missing_ok=True)
+        tell(root, "archive.jsonl", archived("a", 1, 5, after=0, runs=runs))
+        assert History(root).newest_bundle(3) is not None

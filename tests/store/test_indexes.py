@@ -49,45 +49,38 @@ def index(raw: Path) -> Path:
     return path
 
 
-def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
-    """So the index of a segment of any size stays small, and a seek scans little."""
-    read = find_index(index.parent, LOG_ID, 7)
-    positions = [position for _, position, _ in read.entries]
+def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
+    """Entries are at least an interval apart: the index of any segment stays small, and a seek scans little."""
+    positions = [position for _, position, _ in find_index(index.parent, LOG_ID, 7).entries]
     assert len(positions) > 5
     largest = max(batch.header.total_bytes for batch in scanned(raw))
     distances = [after - before for before, after in itertools.pairwise(positions)]
     assert all(SPARSE_INTERVAL_BYTES <= distance < SPARSE_INTERVAL_BYTES + largest for distance in distances)
-
-
-def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
-    read = find_index(index.parent, LOG_ID, 7)
-    places = {64, *(position for _, position, _ in read.entries)}
     with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
         for batch in scanned(raw):
-            for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
-                place = opened.position_of_sequence(sequence, None)
-                assert place in places
+            header = batch.header
+            for find, wanted in (
+                (opened.position_of_sequence, header.base_sequence),
+                (opened.position_of_sequence, header.end_sequence - 1),
+                (opened.position_of_time, header.append_time_ns),
+            ):
+                place = find(wanted, None)
+                assert place in {64, *positions}
                 assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
-                assert place == 64 or opened.position_of_sequence(sequence, place) < place
-            place = opened.position_of_time(batch.header.append_time_ns, None)
-            assert place in places
-            assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
-            assert place == 64 or opened.position_of_time(batch.header.append_time_ns, place) < place
-
-
-def test_without_an_index_every_search_begins_at_the_first_batch(raw: Path) -> None:
+                assert place == 64 or find(wanted, place) < place
+    index.unlink()
     with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
         assert (opened.position_of_sequence(999, None), opened.position_of_time(TIME_NS + 999, None)) == (64, 64)
 
 
-@pytest.mark.parametrize("path", ["/dev/full", "/nowhere/at/all.idx"])
-def test_an_index_that_cannot_be_written_stops_nobody(path: str) -> None:
+def test_an_index_that_cannot_be_written_stops_nobody() -> None:
     """A full disk fails the append itself, where it matters."""
     before = len(os.listdir("/proc/self/fd"))
-    writer = SparseIndexWriter(Path(path), HEADER)
-    writer.add(8, 1 << 20, TIME_NS)
-    writer.add(9, 2 << 20, TIME_NS)
-    writer.close()
+    for path in ("/dev/full", "/nowhere/at/all.idx"):
+        writer = SparseIndexWriter(Path(path), HEADER)
+        writer.add(8, 1 << 20, TIME_NS)
+        writer.add(9, 2 << 20, TIME_NS)
+        writer.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

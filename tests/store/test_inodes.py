@@ -29,13 +29,11 @@ def name(path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
         yield FileIdentity(path, file.fileno())
 
 
-def test_it_holds_whatever_is_written(path: Path, name: FileIdentity) -> None:
+def test_it_holds_whatever_is_written_and_not_if_it_is_removed_moved_or_replaced(
+    path: Path, name: FileIdentity
+) -> None:
     path.write_bytes(b"more")
-
     assert name.is_current()
-
-
-def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: FileIdentity) -> None:
     path.rename(path.with_name("elsewhere"))
     assert not name.is_current()
     path.write_bytes(b"")
@@ -83,20 +81,17 @@ print(is_regular(file.fileno()), held, name.is_current())
     assert trace.read_text().count("EPERM") == 4
 
 
-def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.files.safe_open._early_calls", iter(()))
+def test_only_a_regular_file_is_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By statx(2), by stat(2) in the first calls of a process, and with a C library without statx."""
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 4))
+    for _ in range(2):
+        for place in (path, path.parent, Path("/dev/null")):
+            descriptor = os.open(place, os.O_RDONLY)
+            assert is_regular(descriptor) == place.is_file()
+            os.close(descriptor)
+        assert not is_regular(descriptor)
+        assert not FileIdentity(path, descriptor).is_current()
     monkeypatch.setattr("wald.files.safe_open._statx", lambda: lambda *_: -1)
     with path.open("rb") as file:
         assert FileIdentity(path, file.fileno()).is_current()
         assert is_regular(file.fileno())
-
-
-@pytest.mark.parametrize("is_early", [True, False])
-def test_only_a_regular_file_is_one(path: Path, monkeypatch: pytest.MonkeyPatch, is_early: bool) -> None:
-    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 9 * is_early))
-    for place in (path, path.parent, Path("/dev/null")):
-        descriptor = os.open(place, os.O_RDONLY)
-        assert is_regular(descriptor) == place.is_file()
-        os.close(descriptor)
-    assert not is_regular(descriptor)
-    assert not FileIdentity(path, descriptor).is_current()

@@ -58,11 +58,17 @@ def asked(built: Built, route: str) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("route", ["a", "b", "c"])
-def test_lag_is_what_a_reader_would_get(built: Built, route: str) -> None:
-    for cursor in range(0, built.last + 1, 3):
-        built.log.set_cursor(route, cursor)
-        assert asked(built, route) == {counted(built, route, cursor)}
+def test_lag_is_what_a_reader_would_get(built: Built) -> None:
+    """With a damaged index too: the lag counts the salvaged records; a cursor that is not trusted counts as none."""
+    for route in "abc":
+        for cursor in range(0, built.last + 1, 7):
+            built.log.set_cursor(route, cursor)
+            assert asked(built, route) == {counted(built, route, cursor)}
+    (built.root.cursor("a", "processed")).write_text("99999999\n")
+    assert asked(built, "a") == {counted(built, "a", 0)}
+    path = next(path for path in sorted(built.root.segments.iterdir()) if path.name.endswith(".zst"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert asked(built, "a") == {counted(built, "a", 0)}
 
 
 def test_what_was_reclaimed_is_not_counted(built: Built) -> None:
@@ -85,20 +91,6 @@ def test_a_cursor_moved_back_into_what_is_released_counts_it(built: Built) -> No
     built.log.set_cursor("a", 0, rewind=True)
 
     assert asked(built, "a") == {before}
-
-
-def test_a_cursor_that_cannot_be_trusted_has_everything_before_it(built: Built) -> None:
-    (built.root.cursor("a", "processed")).write_text("99999999\n")
-
-    assert asked(built, "a") == {counted(built, "a", 0)}
-
-
-def test_with_a_damaged_index_every_command_still_tells_the_same_lag(built: Built) -> None:
-    """The lag counts the salvaged records."""
-    path = next(path for path in sorted(built.root.segments.iterdir()) if path.name.endswith(".zst"))
-    path.write_bytes(path.read_bytes()[:-1])
-
-    assert asked(built, "a") == {counted(built, "a", 0)}
 
 
 def test_every_command_tells_the_same_lag(built: Built) -> None:

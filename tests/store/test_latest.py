@@ -34,9 +34,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built
 
 
-@pytest.mark.parametrize("route", ["a", "b", "rare", None])
-@pytest.mark.parametrize("last", [END, "middle", 3])
-@pytest.mark.parametrize("pattern", [None, b"7"])
+@pytest.mark.parametrize(
+    ("route", "last", "pattern"),
+    [("a", END, None), ("a", "middle", b"7"), ("b", END, b"7"), ("b", 3, None), ("rare", END, None), (None, END, b"7")],
+)
 def test_the_last_records_are_found_from_behind(
     built: Built, route: str | None, last: int | str, pattern: bytes | None
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain, combinations
 from pathlib import Path
@@ -72,9 +71,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "segments.jsonl"
 
 
-def test_the_chain_goes_on_across_openings(path: Path) -> None:
+def test_the_chain_goes_on_across_openings_which_change_nothing(path: Path) -> None:
     for n in range(3):
+        before = path.read_bytes() if n else b""
         ledger = Ledger(path, Disk())
+        assert path.read_bytes() == before
         ledger.append({"n": n})
         ledger.append({"n": n + 10})
         ledger.close()
@@ -82,34 +83,26 @@ def test_the_chain_goes_on_across_openings(path: Path) -> None:
     assert entries(path) == [0, 10, 1, 11, 2, 12]
 
 
-def test_opening_changes_nothing(path: Path) -> None:
-    ledger = Ledger(path, Disk())
-    ledger.append({"n": 1})
-    ledger.close()
-    before = path.read_bytes()
-    Ledger(path, Disk()).close()
-
-    assert path.read_bytes() == before
-
-
-def test_a_torn_last_line_is_cut_wherever_it_is_torn(path: Path) -> None:
-    ledger = Ledger(path, Disk())
+def test_an_append_is_cut_to_its_whole_lines_wherever_it_is_torn(path: Path) -> None:
+    ledger = Ledger(path, Unsynced())
     ledger.append({"n": 1})
     first = path.stat().st_size
-    ledger.append({"n": 2})
+    ledger.append({"n": 2}, {"n": 3}, {"n": 4})
     ledger.close()
     whole = path.read_bytes()
     for length in range(first, len(whole)):
         path.write_bytes(whole[:length])
-        ledger = Ledger(path, Disk())
-        ledger.append({"n": 3})
+        kept = [1, 2, 3][: whole[:length].count(b"\n")]
+        ledger = Ledger(path, Unsynced())
+        assert entries(path) == kept
+        ledger.append({"n": 5}, {"n": 6})
         ledger.close()
-        assert entries(path) == [1, 3]
+        assert entries(path) == [*kept, 5, 6]
 
 
 def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None:
     """A power cut may leave its end without its middle, and the whole of it without the newline."""
-    for length in range(900, 1500, 37):
+    for length in range(900, 1500, 97):
         path.unlink(missing_ok=True)
         ledger = Ledger(path, Unsynced())
         ledger.append({"n": 1})
@@ -128,24 +121,7 @@ def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None
             assert entries(path) == [1, 3]
 
 
-def test_an_append_of_several_lines_is_cut_to_the_first_of_them_wherever_it_is_torn(path: Path) -> None:
-    ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 1})
-    first = path.stat().st_size
-    ledger.append({"n": 2}, {"n": 3}, {"n": 4})
-    ledger.close()
-    whole = path.read_bytes()
-    for length in range(first, len(whole)):
-        path.write_bytes(whole[:length])
-        kept = [1, 2, 3][: whole[:length].count(b"\n")]
-        ledger = Ledger(path, Unsynced())
-        assert entries(path) == kept
-        ledger.append({"n": 5}, {"n": 6})
-        ledger.close()
-        assert entries(path) == [*kept, 5, 6]
-
-
-@pytest.mark.parametrize("lengths", [(300, 300, 300), (30, 900, 30), (30, 700, 1), (1, 30, 900)])
+@pytest.mark.parametrize("lengths", [(300, 300, 300), (30, 700, 1), (1, 30, 900)])
 def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors_are_missing(
     path: Path, lengths: Sequence[int]
 ) -> None:
@@ -224,7 +200,7 @@ def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(
     ledger.close()
     whole = path.read_bytes()
     last = whole.index(b"\n") + 1
-    for bit in range(8 * last, 8 * len(whole), 7):
+    for bit in range(8 * last, 8 * len(whole), 13):
         path.write_bytes(flipped(whole, bit))
         ledger = Ledger(path, Unsynced())
         with pytest.raises(Damaged, match="line 2: "):
@@ -260,21 +236,6 @@ def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step
 
     assert entries(path) == [1, 2, 3]
     assert disk.opened == set()
-
-
-def test_an_entry_is_synced_before_append_returns(path: Path) -> None:
-    synced: list[bytes] = []
-
-    class Watching(Disk):
-        def sync(self, descriptor: int) -> None:
-            super().sync(descriptor)
-            synced.append(os.pread(descriptor, 10_000, 0))
-
-    ledger = Ledger(path, Watching())
-    ledger.append({"n": 1})
-
-    assert synced == [path.read_bytes()]
-    ledger.close()
 
 
 def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: Path) -> None:

@@ -32,44 +32,29 @@ def take(root: Root) -> Lock:
 def test_a_second_writer_is_told_who_the_first_is(root: Root) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     lock = take(root)
+    before = root.lock.read_bytes()
     who = rf"{re.escape(str(root.lock))}: .*pid {os.getpid()} on .+, epoch 1, since {NOW}"
     for _ in range(3):
         with pytest.raises(Locked, match=who):
             take(root)
     assert lock.is_ours()
+    assert root.lock.read_bytes() == before
     lock.release()
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_second_writer_changes_nothing(root: Root) -> None:
-    lock = take(root)
-    reported = root.lock.read_bytes()
-    with pytest.raises(Locked):
-        take(root)
-    assert root.lock.read_bytes() == reported
-    lock.release()
-
-
-def test_it_ends_with_its_holder(root: Root) -> None:
-    assert not is_locked(root.lock, Disk())
-    lock = take(root)
-    assert is_locked(root.lock, Disk())
-    lock.release()
-    assert not is_locked(root.lock, Disk())
-    take(root).release()
-
-
-def test_each_life_has_a_larger_epoch(root: Root) -> None:
+def test_it_ends_with_its_holder_and_each_life_has_a_larger_epoch(root: Root) -> None:
     for epoch in range(1, 5):
+        assert not is_locked(root.lock, Disk())
         lock = take(root)
+        assert is_locked(root.lock, Disk())
         assert lock.epoch == epoch
         assert f"epoch {epoch}" in describe_daemon(read_signature(root))
         lock.release()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"nonsense", b"[]", b'{"epoch": "9"}'])
 @pytest.mark.parametrize("known", ["segment", "head"])
-def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes | None, known: str) -> None:
+def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, known: str) -> None:
     """The head and the newest segment know it too."""
     built = Built(root.path, epoch=7)
     built.lines("web", [b"1"])
@@ -78,11 +63,13 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes
             segment.path.write_bytes(b"not a header")
     else:
         root.head.write_bytes(b"not a head")
-    if content is not None:
-        root.lock.write_bytes(content)
-    lock = take(root)
-    assert lock.epoch == 8
-    lock.release()
+    for content in (None, b"", b"nonsense", b"[]", b'{"epoch": "9"}'):
+        root.lock.unlink(missing_ok=True)
+        if content is not None:
+            root.lock.write_bytes(content)
+        lock = take(root)
+        assert lock.epoch == 8
+        lock.release()
 
 
 def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
@@ -91,33 +78,20 @@ def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> Non
         assert describe_daemon(read_signature(root)) == "the lock file does not name it"
 
 
-class TestLost:
-    """A writer that was not turned away although there is another one."""
+def test_a_writer_that_was_not_turned_away_takes_it_from_the_first(root: Root) -> None:
+    """Somebody deleted the file, or the file system let another one have it too."""
 
-    def test_somebody_deleted_the_file(self, root: Root) -> None:
-        lock = take(root)
-        root.lock.unlink()
-        assert not lock.is_ours()
+    class Unlocked(Disk):
+        def lock(self, descriptor: int, *, shared: bool = False) -> bool:
+            return True
+
+    first = take(root)
+    root.lock.unlink()
+    assert not first.is_ours()
+    second = take(root)
+    assert (first.is_ours(), second.is_ours()) == (False, True)
+    third = Lock(root, Unlocked(), now=NOW)
+    assert third.epoch == second.epoch + 1
+    assert (second.is_ours(), third.is_ours()) == (False, True)
+    for lock in (first, second, third):
         lock.release()
-
-    def test_somebody_deleted_the_file_and_another_started(self, root: Root) -> None:
-        first = take(root)
-        root.lock.unlink()
-        second = take(root)
-        assert not first.is_ours()
-        assert second.is_ours()
-        first.release()
-        second.release()
-
-    def test_the_file_system_let_another_one_have_it_too(self, root: Root) -> None:
-        class Unlocked(Disk):
-            def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-                return True
-
-        first = take(root)
-        second = Lock(root, Unlocked(), now=NOW)
-        assert second.epoch == first.epoch + 1
-        assert not first.is_ours()
-        assert second.is_ours()
-        first.release()
-        second.release()

@@ -106,8 +106,8 @@ RAW = [whole, gone, last_batch_cut, first_batch_damaged]
 SEALED = [whole, gone, without_index, last_batch_cut]
 
 
-def some(*parameters: object) -> object:
-    return pytest.param(*parameters, 2)
+def some(*parameters: object, damaged_max: int = 2) -> object:
+    return pytest.param(*parameters, damaged_max)
 
 
 def many(*parameters: object, damaged_max: int = 4) -> object:
@@ -117,8 +117,8 @@ def many(*parameters: object, damaged_max: int = 4) -> object:
 @pytest.mark.parametrize(
     ("sealed", "reclaimed", "shrunk", "fates", "damaged_max"),
     [
-        some(False, False, "", RAW[:3]),
-        some(False, True, "", RAW),
+        some(False, False, "", RAW, damaged_max=1),
+        some(False, True, "", RAW[:3]),
         some(True, False, "", SEALED[:3]),
         some(True, False, "a", [whole, first_batch_damaged]),
         some(True, False, "r", [whole, first_batch_damaged]),

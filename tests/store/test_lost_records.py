@@ -53,13 +53,10 @@ def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
     assert "records 3 to 4 are lost: 2 records of route a are missing; they were given up" in range_.message()
     with pytest.raises(NotFound, match="the file is gone"):
         list(given_up.log.records("a", start=3))
-
-
-def test_where_says_that_they_are_lost(given_up: Built) -> None:
-    found = given_up.log.where(4)
-    assert (found.state, found.durable) == (State.LOST, False)
-    assert "lost: given up by a repair" in found.message
-    assert "quarantine/it" in found.message
+    place = given_up.log.where(4)
+    assert (place.state, place.durable) == (State.LOST, False)
+    assert "lost: given up by a repair" in place.message
+    assert "quarantine/it" in place.message
 
 
 def test_the_last_records_of_a_log_are_not_given_out_again(tmp_path: Path) -> None:

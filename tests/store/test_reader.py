@@ -37,23 +37,15 @@ class TestPlaces:
             with pytest.raises(error):
                 built.log.records(start=start)
 
-    def test_the_middle_of_a_batch(self, built: Built) -> None:
-        built.lines("a", [b"1", b"", b"3", b"4"])
-        assert values(built, start=2, stop=3) == [b"", b"3"]
-        assert b"".join(batch.raw() for batch in built.log.batches(start=2, stop=3)) == b"\n3\n"
-
-    @pytest.mark.parametrize("form", ["active", "cut", "sealed"])
-    def test_a_time_is_the_first_record_appended_then_or_later(self, built: Built, form: str) -> None:
+    def test_a_time_is_the_first_record_appended_then_or_later(self, built: Built) -> None:
         for second in range(1, 6):
             built.lines("a", [b"%d" % second] * 2)
-        if form != "active":
-            built.cut()
-        if form == "sealed":
-            built.seal()
-        assert values(built, start=moment(0))[:1] == [b"1"]
-        assert values(built, start=moment(3)) == [b"3", b"3", b"4", b"4", b"5", b"5"]
-        assert values(built, start=moment(3.5)) == [b"4", b"4", b"5", b"5"]
-        assert values(built, start=moment(2), stop=moment(4)) == [b"2", b"2", b"3", b"3"]
+        for change in (lambda: None, built.cut, built.seal):
+            change()
+            assert values(built, start=moment(0))[:1] == [b"1"]
+            assert values(built, start=moment(3)) == [b"3", b"3", b"4", b"4", b"5", b"5"]
+            assert values(built, start=moment(3.5)) == [b"4", b"4", b"5", b"5"]
+            assert values(built, start=moment(2), stop=moment(4)) == [b"2", b"2", b"3", b"3"]
 
     def test_a_record_before_the_time_that_is_followed_from_is_not_given(self, built: Built) -> None:
         """Records before the future start time are not wanted."""
@@ -97,15 +89,14 @@ class TestPlaces:
 class TestContent:
     """Records are returned unchanged."""
 
-    @pytest.mark.parametrize("sealed", [False, True])
-    def test_awkward_bytes(self, built: Built, sealed: bool) -> None:
+    def test_awkward_bytes(self, built: Built) -> None:
         lines = [b"crlf\r", b"\r", b"", b"\0\0", b"\xff\xfe", b"W" * 3_000_000, b"WBAT", b"last"]
         built.lines("a", lines)
-        built.cut()
-        if sealed:
-            built.seal()
-        assert values(built) == lines
-        assert b"".join(batch.raw() for batch in built.log.batches()) == b"".join(line + b"\n" for line in lines)
+        for seal in (built.cut, built.seal):
+            seal()
+            assert values(built) == lines
+            assert b"".join(batch.raw() for batch in built.log.batches()) == b"".join(line + b"\n" for line in lines)
+        assert b"".join(batch.raw() for batch in built.log.batches(start=2, stop=3)) == b"\r\n\n"
 
     def test_columns_come_back_with_keys_times_and_headers(self, built: Built) -> None:
         built.columns("a", [b"x\ny", b""], keys=[b"k", None], times_ns=[5, 6], headers=[None, b'{"h":"1"}'])
@@ -113,11 +104,7 @@ class TestContent:
         assert (first.value, first.key, first.event_time_ns, first.headers) == (b"x\ny", b"k", 5, None)
         assert (second.value, second.key, second.event_time_ns, second.headers) == (b"", None, 6, b'{"h":"1"}')
         assert next(built.log.batches()).raw() == b"x\ny\n\n"
-
-    def test_the_middle_of_columns(self, built: Built) -> None:
-        built.columns("a", [b"1", b"2", b"3"], keys=[b"a", None, b"c"])
-        assert [(r.sequence, r.value, r.key) for r in built.log.records(start=2)] == [(2, b"2", None), (3, b"3", b"c")]
-        assert next(built.log.batches(start=2, stop=2)).raw() == b"2\n"
+        assert next(built.log.batches(start=2, stop=2)).raw() == b"\n"
 
     def test_a_line_without_an_end_is_a_record(self, built: Built) -> None:
         built.append("a", b"whole\nrest", 2, flags=4)
@@ -134,12 +121,6 @@ class TestContent:
         built.seal()
         assert [r.sequence for r in built.log.records()] == [1, 2]
 
-    def test_the_payload_of_lines_is_not_copied(self, built: Built) -> None:
-        built.lines("a", [b"x"] * 1000)
-        batch = next(built.log.batches())
-        assert batch.raw() is batch.payload
-        assert batch.payload.obj is not None
-
 
 class TestPieces:
     """A record that came in several pieces."""
@@ -155,40 +136,12 @@ class TestPieces:
         built.cut()
         built.piece("a", b"er\nfive\nsix", begins=False, ends=True)
 
-    @pytest.mark.parametrize("sealed", [False, True])
-    def test_they_are_joined_and_come_when_they_are_complete(self, built: Built, sealed: bool) -> None:
-        self.pieces(built)
-        if sealed:
-            built.cut()
-            built.seal()
-        expected = [
-            (1, "a", b"one"),
-            (3, "b", b"x"),
-            (4, "b", b"y"),
-            (2, "a", b"longer"),
-            (5, "a", b"five"),
-            (6, "a", b"six"),
-        ]
-        assert seen(built.log.records()) == expected
-        assert [r.value for r in built.log.records("a")] == [b"one", b"longer", b"five", b"six"]
-
-    def test_a_reader_that_starts_behind_the_beginning_passes_over_them(self, built: Built) -> None:
-        self.pieces(built)
-        assert [r.sequence for r in built.log.records("a", start=3)] == [5, 6]
-
-    def test_a_stop_waits_for_the_end_of_the_last_record(self, built: Built) -> None:
-        self.pieces(built)
-        assert seen(built.log.records("a", start=2, stop=2)) == [(2, "a", b"longer")]
-        assert [r.sequence for r in built.log.records(stop=3)] == [1, 3, 2]
-
-    def test_the_joined_record_is_a_batch_of_its_own(self, built: Built) -> None:
+    def test_the_joined_record_is_a_batch_of_its_own_that_a_stop_waits_for(self, built: Built) -> None:
         self.pieces(built)
         batch = next(batch for batch in built.log.batches() if batch.first_sequence == 2)
         assert (batch.count, bytes(batch.raw()), batch.segment) == (1, b"longer\n", 1)
-
-    def test_one_that_has_not_ended_is_not_given(self, built: Built) -> None:
-        built.piece("a", b"begun", begins=True, ends=False)
-        assert values(built) == []
+        assert seen(built.log.records("a", start=2, stop=2)) == [(2, "a", b"longer")]
+        assert [r.sequence for r in built.log.records(stop=3)] == [1, 3, 2]
 
     def test_one_that_ends_with_the_input_has_no_newline(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
@@ -210,18 +163,13 @@ class TestDurability:
     def test_nothing_behind_the_head_is_read(self, built: Built) -> None:
         built.lines("a", [b"durable"])
         built.lines("a", [b"written"], publish=False)
-        assert values(built) == [b"durable"]
         with pytest.raises(NotFound):
             built.log.records(start=3)
-        built.publish()
-        assert values(built) == [b"durable", b"written"]
-
-    def test_a_segment_behind_the_head_does_not_exist(self, built: Built) -> None:
-        built.lines("a", [b"1"])
-        built.lines("a", [b"2"], publish=False)
         built.writer.cut(now_ns=built.now_ns)
         built.lines("a", [b"3"], publish=False)
-        assert values(built) == [b"1"]
+        assert values(built) == [b"durable"]
+        built.publish()
+        assert values(built) == [b"durable", b"written", b"3"]
 
     def test_the_head_holds_in_a_segment_that_was_sealed_meanwhile(self, built: Built) -> None:
         """The position in the head is one in the raw bytes, and so one in the sealed segment."""
@@ -233,7 +181,7 @@ class TestDurability:
         built.root.head.write_bytes(head)
         assert values(built) == [b"1"]
 
-    @pytest.mark.parametrize("head", [None, bytes(160), b"rubbish" * 30])
+    @pytest.mark.parametrize("head", [None, b"rubbish" * 30])
     def test_without_a_head_everything_but_the_newest_raw_segment_is_read_and_that_is_reported(
         self, built: Built, head: bytes | None
     ) -> None:
@@ -285,7 +233,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps, st.data())
 def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]], data: st.DataObject) -> None:
     """Any route from any sequence reads like a list, whatever was written, cut and sealed in any order."""

@@ -1,22 +1,28 @@
-"""Views of a log: segments keep opening under new names, and a deleted segment is gone."""
+"""Views of a log, the number of listings they need, and their cost with many segments."""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 import weakref
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from effort import steps
 from logs import Built
 
+from wald.checking.verifier import verify
 from wald.errors import Damaged
-from wald.files.listing import Segment
+from wald.files.listing import Segment, list_segments
 from wald.format.batch import StoredBatch
 from wald.format.names import Kind
+from wald.retention.cursor_moves import reclaimed_above
 from wald.segments.raw_scan import FIRST_BATCH
 from wald.segments.view import SegmentGone, State, View
 
@@ -128,27 +134,22 @@ def test_a_view_is_renewed_with_the_head_and_the_segments_of_now(built: Built) -
     assert [segment.kind for segment in later.segments] == [Kind.RELEASED, Kind.SEALED, Kind.RAW]
 
 
-def test_changes_within_one_second_are_listed_where_times_are_whole_seconds(built: Built) -> None:
-    """For example, ext4 with inodes of 128 bytes."""
+def test_changes_are_listed_though_the_time_of_the_directory_is_coarse_or_old(built: Built) -> None:
+    """ext4 with inodes of 128 bytes has whole seconds; a network file system may return a cached time."""
     second = int(time.time()) - 1
     os.utime(built.root.segments, (second, second))
     view = built.view.renewed()
     built.seal()
     os.utime(built.root.segments, (second, second))
-
     assert [segment.kind for segment in view.renewed().segments] == [Kind.SEALED, Kind.SEALED, Kind.RAW]
 
-
-def test_the_segment_of_the_head_is_listed_even_if_the_time_of_the_directory_is_an_old_one(built: Built) -> None:
-    """A network file system may return a cached time."""
     before = time.time() - 10
     os.utime(built.root.segments, (before, before))
     view = built.view.renewed()
     built.cut()
     built.lines("a", [b"4"])
     os.utime(built.root.segments, (before, before))
-
-    assert [segment.base_sequence for segment in view.renewed().segments] == [1, 2, 3, 4]
+    assert [segment.base_sequence for segment in view.renewed().segments] == [1, 2, 3, 4]  # the head's is there
 
 
 def test_a_view_is_completed_with_segments_whose_deletion_was_undone(built: Built) -> None:
@@ -164,3 +165,137 @@ def test_a_view_is_completed_with_segments_whose_deletion_was_undone(built: Buil
     path = built.root.segment(1, Kind.RELEASED)
     path.rename(built.root.segment(1, Kind.SEALED))
     assert [segment.base_sequence for segment in public.including_restored(1, 1).segments] == [1, 2, 3]
+
+
+_counted: list[tuple[str, list[str]]] = []
+
+
+"""Directories of which listings are counted now, each with the listings."""
+
+
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("os.scandir", "os.listdir") and _counted:
+        for directory, listings in _counted:
+            if os.fspath(arguments[0]) == directory:  # type: ignore[call-overload]
+                listings.append(event)
+
+
+sys.addaudithook(_hook)
+
+
+@contextmanager
+def listings_of(directory: Path) -> Iterator[list[str]]:
+    """Record the listings of a directory by this process."""
+    entry: tuple[str, list[str]] = (str(directory), [])
+    _counted.append(entry)
+    try:
+        yield entry[1]
+    finally:
+        _counted.remove(entry)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Built:
+    """Three sealed segments and the active one, whose directory has not changed for a while."""
+    built = Built(tmp_path / "root")
+    for value in (b"1", b"2", b"3"):
+        built.lines("a", [value])
+        built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    built.lines("a", [b"4"])
+    before = time.time() - 10
+    os.utime(built.root.segments, (before, before))
+    return built
+
+
+def test_a_log_lists_the_segments_again_only_when_their_directory_has_changed(listed: Built) -> None:
+    """What changed this moment is listed each time: the next change may get the same time stamp."""
+    with listings_of(listed.root.segments) as listings:
+        assert [record.value for record in listed.log.records("a", "cursor")] == [b"2", b"3", b"4"]
+        assert len(listings) == 1
+        log = listed.log
+        for _ in range(3):
+            assert len(list(log.records("a"))) == 4
+        assert len(listings) == 2
+        listed.cut()
+        listed.lines("a", [b"5"])
+        os.utime(listed.root.segments, (time.time() - 5, time.time() - 5))
+        assert len(list(log.records("a"))) == 5
+        assert len(listings) == 3
+        listed.cut()
+        for times in range(4, 7):
+            assert len(list(log.records("a"))) == 5
+            assert len(listings) >= times
+
+
+def test_a_follower_lists_nothing_while_the_active_segment_grows(listed: Built) -> None:
+    following = listed.log.records("a", follow=True)
+    assert [next(following).value for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+    with listings_of(listed.root.segments) as listings:
+        for number in range(20):
+            listed.lines("a", [b"%d" % number])
+            assert next(following).value == b"%d" % number
+    assert listings == []
+
+
+def many(path: Path, segments: int) -> Built:
+    log = Built(path)
+    for number in range(segments):
+        log.lines("a", [b"%d" % number])
+        log.lines("b", [b"other"])
+        log.cut()
+    return log
+
+
+def test_the_way_through_them_is_linear(tmp_path: Path) -> None:
+    costs = []
+    for segments in (10, 60):
+        log = many(tmp_path / str(segments), segments)
+        log.seal()
+        costs.append(steps(lambda log=log: list(log.log.records("a"))))  # type: ignore[misc]
+
+    assert costs[1] < 6 * costs[0]
+
+
+def passing_by(log: Built) -> object:
+    return list(log.log.records("b", on_missing="skip"))
+
+
+def verifying(log: Built) -> object:
+    return list(verify(log.root))
+
+
+@pytest.mark.parametrize("work", [passing_by, verifying])
+def test_the_way_past_as_many_holes_is_linear(tmp_path: Path, work: Callable[[Built], object]) -> None:
+    costs = []
+    for segments in (10, 60):
+        log = many(tmp_path / str(segments), segments)
+        log.seal()
+        for segment in list_segments(log.root).segments[:-1:2]:
+            log.reclaim(segment.base_sequence)
+        costs.append(steps(partial(work, log)))
+
+    assert costs[1] < 7.5 * costs[0]
+
+
+def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are cut and sealed faster than the directory is read."""
+    log = many(tmp_path / "log", 2)
+    log.log.set_cursor("a", 1)
+    looks, scandir = 0, os.scandir
+
+    def look(path: Path) -> Iterator[os.DirEntry[str]]:
+        nonlocal looks
+        looks += 1
+        assert looks < 10
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", scandir)
+            log.lines("a", [b"one more"])
+            log.cut()
+            log.seal()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+
+    assert reclaimed_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""
