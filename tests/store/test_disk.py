@@ -193,6 +193,7 @@ import pathlib
 from wald.files.disk import Disk
 disk, path = Disk(), pathlib.Path({os.fspath(tmp_path)!r})
 descriptor, source = disk.create(path / "file"), disk.create(path / "source")
+disk.write(source, [b"x"], 0)
 for step in (
     lambda: disk.write(descriptor, [b"x"], 0),
     lambda: disk.update(descriptor, b"x", 0),
