@@ -64,7 +64,7 @@ def test_all_buffers_are_written_however_few_bytes_a_call_takes(
         return real(descriptor, [b"".join(given)[:at_once]], offset)
 
     monkeypatch.setattr(os, "pwritev", short)
-    several: list[list[Buffer]] = [[], [b""], [b"one"], [b"", b"one", b"", b"two", b""], [b""] * 2500 + [b"x"]]
+    several: list[Sequence[Buffer]] = [[], [b""], [b"one"], [b"", b"one", b"", b"two", b""], [b""] * 2500 + [b"x"]]
     several += [[memoryview(b"view"), bytearray(b"array"), b"bytes"], [b"%d," % i for i in range(3000)]]
     for number, (at_once, buffers) in enumerate(product([1 << 30, 7, 1], several)):  # noqa: B007
         path = tmp_path / str(number)
