@@ -17,6 +17,7 @@ from logs import Built, Unsynced
 from reclaiming import Reclaimer, reclaim
 from repairing import repair
 from running import eventually, wald
+from running import reclaim as reclaim_command
 
 from wald.files.disk import Disk
 from wald.files.layout import Root
@@ -110,10 +111,7 @@ def remove_by_repair(built: Built) -> None:
 
 
 def remove_by_reclaim(built: Built) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "wald_reclaim", "--root", built.root.path], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    reclaim_command(built.root.path)
 
 
 @pytest.mark.parametrize("removed_by", [remove_by_start, remove_by_repair, remove_by_reclaim])

@@ -65,13 +65,22 @@ def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
         assert audit_deletion(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
 
 
-def test_words_name_record_route_and_group() -> None:
-    assert audit_deletion(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
-        "record 10 of route a was deleted before it was read by archive at 4",
+def test_words_name_record_route_and_group_and_bare_lines_prove_nothing() -> None:
+    """wald-reclaim writes a line without cursors of a released segment that is in no ledger."""
+    unread = audit_deletion(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None)
+    assert unread.errors == ("record 10 of route a was deleted before it was read by archive at 4",)
+    without = audit_deletion(line(HELD | {"cursors": {}}), None)
+    assert without.errors == ("record 10 of route a was deleted, but no cursor of the route is recorded",)
+    bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
+    assert audit_deletion(bare, sealed()).errors == (
+        "no cursors are recorded (found released, reason unknown), so nothing proves that the deletion was allowed",
     )
-    assert audit_deletion(line(HELD | {"cursors": {}}), None).errors == (
-        "record 10 of route a was deleted, but no cursor of the route is recorded",
-    )
+    assert audit_deletion(line(), sealed()).errors == ()  # a segment without records
+    ruling = audit_deletion(line(HELD | {"cursors": {"processed": 10}}), None)
+    assert (ruling.errors, ruling.notes) == ((), ("no ledger line lists its contents when it was sealed",))
+    # A crash between the line and the deletion leaves the segment.
+    ruling = audit_deletion(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), exists=True)
+    assert (ruling.errors, any("still exists" in note for note in ruling.notes)) == ((), True)
 
 
 def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
@@ -97,47 +106,13 @@ def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
         assert list(audit_deletion(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
 
 
-def test_a_line_without_cursors_proves_nothing() -> None:
-    """wald-reclaim writes this of a released segment that is in no ledger."""
-    bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
-    assert audit_deletion(bare, sealed()).errors == (
-        "no cursors are recorded (found released, reason unknown), so nothing proves that the deletion was allowed",
-    )
-
-
-def test_a_segment_without_records_may_go() -> None:
-    assert audit_deletion(line(), sealed()).errors == ()
-
-
-def test_of_a_segment_that_no_ledger_records_the_cursors_count() -> None:
-    ruling = audit_deletion(line(HELD | {"cursors": {"processed": 10}}), None)
-    assert ruling.errors == ()
-    assert ruling.notes == ("no ledger line lists its contents when it was sealed",)
-
-
-def test_a_segment_that_still_exists_is_reported() -> None:
-    """A crash between the line and the deletion leaves it so."""
-    ruling = audit_deletion(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), exists=True)
-    assert ruling.errors == ()
-    assert any("still exists" in note for note in ruling.notes)
-
-
 def test_a_line_of_another_form_proves_nothing() -> None:
+    cursors = (5, {"processed": "10"}, {"processed": True})
+    held: list[Line] = [*({"cursors": each} for each in cursors), {"retired": False}, {"last": None, "retired": True}]
     others: list[Line] = [
-        {"routes": [5]},
-        {"routes": [{}]},
-        {"routes": [HELD]},
-        {"routes": [HELD | {"cursors": 5}]},
-        {"routes": [HELD | {"cursors": {"processed": "10"}}]},
-        {"routes": [HELD | {"cursors": {"processed": True}}]},
-        {"routes": [HELD | {"retired": False}]},
-        {"routes": [HELD | {"last": None, "retired": True}]},
-        {"routes": [HELD | {"retired": True}, HELD | {"retired": True}]},
-        {"lost": 5},
-        {"lost": {"a": "many"}},
-        {"lost": {"b": 1}},
-        {"routes": 5},
-        {"routes": None},
+        *({"routes": routes} for routes in ([5], [{}], [HELD], [HELD | {"retired": True}] * 2, 5, None)),
+        *({"routes": [HELD | each]} for each in held),
+        *({"lost": lost} for lost in (5, {"a": "many"}, {"b": 1})),
     ]
     for wrong in others:
         assert audit_deletion(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors

@@ -32,7 +32,7 @@ lines = st.lists(st.lists(st.sampled_from([piece for piece in PIECES if piece !=
 
 
 @pytest.mark.parametrize("lines_searched", [1, 1 << 30])  # by their places in the batch wherever possible, or never
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     values=lines,
     pattern=st.sampled_from(PATTERNS) | st.lists(st.sampled_from(PIECES)).map(b"".join).map(re.escape),

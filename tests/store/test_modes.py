@@ -16,7 +16,6 @@ from users import CONSUMERS, OWNER, needs_root
 
 from wald.files.disk import Disk
 from wald.files.identity import create_root
-from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.files.routes import add_route
 from wald.files.safe_open import InPlaceFile
@@ -51,6 +50,9 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
     disk.replace(root.cursor("a", "processed"), b"1\n")
     Ledger(root.ledger / "reclaim.jsonl", disk, owner="wald-reclaim").close()
     InPlaceFile(root.transfers, 4096, disk).close()
+    SparseIndexWriter(root.segments / "1.wal.idx", SegmentHeader(LOG_ID, 1, 1, TIME_NS, 1)).close()
+    (root.path / "other").touch(mode=0o666)
+    disk.close(disk.open_lock(root.path / "other"))  # who can open a lock file could hold the lock
 
     assert modes(root.path) == {
         ".": 0o750,
@@ -59,6 +61,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
         "ledger/reclaim.lock": 0o600,
         "lock": 0o600,
         "log.json": 0o640,
+        "other": 0o600,
         "quarantine": 0o750,
         "recovery": 0o750,
         "routes": 0o750,
@@ -67,6 +70,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
         "routes/a/in": 0o620,
         "routes/a/cursors/processed.cursor": 0o640,
         "segments": 0o750,
+        "segments/1.wal.idx": 0o640,
         "transfers": 0o640,
     }
 
@@ -91,23 +95,6 @@ def test_what_an_operator_has_set_stays(tmp_path: Path) -> None:
     create_root(tmp_path / "log", Disk(), now=NOW)
 
     assert (mode(root.path), mode(root.segments), mode(root.identity)) == (0o2770, 0o2750, 0o600)
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_file_that_is_made_anew_may_be_read_by_the_group(tmp_path: Path) -> None:
-    SparseIndexWriter(tmp_path / "1.wal.idx", SegmentHeader(LOG_ID, 1, 1, TIME_NS, 1)).close()
-
-    assert mode(tmp_path / "1.wal.idx") == 0o640
-
-
-def test_a_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """A user who can open a lock file could hold the lock and block the daemon."""
-    (tmp_path / "lock").touch(mode=0o644)
-    disk = Disk()
-    disk.close(disk.open_lock(tmp_path / "lock"))
-
-    assert mode(tmp_path / "lock") == 0o600
-    assert Root(tmp_path).lock == tmp_path / "lock"
 
 
 def under(umask: str) -> list[str]:

@@ -178,13 +178,10 @@ def test_each_kind_of_damage(written: Written, log: Path, kind: str) -> None:
     assert repair(log).actions == ()
 
 
-def test_a_log_that_is_good_is_not_touched(log: Path) -> None:
+def test_a_good_log_is_not_touched_and_a_rebuilt_index_has_the_digest_of_the_ledger(log: Path) -> None:
     as_found = snapshot(log)
     assert repair(log).actions == ()
     assert snapshot(log) == as_found
-
-
-def test_an_index_that_is_made_again_has_the_digest_that_the_ledger_has(log: Path) -> None:
     path = middle(log)
     sealed = History(Root(log)).sealing_of(int(path.name[:20]))
     end_of(path)
@@ -371,7 +368,7 @@ def check_repair(written: Written, spoiled: list[tuple[int, Damage | None]]) -> 
         assert len(list_segments(Root(root)).segments) >= 1
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=6, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED)
 @example(spoiled=[(1, flip([0.31])), (0, None)])
 @example(spoiled=[(0, zero(0.8125)), (0, flip([0.0])), (2, zero(0.5))])  # 49 is broken, and open in between
@@ -422,7 +419,7 @@ def test_a_sealed_part_of_a_ledger_that_is_damaged_makes_way_for_its_whole_lines
     change(parts[1].path, lambda data: data[:30] + bytes([data[30] ^ 0xFF]) + data[31:])
     assert errors(log) != []
     root = log.parent / "killed"
-    for step in (0, 6, 12, 18, 20):
+    for step in (0, 12, 20):
         shutil.copytree(log, root)
         killed_at(step, root)
         repair(root, accept_loss=False)

@@ -120,8 +120,9 @@ def cut(at: int, data: bytearray) -> None:
     del data[at:]
 
 
-@pytest.mark.parametrize("damage", [flip, zero, cut])
-@pytest.mark.parametrize("place", [0.0, 0.02, 0.3, 0.6, 0.999])
+@pytest.mark.parametrize(
+    ("damage", "place"), [(flip, 0.0), (zero, 0.02), (cut, 0.3), (flip, 0.3), (zero, 0.6), (cut, 0.999), (flip, 0.999)]
+)
 def test_in_a_frame_what_is_in_front_of_damage_is_whole(
     sealed: Built, tmp_path: Path, damage: Callable[[int, bytearray], None], place: float
 ) -> None:
@@ -190,7 +191,7 @@ def test_what_is_left_of_a_frame_is_looked_for_without_the_context_of_the_file(
             assert by_frame.isdisjoint(used)
 
 
-@pytest.mark.parametrize("bytes_from_end", [3, 20, 300, 600])
+@pytest.mark.parametrize("bytes_from_end", [3, 300])
 def test_damage_in_the_index_costs_no_record(sealed: Built, tmp_path: Path, bytes_from_end: int) -> None:
     path = sealed.path(4, Kind.SEALED)
     at = path.stat().st_size - bytes_from_end
@@ -212,8 +213,9 @@ def places(path: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("damage", [flip, zero, cut])
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize(
+    ("damage", "place"), [*((flip, place) for place in range(5)), (zero, 0), (zero, 3), (cut, 1), (cut, 4)]
+)
 def test_in_a_raw_segment_only_what_is_hit_is_lost(
     raw: Built, tmp_path: Path, damage: Callable[[int, bytearray], None], place: int
 ) -> None:

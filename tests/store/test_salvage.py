@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import zstandard
 from damage import flipped, peak_bytes
 from logs import Built
 
@@ -61,7 +62,7 @@ def errors(built: Built) -> list[str]:
 def test_a_flipped_bit_in_index_or_seek_table_loses_nothing(built: Built) -> None:
     path = sealed(built)
     whole, (_, index) = path.read_bytes(), parts(path)
-    places = random.Random(2).sample(range(8 * index, 8 * len(whole)), 60)
+    places = random.Random(2).sample(range(8 * index, 8 * len(whole)), 30)
     places += [8 * index + 1, 8 * (len(whole) - 1), 8 * (len(whole) - 9), 8 * (index + 8)]
     reported = 0
     for bit in places:
@@ -71,22 +72,7 @@ def test_a_flipped_bit_in_index_or_seek_table_loses_nothing(built: Built) -> Non
         assert [record.sequence for record in built.log.records("b", 4)] == [*range(4, RECORDS + 1, 2)]
         assert next(built.log.records(start=RECORDS)).sequence == RECORDS
         assert built.log.where(5).segment == path.name
-    assert reported > 20, "many bits of an index matter"
-
-
-def test_verify_tells_of_it_and_of_nothing_that_is_not_missing(built: Built) -> None:
-    path = sealed(built)
-    whole, (_, index) = path.read_bytes(), parts(path)
-    path.write_bytes(flipped(whole, 8 * (index + 80)))
-    assert [error.split()[0] for error in errors(built)] == [path.name]
-
-
-def test_reclaim_cannot_know_what_it_holds(built: Built) -> None:
-    path = sealed(built)
-    whole, (_, index) = path.read_bytes(), parts(path)
-    path.write_bytes(flipped(whole, 8 * (index + 80)))
-    with pytest.raises(Damaged):
-        sealed_index(Segment(1, Kind.SEALED, path), built.log_id)
+    assert reported > 10, "many bits of an index matter"
 
 
 def test_cut_short_anywhere_it_gives_what_is_in_front(built: Built) -> None:
@@ -114,36 +100,26 @@ def test_cut_short_anywhere_it_gives_what_is_in_front(built: Built) -> None:
         assert any(path.name in error for error in errors(built))
 
 
-def test_a_frame_that_is_cut_gives_the_batches_in_front_of_the_cut(built: Built) -> None:
-    path = sealed(built)
-    whole, (spans, _) = path.read_bytes(), parts(path)
-    begin, end = spans[1]
-    path.write_bytes(whole[: end - (end - begin) // 5])
-    assert read(built)[0] == [1, 2, 3, 4, 5, RECORDS + 1]
-
-
-@pytest.mark.parametrize("frame", [0, 1, 2, 3])
-@pytest.mark.parametrize("place", [0, 4, 5, 9, 11, 300_000])
-def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Built, frame: int, place: int) -> None:
+def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Built) -> None:
     """If a frame's header is hit, the seek table gives the start of the next frame."""
     path = sealed(built)
-    data, (spans, index) = bytearray(path.read_bytes()), parts(path)
-    data[index + 80] ^= 1
-    data[spans[frame][0] + place] ^= 0x81
-    path.write_bytes(data)
-    found, reported = read(built)
-    lost = set(range(1, RECORDS + 2)) - set(found)
-    assert lost <= set(range(3 * frame + 1, 3 * frame + 4))
-    assert bool(lost) == bool(reported)
-    assert found == sorted(found)
-
-
-def test_a_first_frame_that_is_lost_hides_the_segment_header_and_nothing_more(built: Built) -> None:
-    path = sealed(built)
-    data, (spans, index) = bytearray(path.read_bytes()), parts(path)
-    data[index + 80] ^= 1
-    data[spans[0][0] : spans[0][0] + 64] = bytes(64)
-    path.write_bytes(data)
+    whole, (spans, index) = bytearray(path.read_bytes()), parts(path)
+    whole[index + 80] ^= 1
+    path.write_bytes(whole)
+    assert [error.split()[0] for error in errors(built)] == [path.name]
+    with pytest.raises(Damaged):  # so RECLAIM cannot know what it holds
+        sealed_index(Segment(1, Kind.SEALED, path), built.log_id)
+    for frame, place in [(0, 0), (0, 9), (1, 4), (1, 300_000), (2, 5), (2, 11), (3, 0), (3, 300_000)]:
+        data = bytearray(whole)
+        data[spans[frame][0] + place] ^= 0x81
+        path.write_bytes(data)
+        found, reported = read(built)
+        lost = set(range(1, RECORDS + 2)) - set(found)
+        assert lost <= set(range(3 * frame + 1, 3 * frame + 4))
+        assert bool(lost) == bool(reported)
+        assert found == sorted(found)
+    whole[spans[0][0] : spans[0][0] + 64] = bytes(64)  # with the segment header
+    path.write_bytes(whole)
     assert read(built)[0] == [*range(4, RECORDS + 2)]
 
 
@@ -156,19 +132,13 @@ def test_rubbish_is_no_segment(built: Built) -> None:
         assert f"records 1 to {RECORDS} cannot be read" in reported[0]
 
 
-def test_memory_is_that_of_a_frame(built: Built) -> None:
+def test_memory_is_that_of_a_frame_even_if_one_claims_to_be_huge(built: Built) -> None:
     path = sealed(built)
     whole, (_, index) = path.read_bytes(), parts(path)
     path.write_bytes(flipped(whole, 8 * (index + 80)))
     assert peak_bytes(lambda: sum(1 for _ in built.log.batches())) < 8 * FRAME_BYTES
-
-
-def test_a_frame_that_claims_to_be_huge_takes_no_memory(built: Built) -> None:
-    import zstandard
-
-    path = sealed(built)
-    bomb = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(bytes(256 << 20))
-    path.write_bytes(bomb + path.read_bytes()[:-1])
+    bomb = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(bytes(64 << 20))
+    path.write_bytes(bomb + whole[:-1])
     assert peak_bytes(lambda: read(built)) < 16 * FRAME_BYTES
     assert read(built)[0][-1] == RECORDS + 1
 

@@ -70,10 +70,6 @@ def spoil_index(built: Built, base: int) -> None:
     path.write_bytes(data)
 
 
-def by_group(built: Built, group: str = "g") -> list[tuple[int, bytes]]:
-    return numbered(built.log.records("a", start="cursor", group=group))
-
-
 def numbered(records: Iterator[Record]) -> list[tuple[int, bytes]]:
     return [(record.sequence, record.value) for record in records]
 
@@ -82,18 +78,16 @@ WHOLE = [(1, LONG), (5, b"next")]
 
 
 class TestAReclaimedSegmentWithoutAPiece:
-    @pytest.fixture
-    def gap(self, built: Built) -> Built:
+    def test_a_long_record_is_whole_across_it(self, built: Built) -> None:
+        """For readers of its route, of all routes, and of a span that ends in front of the gap."""
         of_another_route(built)
         delete_middle(built)
-        return built
-
-    @pytest.mark.parametrize("start", ["earliest", 1, "cursor"])
-    def test_a_long_record_is_whole_across_it(self, gap: Built, start: Start) -> None:
-        assert numbered(gap.log.records("a", start=start, group="g")) == WHOLE
-
-    def test_it_is_whole_for_a_reader_of_all_routes(self, gap: Built) -> None:
-        assert numbered(gap.log.records(on_missing="skip")) == WHOLE
+        starts: tuple[Start, ...] = ("earliest", 1, "cursor")
+        for start in starts:
+            assert numbered(built.log.records("a", start=start, group="g")) == WHOLE
+        assert numbered(built.log.records(on_missing="skip")) == WHOLE
+        spans = read_selection(built.view, Selection(frozenset("a"), 1, last=1))
+        assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
 
     def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
@@ -108,10 +102,6 @@ class TestAReclaimedSegmentWithoutAPiece:
         delete_middle(built)
         assert steps(follower) == WHOLE
 
-    def test_it_is_whole_for_a_span_that_ends_in_front_of_the_gap(self, gap: Built) -> None:
-        spans = read_selection(gap.view, Selection(frozenset("a"), 1, last=1))
-        assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
-
     def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
         of_another_route(built)
         built.reclaim(2)
@@ -123,34 +113,29 @@ class TestAReclaimedSegmentWithoutAPiece:
 
 class TestAReclaimedSegmentWithAPiece:
     @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
-    def test_a_long_record_is_dropped(self, built: Built, lay: Callable[[Built], object]) -> None:
-        lay(built)
-        built.reclaim(2, named=True)
-        assert numbered(built.log.records("a")) == ([(5, b"next")] if lay is with_a_piece else [(6, b"next")])
-
-    @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
-    def test_it_is_reported_as_missing_where_it_was_asked_for(
+    def test_a_long_record_is_dropped_and_reported_where_it_was_asked_for(
         self, built: Built, lay: Callable[[Built], object]
     ) -> None:
         lay(built)
         built.reclaim(2, named=True)
+        assert numbered(built.log.records("a")) == ([(5, b"next")] if lay is with_a_piece else [(6, b"next")])
         missing: list[Missing] = []
         list(built.log.records("a", start=1, on_missing=missing.append))
         assert [(each.first, each.route, each.asked) for each in missing] == [(1, "a", True)]
         assert sum(each.records for each in missing) == (1 if lay is with_a_piece else 2)
 
-    def test_it_is_not_torn_by_a_stop_in_front_of_the_gap(self, built: Built) -> None:
+    def test_it_is_not_torn_by_a_stop_in_front_of_the_gap_and_whole_once_the_deletion_is_taken_back(
+        self, built: Built
+    ) -> None:
         with_a_piece(built)
-        built.reclaim(2, named=True)
+        built.reclaim(2, named=True, keep=True)
+        built.path(2, Kind.RELEASED).rename(built.root.path / "away")
         assert numbered(built.log.records("a", stop=1)) == []
         with pytest.raises(NotFound, match="record 1: 1 record of route a is missing"):
             list(built.log.records("a", start=1, stop=1))
         with pytest.raises(NotFound, match="record 1"):
             list(read_selection(built.view, Selection(frozenset("a"), 1, last=1)))
-
-    def test_it_is_whole_again_once_the_deletion_is_taken_back(self, built: Built) -> None:
-        with_a_piece(built)
-        built.reclaim(2, keep=True)
+        (built.root.path / "away").rename(built.path(2, Kind.RELEASED))
         assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
 
     def test_it_is_dropped_if_a_line_says_only_what_several_segments_held_together(
@@ -180,7 +165,7 @@ class TestAReclaimedSegmentWithAPiece:
 
 
 class TestAGapThatNoLedgerExplains:
-    def test_a_long_record_is_dropped_and_named(self, built: Built) -> None:
+    def test_a_long_record_is_dropped_and_named_also_with_a_stop_in_front_of_the_gap(self, built: Built) -> None:
         with_a_piece(built)
         built.path(2, Kind.SEALED).unlink()
         damage: list[Damaged] = []
@@ -188,11 +173,7 @@ class TestAGapThatNoLedgerExplains:
         assert [(each.message.partition(": ")[2], each.last) for each in damage] == [
             ("records 2 to 4 are missing, and no ledger explains why; record 1 cannot be read", 4)
         ]
-
-    def test_it_is_reported_with_a_stop_in_front_of_the_gap(self, built: Built) -> None:
-        with_a_piece(built)
-        built.path(2, Kind.SEALED).unlink()
-        damage: list[Damaged] = []
+        damage.clear()
         assert numbered(built.log.records("a", stop=1, on_damage=damage.append)) == []
         assert [each.last for each in damage] == [1]
 
@@ -232,11 +213,16 @@ class TestAGapThatNoLedgerExplains:
 
 class TestAShrunkSegment:
     def test_a_long_record_is_whole_across_what_was_dropped_of_another_route(self, built: Built) -> None:
+        """Unless neither index nor ledger says what was dropped."""
         of_another_route(built)
         shrink(built, 2, b=4)
         assert numbered(built.log.records("a", start=1)) == WHOLE
         spoil_index(built, 2)
         assert numbered(built.log.records("a", start=1)) == WHOLE
+        (built.root.ledger / "reclaim.jsonl").unlink()
+        damage: list[Damaged] = []
+        assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
+        assert ["record 1 cannot be read" in each.message for each in damage] == [True]
 
     def test_a_shrinking_that_was_not_carried_out_counts_for_nothing(self, built: Built) -> None:
         with_a_piece(built)
@@ -247,29 +233,17 @@ class TestAShrunkSegment:
         spoil_index(built, 2)
         assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
 
-    @pytest.mark.parametrize("spoiled", [False, True])
     @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
-    def test_it_is_dropped_with_a_piece_of_it_and_reported(
-        self, built: Built, lay: Callable[[Built], object], *, spoiled: bool
-    ) -> None:
+    def test_it_is_dropped_with_a_piece_of_it_and_reported(self, built: Built, lay: Callable[[Built], object]) -> None:
         lay(built)
         shrink(built, 2, a=1 if lay is with_a_piece else 5)
-        if spoiled:
-            spoil_index(built, 2)
         rest = [(5, b"next")] if lay is with_a_piece else [(6, b"next")]
-        assert numbered(built.log.records("a")) == rest
-        missing: list[Missing] = []
-        assert numbered(built.log.records("a", start=1, on_missing=missing.append)) == rest
-        assert (min(each.first for each in missing), {each.route for each in missing}) == (1, {"a"})
-
-    def test_it_is_named_if_neither_index_nor_ledger_says_what_was_dropped(self, built: Built) -> None:
-        of_another_route(built)
-        shrink(built, 2, b=4)
-        spoil_index(built, 2)
-        (built.root.ledger / "reclaim.jsonl").unlink()
-        damage: list[Damaged] = []
-        assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
-        assert ["record 1 cannot be read" in each.message for each in damage] == [True]
+        for _ in range(2):
+            assert numbered(built.log.records("a")) == rest
+            missing: list[Missing] = []
+            assert numbered(built.log.records("a", start=1, on_missing=missing.append)) == rest
+            assert (min(each.first for each in missing), {each.route for each in missing}) == (1, {"a"})
+            spoil_index(built, 2)
 
 
 def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
@@ -297,8 +271,9 @@ def failed_write(built: Built) -> Built:
 class TestAFollowerThatIsPaused:
     """Its file of the active segment is not the one in which the writer has continued and which was cut then."""
 
-    @pytest.mark.parametrize("sealed", [False, True])
-    @pytest.mark.parametrize("again", [restart, removed_and_named_again, failed_write])
+    @pytest.mark.parametrize(
+        ("again", "sealed"), [(restart, False), (removed_and_named_again, True), (failed_write, False)]
+    )
     def test_it_gets_every_piece(self, tmp_path: Path, again: Callable[[Built], Built], *, sealed: bool) -> None:
         built = Built(tmp_path / "root")
         built.piece("a", b"begins ", begins=True, ends=False)
@@ -355,23 +330,23 @@ class TestAFollowerThatIsPaused:
         delete_paused(built, named=named)
         assert steps(follower) == [(4, b"next")]
 
-    def test_it_gets_damage_if_no_ledger_says_that_the_other_file_was_deleted(self, tmp_path: Path) -> None:
+    def test_it_gets_damage_or_the_record_as_the_other_file_was_deleted_without_a_word_or_without_a_piece(
+        self, tmp_path: Path
+    ) -> None:
         damage: list[Damaged] = []
-        built, follower = paused_in_a_copy(tmp_path, on_damage=damage.append)
+        built, follower = paused_in_a_copy(tmp_path / "no ledger", on_damage=damage.append)
         built.piece("a", b"unseen ", begins=False, ends=False)
         delete_paused(built)
         (built.root.ledger / "reclaim.jsonl").unlink()
         assert steps(follower) == [(4, b"next")]
         assert ["record 2 cannot be read" in each.message for each in damage] == [True]
 
-    def test_it_gets_the_record_if_the_other_file_had_no_piece_of_it(self, tmp_path: Path) -> None:
-        built, follower = paused_in_a_copy(tmp_path, seen=b"")
+        built, follower = paused_in_a_copy(tmp_path / "no piece", seen=b"")
         built.lines("b", [b"unseen"])
         delete_paused(built)
         assert steps(follower) == [(2, b"begins ends"), (5, b"next")]
 
-    def test_it_gets_the_record_if_its_file_of_the_deleted_segment_was_complete(self, tmp_path: Path) -> None:
-        built, follower = paused_in_a_copy(tmp_path)
+        built, follower = paused_in_a_copy(tmp_path / "complete")
         delete_paused(built)
         assert steps(follower) == [(2, b"begins seen ends"), (4, b"next")]
 
@@ -442,9 +417,10 @@ def repaired(built: Built) -> Built:
 class TestAFollowerAcrossARepair:
     """It holds the beginning of record 2, which a repair gives up because another piece is lost."""
 
-    @pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
-    @pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
-    @pytest.mark.parametrize("kind", [Kind.RAW, Kind.SEALED])
+    @pytest.mark.parametrize(
+        ("kind", "gone", "seen"),
+        [(Kind.RAW, False, True), (Kind.RAW, True, False), (Kind.SEALED, False, False), (Kind.SEALED, True, True)],
+    )
     def test_the_record_is_lost_as_for_a_fresh_reader(
         self, tmp_path: Path, kind: Kind, *, gone: bool, seen: bool
     ) -> None:

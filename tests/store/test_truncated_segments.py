@@ -78,15 +78,14 @@ class TestReaders:
             assert "record 1 cannot be read" in damage
         assert read(built, "b") == (KEPT[:1], [])
 
-    def test_see_it_if_the_segment_has_its_length_again(self, tmp_path: Path) -> None:
+    def test_see_it_if_the_segment_has_its_length_again_and_if_only_the_next_one_is_sealed(
+        self, tmp_path: Path
+    ) -> None:
         built = Built(tmp_path / "root")
         begin(built)
         end(built)
         truncate(built, size=built.path(1, Kind.RAW).stat().st_size)
         assert read(built, "a")[0] == KEPT[1:]
-
-    def test_see_it_if_only_the_next_segment_is_sealed(self, tmp_path: Path) -> None:
-        built, _ = laid(tmp_path / "root")
         built.cut()
         second = Segment(3, Kind.RAW, built.path(3, Kind.RAW))
         seal(built.root, second, built.disk, built.ledger, now=lambda: built.now_ns)
@@ -147,7 +146,7 @@ def step(follower: object) -> list[tuple[int, bytes]]:
     return found
 
 
-def test_the_sealer_refuses_it_and_seals_the_next(tmp_path: Path) -> None:
+def test_the_sealer_refuses_it_and_verify_names_it(tmp_path: Path) -> None:
     built, offset = laid(tmp_path / "root")
     path = built.path(1, Kind.RAW)
     data = path.read_bytes()
@@ -155,14 +154,9 @@ def test_the_sealer_refuses_it_and_seals_the_next(tmp_path: Path) -> None:
         built.seal()
     assert "repair" in str(raised.value.hint)
     assert path.read_bytes() == data
-    assert not built.path(1, Kind.SEALED).exists()
     assert [each.name for each in built.root.segments.glob("*.zst*")] == []
-
-
-def test_verify_names_the_file_the_offset_and_the_next_command(tmp_path: Path) -> None:
-    built, offset = laid(tmp_path / "root")
     (found,) = [each for each in verify(built.root) if each.level is Level.ERROR]
-    assert (found.path, found.offset) == (built.path(1, Kind.RAW), offset)
+    assert (found.path, found.offset) == (path, offset)
     assert "wald --root" in found.message
 
 
