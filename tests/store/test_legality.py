@@ -108,9 +108,10 @@ def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
 
 def test_a_line_of_another_form_proves_nothing() -> None:
     cursors = (5, {"processed": "10"}, {"processed": True})
+    lists: tuple[Any, ...] = ([5], [{}], [HELD], [HELD | {"retired": True}] * 2, 5, None)
     held: list[Line] = [*({"cursors": each} for each in cursors), {"retired": False}, {"last": None, "retired": True}]
     others: list[Line] = [
-        *({"routes": routes} for routes in ([5], [{}], [HELD], [HELD | {"retired": True}] * 2, 5, None)),
+        *({"routes": routes} for routes in lists),
         *({"routes": [HELD | each]} for each in held),
         *({"lost": lost} for lost in (5, {"a": "many"}, {"b": 1})),
     ]
