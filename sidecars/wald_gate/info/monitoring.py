@@ -182,7 +182,7 @@ def _of_daemon(found: Liveness, root: Path) -> Ready:
         return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status')}")
     if found.answer.get("stalled_seconds", 0) > _STALLED_SECONDS:
         why = "records have waited for long while none became durable"
-        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'latency')}")
+        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status --latency')}")
     return Ready(Word.READY)
 
 
