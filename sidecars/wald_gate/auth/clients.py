@@ -172,20 +172,18 @@ class Admission:
             while len(self._wrong) > _ADDRESSES_MAX:
                 self._wrong.popitem(last=False)
             raise
-        self._forget(request)
+        number = secrets.token_urlsafe(32)
+        self._set(request, response, number)
         own = [number for number, session in self._sessions.items() if session.client == client]
         if len(own) == _SESSIONS_OF_CLIENT:
             del self._sessions[own[0]]
         while len(self._sessions) >= _SESSIONS_MAX:
             self._sessions.popitem(last=False)
-        number = secrets.token_urlsafe(32)
         self._sessions[number] = _Session(client, authorization, time.monotonic())
-        self._set(request, response, number, None)
 
     def end(self, request: Request, response: Response) -> None:
         """End the session of a request, if it has one."""
-        self._forget(request)
-        self._set(request, response, "", 0)
+        self._set(request, response, "")
 
     def _require_few_wrong(self, address: str) -> None:
         began = time.monotonic() - _WRONG_SECONDS
@@ -197,14 +195,13 @@ class Admission:
             message = f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s"
             raise HttpError(429, "too-many", message, headers={"Retry-After": str(seconds)})
 
-    def _forget(self, request: Request) -> None:
+    def _set(self, request: Request, response: Response, value: str) -> None:
+        """Forget the session of a request, and set the cookie of another one; "" removes it."""
         self._sessions.pop(request.cookies.get(self._cookie(request), ""), None)
-
-    def _set(self, request: Request, response: Response, value: str, max_age: int | None) -> None:
         response.set_cookie(
             self._cookie(request),
             value,
-            max_age=max_age,
+            max_age=None if value else 0,
             path="/",
             # behind a proxy, the origin of the login form shows that the browser uses TLS
             secure=request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://"),

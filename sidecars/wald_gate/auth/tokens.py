@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from wald.errors import InvalidInput, NotFound
 from wald.files.disk import Disk
@@ -36,8 +35,8 @@ _MODE = 0o600  # of a new file
 _WAYS = ("sha256", "user", "certificate")
 _KEYS = ("name", *_WAYS, "read", "write", "work", "admin")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,126}")
-_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,126}")
-_ROUTES, _GROUPS = '["orders", "app.*"]', '["orders", "app.*/packing"]'
+_PATTERN = r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,126}"
+_ROUTES, _GROUPS = 'routes, as ["orders", "app.*"]', 'routes and groups, as ["orders", "app.*/packing"]'
 
 
 class Right(Enum):
@@ -217,21 +216,18 @@ def _client(fields: object) -> Client:
             raise ValueError("sha256 has 64 hexadecimal digits")
     if not isinstance(admin, bool):
         raise ValueError("admin is true or false")
-    reads, writes, works = _patterns(fields, "read", 1), _patterns(fields, "write", 1), _patterns(fields, "work", 2)
+    patterns = []
+    for key, pattern, what in (
+        ("read", _PATTERN, _ROUTES),
+        ("write", _PATTERN, _ROUTES),
+        ("work", f"{_PATTERN}(/{_PATTERN})?", _GROUPS),
+    ):
+        given = fields.get(key, [])
+        if not isinstance(given, list) or not all(isinstance(x, str) and re.fullmatch(pattern, x) for x in given):
+            raise ValueError(f"{key} is a list of {what}, not {given!r}")
+        patterns.append(tuple(given))
+    reads, writes, works = patterns
     return Client(name, reads, writes, works, admin, ways[0], known_by)
-
-
-def _patterns(fields: dict[str, Any], key: str, parts_max: int) -> tuple[str, ...]:
-    given = fields.get(key, [])
-    if not isinstance(given, list) or not all(isinstance(each, str) and _is_pattern(each, parts_max) for each in given):
-        what = f"routes, as {_ROUTES}" if parts_max == 1 else f"routes and groups, as {_GROUPS}"
-        raise ValueError(f"{key} is a list of {what}, not {given!r}")
-    return tuple(given)
-
-
-def _is_pattern(given: str, parts_max: int) -> bool:
-    parts = given.split("/")
-    return len(parts) <= parts_max and all(map(_PATTERN.fullmatch, parts))
 
 
 def _matches(patterns: Iterable[str], route: str | None) -> bool:

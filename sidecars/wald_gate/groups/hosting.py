@@ -29,6 +29,7 @@ def require_group(log: Log, route: str, group: str, *, more: str = "") -> None:
 
 _IDLE_SECONDS = 30.0
 _GROUPS_MAX = 64  # each has some threads, and up to 12 MiB of records
+_RETRY = {"Retry-After": str(RETRY_SECONDS)}
 _log = logging.getLogger("wald_gate")
 
 
@@ -45,9 +46,7 @@ class _Hosted:
     @property
     def has_ended(self) -> bool:
         """True if it could not be opened, or has failed."""
-        if not self.opening.done():
-            return False
-        return self.opening.exception() is not None or self.work.has_failed
+        return self.opening.done() and (self.opening.exception() is not None or self.work.has_failed)
 
     async def is_free(self) -> bool:
         """Return True if no request uses it and no worker has a record of it."""
@@ -113,21 +112,16 @@ class Groups:
         if hosted is None:
             return
         if hosted.closing is None and not await hosted.is_free():
-            raise HttpError(
-                409,
-                "in-use",
-                f"workers have records of group {group}, or wait for some",
-                hint=f"stop them; GET /v1/routes/{route}/groups/{group}/pending shows the leases; POST …/release",
-            )
+            hint = f"stop them; GET /v1/routes/{route}/groups/{group}/pending shows the leases; POST …/release"
+            raise HttpError(409, "in-use", f"workers have records of group {group}, or wait for some", hint=hint)
         await asyncio.shield(self._close((route, group), hosted))
 
     async def close(self) -> None:
         """Close all groups; a failure does not prevent the others from being closed."""
         if self._looks is not None:
             self._looks.cancel()
-        for failed in await asyncio.gather(
-            *[self._close(*each) for each in self._hosted.items()], return_exceptions=True
-        ):
+        closing = [self._close(*each) for each in self._hosted.items()]
+        for failed in await asyncio.gather(*closing, return_exceptions=True):
             if failed is not None:
                 _log.error("a work group could not be closed", exc_info=failed)
 
@@ -141,14 +135,10 @@ class Groups:
             elif not (rivals := self._rivals(route, group)):
                 return self._open(route, group)
             elif not await self._make_room(rivals):
-                raise HttpError(
-                    503,
-                    "too-many-groups",
-                    f"this gate works for {len(rivals)} groups already; for route {route} it may be half of "
-                    f"{self._groups_max}",
-                    hint="try again when one of them is not used any more",
-                    headers={"Retry-After": str(RETRY_SECONDS)},
-                )
+                share = f"for route {route} it may be half of {self._groups_max}"
+                message = f"this gate works for {len(rivals)} groups already; {share}"
+                hint = "try again when one of them is not used any more"
+                raise HttpError(503, "too-many-groups", message, hint=hint, headers=_RETRY)
 
     def _rivals(self, route: str, group: str) -> list[tuple[str, str]]:
         """Return the groups of which one must be closed before this one is opened; none if there is room."""
@@ -231,11 +221,5 @@ def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
         name = "" if owner.pid is None else process_name(owner.pid)
         process = f"process {owner.pid} ({name})" if name else "another process"
         message = f"{process} works on route {route} for group {group}"
-    return HttpError(
-        423,
-        "locked",
-        message,
-        hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once no "
-        "worker has a record",
-        headers={"Retry-After": str(RETRY_SECONDS)},
-    )
+    ends = f"a gate {_IDLE_SECONDS:g} s after the last request, once no worker has a record"
+    return HttpError(423, "locked", message, hint=f"ask again: it lets go when it ends, and {ends}", headers=_RETRY)

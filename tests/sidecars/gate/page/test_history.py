@@ -15,7 +15,7 @@ from running import Daemon, eventually, reclaim, wald
 
 from wald.files.layout import Root
 from wald.files.uptime import ClockStep, add_step
-from wald_gate.page.history import COUNT
+from wald_gate.page.views import COUNT
 
 CUTS = COUNT  # enough for several pages
 
