@@ -37,14 +37,7 @@ READING = (*READING_ROOM, "wald.checking")
 CORE = tuple(
     f"wald.{room}" for room in ("files", "segments", "retention", "reading", "writing", "checking", "repairing")
 )
-COMMAND_LINE = (
-    "wald.cli.command",
-    "wald.cli.entry",
-    "wald.cli.options",
-    "wald.cli.output",
-    "wald.cli.streams",
-    "wald.setting_types",
-)
+COMMAND_LINE = ("wald.cli.command", "wald.cli.options", "wald.cli.output", "wald.setting_types")
 SIDECARS = (
     *PURE,
     *READING,
@@ -314,7 +307,7 @@ def test_help_loads_nothing_that_reads_a_log(program: str) -> None:
     script = f"""if True:
         import sys
         from {module} import {function} as program
-        from wald.cli.entry import run
+        from wald.cli.command import run
         for line in {HELP_LINES[program]!r} or program.list_commands(None):
             assert run(program, "wald", [*line.split(), "--help"]) == 0
         print("modules:", *sys.modules)

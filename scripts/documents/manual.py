@@ -10,7 +10,7 @@ import click
 
 import wald
 from documents.commands import below, described, example_lines, programs, usage
-from wald.cli import entry
+from wald.cli import command
 from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 
 SETTINGS = "wald.toml"
@@ -108,7 +108,7 @@ def options(context: click.Context) -> list[tuple[str, str]]:
 
 def exit_codes() -> Iterator[tuple[str, str]]:
     """Each exit code and its meaning, as the programs' own module lists them."""
-    found = re.search(r"Exit codes: (.*)\.$", entry.__doc__ or "", re.DOTALL)
+    found = re.search(r"Exit codes: (.*)\.$", command.__doc__ or "", re.DOTALL)
     assert found is not None
     for code in " ".join(found[1].split()).split("; "):
         number, _, meaning = code.partition(" ")

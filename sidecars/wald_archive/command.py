@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import click
 
 import wald
-from wald.cli.command import examples
-from wald.cli.entry import run
+from wald.cli.command import examples, run
 from wald.cli.options import (
     DefaultGroup,
     SequenceNumber,
@@ -22,7 +21,7 @@ from wald.cli.options import (
     root_option,
     size_option,
 )
-from wald.cli.streams import ignore_stdout, stdout_is_a_report
+from wald.cli.output import ignore_stdout, stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import wald
-from wald.cli.output import json_line, progress
-from wald.cli.streams import write_stdout
+from wald.cli.output import json_line, progress, write_stdout
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted
 from wald.files.disk import Disk
 from wald.files.identity import read_identity

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.cli.command import Command, examples
-from wald.cli.entry import run
+from wald.cli.command import Command, examples, run
 from wald.cli.options import (
     DefaultGroup,
     count_option,
@@ -21,7 +20,7 @@ from wald.cli.options import (
     route_argument,
     socket_option,
 )
-from wald.cli.streams import stdout_is_a_report
+from wald.cli.output import stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 import wald
-from wald.cli.command import Command, examples
-from wald.cli.entry import run
+from wald.cli.command import Command, examples, run
 from wald.cli.options import (
     config_option,
     count_option,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from wald.cli.streams import ignore_stdout
+from wald.cli.output import ignore_stdout
 from wald.errors import Damaged, DiskFailure, Gone, NotPermitted, Replaced, WaldError, wrong_type
 from wald.exposition import serving
 from wald.files import locks

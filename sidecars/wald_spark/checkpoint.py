@@ -22,7 +22,7 @@ import wald
 from wald.cli.command import examples
 from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
-from wald.cli.streams import stdout_is_a_report
+from wald.cli.output import stdout_is_a_report
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat
 from wald.files.layout import Root
 from wald.files.listing import list_segments

@@ -15,7 +15,7 @@ from pages import ROOT
 from running import output_of, refusal_of, wald
 
 from wald.cli import cli
-from wald.cli.entry import HELP_WIDTH
+from wald.cli.command import HELP_WIDTH
 
 LINES_MAX = 50
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

@@ -18,7 +18,7 @@ TEXT = "grüß 日".encode()
 RUN = """
 import json, sys
 from wald.cli import cli
-from wald.cli.entry import run
+from wald.cli.command import run
 from wald_archive.command import command
 for line in json.loads(sys.argv[1]):
     program = command if line[0] == "wald-archive" else cli

@@ -19,7 +19,7 @@ import pytest
 from logs import Built
 from running import Daemon, command, eventually, output_of, refusal_of, run, wald
 
-from wald.cli.connect import START_SECONDS
+from wald.cli.options import START_SECONDS
 from wald.errors import InvalidInput
 from wald.format.names import Kind
 

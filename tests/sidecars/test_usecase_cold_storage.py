@@ -20,7 +20,7 @@ import pytest
 import reclaiming
 from logs import Built
 
-from wald.cli.entry import run
+from wald.cli.command import run
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import list_segments
 from wald.format.names import Kind

@@ -15,8 +15,13 @@ gc.disable()  # imports make many objects and no garbage
 import click  # noqa: E402
 
 import wald  # noqa: E402
-from wald.cli.command import LazyCommand, LazyGroup, Program, examples  # noqa: E402
-from wald.cli.entry import run  # noqa: E402
+from wald.cli.command import (  # noqa: E402
+    LazyCommand,
+    LazyGroup,
+    Program,
+    examples,
+    run,
+)
 
 if _collects:
     gc.enable()

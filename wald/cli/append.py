@@ -16,10 +16,9 @@ from click.core import ParameterSource
 
 import wald
 from wald.cli.command import Command, examples
-from wald.cli.connect import producer_at
-from wald.cli.options import due_option, duration_option, root_option, route_argument, socket_option
-from wald.cli.streams import require_stdin, stdout_is_a_report
-from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError
+from wald.cli.options import due_option, duration_option, producer_at, root_option, route_argument, socket_option
+from wald.cli.output import require_stdin, stdout_is_a_report
+from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.hints import command_line
 
@@ -111,15 +110,19 @@ def append(
             except InvalidInput as error:
                 wrong = error
             durable.extend(producer.flush())
-        except (Unavailable, DiskFailure) as error:
+        except (Unavailable, DiskFailure, KeyboardInterrupt) as error:
             durable.take(producer)
-            raise _given_up(error, durable, producer.unanswered, reading=command_line(root, f"read {route}")) from error
-        except KeyboardInterrupt:
-            durable.take(producer)
-            if not (unanswered := producer.unanswered):
+            unanswered = producer.unanswered
+            if isinstance(error, KeyboardInterrupt) and not unanswered:
                 raise
-            reading = command_line(root, f"read {route}")
-            raise _given_up(Interrupted("interrupted"), durable, unanswered, reading=reading) from None
+            failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
+            message, hint = f"{failure.message}; {durable}", failure.hint
+            if unanswered:
+                message += f", {unanswered} are not acknowledged: they may be in the log or not"
+                start = f" --from {durable.last + 1}" if durable.last else ""
+                reading = f"{command_line(root, f'read {route}')}{start} shows which of them are there"
+                hint = f"{hint}; then {reading}" if hint else reading
+            raise type(failure)(message, hint=hint) from error
         finally:
             with uninterrupted():
                 durable.take(producer)
@@ -134,11 +137,7 @@ def append(
 
 @dataclass(slots=True)
 class _Durable:
-    """The range of sequences that became durable, and how many records in it were sent by this command.
-
-    Attributes:
-        awaited: the records to be processed, with --wait-processed.
-    """
+    """The range of sequences that became durable, and how many records in it were sent by this command."""
 
     awaited: Awaited | None
     first: int = 0
@@ -181,32 +180,13 @@ def uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: str) -> WaldError:
-    """Return the error with the number of durable records added."""
-    message = f"{error.message}; {durable}"
-    if unanswered:
-        message += f", {unanswered} are not acknowledged: they may be in the log or not"
-        reading += f" --from {durable.last + 1}" if durable.last else ""
-        first = f"{error.hint}; then " if error.hint else ""
-        return type(error)(message, hint=f"{first}{reading} shows which of them are there")
-    return type(error)(message, hint=error.hint)
-
-
-def _awaited(root: Path, route: str, group: str | None) -> Awaited | None:
-    if group is None:
-        return None
-
-    return Awaited(root, route, group)
-
-
 def _is_given(option: str) -> bool:
     source = click.get_current_context().get_parameter_source(option)
     return source is not None and source is not ParameterSource.DEFAULT
 
 
 def _due(delay: float | None, at: int | None) -> Due | None:
-    """A delay counts from when a line is sent, which may be long after the command began."""
-    if delay is not None:
+    if delay is not None:  # counts from when a line is sent, which may be long after the command began
         delay_ns = int(delay * 1e9)
         return lambda: time.time_ns() + delay_ns
     return None if at is None else lambda: at
@@ -216,10 +196,13 @@ def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Enco
     """Return the encoder of lines; None to send them unchanged."""
     if not jsonl and key_separator is None and due is None:
         return None
-
     if key_separator is not None:
         return keyed_lines(os.fsencode(key_separator), due)
-    return json_lines(due) if jsonl or due is None else plain_lines(due)
+    if due is not None and not jsonl:
+        return plain_lines(due)
+    from wald.client.payloads import json_payloads
+
+    return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())
 
 
 def _check_readable(name: str) -> None:
@@ -277,7 +260,6 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
 
 
 def plain_lines(due: Due) -> Encode:
-    """Encode each line as a value."""
     from wald.client.payloads import column_payloads
 
     def plain(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
@@ -307,15 +289,7 @@ def keyed_lines(separator: bytes, due: Due | None) -> Encode:
     return keyed
 
 
-def json_lines(due: Due | None) -> Encode:
-    """Encode one JSON object per line; times in an object win."""
-    from wald.client.payloads import json_payloads
-
-    return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())
-
-
 def _due_headers(due: Due, count: int) -> list[bytes]:
-    """Return the headers of ``count`` records that are sent now."""
     from wald.client.payloads import encode_headers
     from wald.format.records import with_not_before
 

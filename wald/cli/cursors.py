@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,8 @@ import click
 import wald
 from wald.cli.command import LazyCommand, LazyGroup, examples
 from wald.cli.options import group_option, json_option, now, root_option, route_argument
-from wald.cli.output import aligned, json_line
+from wald.cli.output import aligned, counted, json_line, print_result, stdout_is_a_report
 from wald.cli.positions import exit_code
-from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, Refused
 from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk
@@ -77,10 +75,8 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
-    if as_json:
-        click.echo(json_line("cursor.get", CursorFile.made_of(found)))
-    elif found.state is CursorState.VALID:
-        click.echo(found.sequence)
+    if as_json or found.state is CursorState.VALID:
+        print_result("cursor.get", as_json, CursorFile.made_of(found), [found.sequence])
     if found.state is CursorState.ABSENT:
         raise NotFound(found.message, hint=again)
     if found.state is not CursorState.VALID:
@@ -140,9 +136,11 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
         for each in found:
             click.echo(json_line("cursor.list", CursorFile.made_of(each)))
         return
-    rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
-    for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
-        click.echo(line)
+    rows = [("ROUTE", "GROUP", "CURSOR", "STATE")]
+    for each in found:
+        state = f"{each.state.value}, of {each.other_user}" if each.other_user else each.state.value
+        rows.append((each.route, each.group, str(each.sequence), state))
+    click.echo("\n".join(aligned(rows, (2,))))
 
 
 @click.command(
@@ -164,22 +162,16 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    from wald.files.disk import Disk
     from wald.retention.cursors import remove_cursor
 
     log = wald.open(root)
     log.root.require_route(route)
-    _require_no_work(log, route, group)
-    path = remove_cursor(log.root, route, group, disk=Disk())
-    fields = {"route": route, "group": group, "path": str(path)}
-    click.echo(json_line("cursor.remove", fields) if as_json else path)
-
-
-def _require_no_work(log: Log, route: str, group: str) -> None:
     found = log.cursor(route, group, any_user=True)
     if found.of_work_group:
-        message = f"{found.path}: the cursor of a work group, which has other files, too"
-        raise Refused(message, hint=command_line(log.root.path, f"group remove {route} {group}"))
+        hint = command_line(root, f"group remove {route} {group}")
+        raise Refused(f"{found.path}: the cursor of a work group, which has other files, too", hint=hint)
+    path = remove_cursor(log.root, route, group, disk=Disk())
+    print_result("cursor.remove", as_json, {"route": route, "group": group, "path": str(path)}, [path])
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
@@ -189,54 +181,32 @@ def print_moved(cursor: Cursor, news: str) -> None:
         click.echo(f"wald: {message}", err=True)
 
 
-def _standing(cursor: Cursor) -> str:
-    """Return its state, and its owner if that is not the log's."""
-    return f"{cursor.state.value}, of {other}" if (other := cursor.other_user) else cursor.state.value
-
-
-@dataclass(frozen=True, slots=True)
-class Unprocessed:
-    """The records that a group has not processed.
-
-    Attributes:
-        records: number of records in the log.
-        missing: upper limit of the number of records that were removed.
-        lost: upper limit of the number of records after ``first`` that a repair has given up.
-        first, last: ends of the range in the log; None if empty or unknown.
-    """
-
-    cursor: Cursor
-    records: int
-    missing: int
-    first: Record | None
-    last: int | None
-    last_ns: int | None
-    lost: int = 0
-
-
-def find_unprocessed(log: Log, found: Cursor) -> Unprocessed:
+def _unprocessed(log: Log, cursor: Cursor) -> dict[str, Any]:
+    """Return the JSON object about the records that a group has not processed; missing and lost are upper limits."""
     from wald.retention.progress import last_sequences, measure_lags
 
-    view, route, group = log.view(), found.route, found.group
-    lag = measure_lags(view, [found])[route, group]
+    view, route, group = log.view(), cursor.route, cursor.group
     gone: list[Missing] = []
-    following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
+    following = log.records(route, cursor.effective + 1, limit=1, on_missing=gone.append)
     first = next(following, None)  # even without a record left, this finds removed ones
-    last = last_sequences(view).get(route) if first is not None else None
-    last_ns = log.where(last).append_time_ns if last else None
-    lost = _lost_behind(log, route, first.sequence) if first is not None else 0
-    return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns, lost)
+    last = None if first is None else last_sequences(view).get(route)
+    fields: dict[str, Any] = {"route": route, "group": group, "state": cursor.state.value, "sequence": cursor.sequence}
+    fields |= {"message": cursor.message, "lag_records": measure_lags(view, [cursor])[route, group].records}
+    fields |= {"missing_records": sum(each.records for each in gone), "last": last}
+    fields |= {"first": first and first.sequence, "lost_records": _lost_behind(log, first) if first else 0}
+    fields |= time_fields("first_append_time", first and first.append_time_ns)
+    return fields | time_fields("last_append_time", log.where(last).append_time_ns if last else None)
 
 
-def _lost_behind(log: Log, route: str, sequence: int) -> int:
-    """Return the upper limit of the records after ``sequence`` that a repair has given up, from the ledger."""
+def _lost_behind(log: Log, first: Record) -> int:
+    """Return the upper limit of the route's records after ``first`` that a repair has given up, from the ledger."""
     from wald.retention.history import History
     from wald.retention.missing import count_missing
     from wald.segments.seek import end_sequence
 
-    head = end_sequence(log.root, log.identity.log_id) - 1
-    extents = [loss.starting_extent for loss in History(log.root).losses(sequence + 1, head)]
-    missing = count_missing(log.root.path, extents, frozenset([route]), sequence + 1, head)
+    following, head = first.sequence + 1, end_sequence(log.root, log.identity.log_id) - 1
+    extents = [loss.starting_extent for loss in History(log.root).losses(following, head)]
+    missing = count_missing(log.root.path, extents, frozenset([first.route]), following, head)
     return missing.records if missing else 0
 
 
@@ -251,61 +221,38 @@ def show(root: Path, route: str, group: str, as_json: bool) -> None:
     The cursor of another user is shown as well, with the name of that user.
     """
     log = wald.open(root)
-    found = find_unprocessed(log, log.cursor(route, group, any_user=True))
-    if as_json:
-        click.echo(json_line("cursor.show", _unprocessed_fields(found)))
-    else:
-        click.echo("\n".join(_unprocessed_text(log, found)))
+    cursor = log.cursor(route, group, any_user=True)
+    fields = _unprocessed(log, cursor)
+    print_result("cursor.show", as_json, fields, _unprocessed_text(log, cursor, fields))
 
 
-def _unprocessed_fields(found: Unprocessed) -> dict[str, object]:
-    at, first = found.cursor, found.first
-    fields: dict[str, object] = {"route": at.route, "group": at.group}
-    fields |= {"state": at.state.value, "sequence": at.sequence}
-    fields |= {"message": at.message, "lag_records": found.records, "missing_records": found.missing}
-    fields |= {"first": first.sequence if first else None, "last": found.last}
-    fields["lost_records"] = found.lost
-    fields |= time_fields("first_append_time", first.append_time_ns if first else None)
-    return fields | time_fields("last_append_time", found.last_ns)
-
-
-def _unprocessed_text(log: Log, found: Unprocessed) -> Iterator[str]:
+def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Iterator[str]:
     from wald.retention.cursors import CursorState
 
-    at, first = found.cursor, found.first
-    stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
-    stands += f", of {at.other_user}" if at.other_user else ""
-    is_usable = at.user_id == -1 or is_own_file(at.path)
-    rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
+    first, missing, lost = fields["first"], fields["missing_records"], fields["lost_records"]
+    at = f"at {cursor.sequence}" if cursor.state is CursorState.VALID else f"{cursor.state.value}: {cursor.message}"
+    at += f", of {cursor.other_user}" if cursor.other_user else ""
+    rows = [("route", cursor.route), ("group", cursor.group), ("cursor", at)]
     if first is None:
-        rows.append(("left", _without_first(found)))
+        left = "nothing that the log holds" if missing else "nothing: every record was processed"
+        if fields["lag_records"]:  # the next one has begun and not ended
+            left = counted(fields["lag_records"], "record")
+        rows.append(("left", left))
     else:
-        last = "?" if found.last is None else str(found.last)
-        rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
-        rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
-        reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
-        if not is_usable:
-            reading = f"read {at.route} --from {first.sequence}"
-        rows.append(("to read", command_line(log.root.path, reading)))
-    if found.lost:
-        lost = f"up to {found.lost} record{'s' * (found.lost != 1)}"
-        rows.append(("lost", f"{lost} behind the first of these were given up by a repair"))
-    if found.missing:
+        last_ns = fields["last_append_time_ns"]
+        rows.append(("left", f"{fields['lag_records']} records, {first} to {fields['last'] or '?'}"))
+        rows.append(("appended", f"{utc(fields['first_append_time_ns'])} to {utc(last_ns) if last_ns else '?'}"))
+        start = f"cursor --group {cursor.group}{' --on-missing skip' * bool(missing)}"
+        if cursor.user_id != -1 and not is_own_file(cursor.path):
+            start = str(first)
+        rows.append(("to read", command_line(log.root.path, f"read {cursor.route} --from {start}")))
+    if lost:
+        rows.append(("lost", f"up to {counted(lost, 'record')} behind the first of these were given up by a repair"))
+    if missing:
         passing = "" if first is None else "; --on-missing skip passes over them"
-        removed = f"up to {_records(found.missing)} in front were removed before it processed them"
+        removed = f"up to {counted(missing, 'record')} in front were removed before it processed them"
         rows.append(("missing", f"{removed}{passing}"))
     yield from aligned(rows, ())
-
-
-def _without_first(found: Unprocessed) -> str:
-    """Describe the rest if it has no whole record."""
-    if found.records:  # the next one has begun and not ended
-        return _records(found.records)
-    return "nothing that the log holds" if found.missing else "nothing: every record was processed"
-
-
-def _records(count: int) -> str:
-    return f"{count} record{'s' * (count != 1)}"
 
 
 @click.command(
@@ -344,12 +291,11 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
         entry |= {"records": records, "missing": missing, "by": user_name(os.geteuid()), "why": why}
         with on_record(ledger, entry):
             moved = log.set_cursor(route, sequence, group, any_user=True)
-    if as_json:
-        fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
-        click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
-    else:
-        removed = f"; passed over: up to {_records(missing)} that were removed before" if missing else ""
-        click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {_records(records)}{removed}")
+    fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
+    fields |= {"records": records, "missing_records": missing, "why": why}
+    removed = f"; passed over: up to {counted(missing, 'record')} that were removed before" if missing else ""
+    text = f"{route}/{group} is at {moved.sequence}; skipped: {counted(records, 'record')}{removed}"
+    print_result("cursor.skip", as_json, fields, [text])
     for message in filter(None, (news, moved.message)):
         click.echo(f"wald: {message}", err=True)
 
@@ -413,8 +359,8 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
     missing = sum(each.records for each in gone)
     if not through:
         message = f"record {sequence} is not the next of route {route} for group {found.group}"
-        removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
-        hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
+        removed = f" and passes over up to {counted(missing, 'record')} that were removed" if missing else ""
+        hint = f"{showing}; --through skips {counted(records, 'record')} up to {sequence}{removed}"
         if found.of_work_group:
             hint = f"{command_line(log.root.path, f'group skip {route} {found.group} {sequence}')} skips it alone"
         in_front = [each.message() for each in gone] + [each.message for each in damage]

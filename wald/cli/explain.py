@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -17,7 +17,7 @@ import click
 import wald
 from wald.cli.command import examples
 from wald.cli.options import check_span, json_option, root_option, time_option
-from wald.cli.output import aligned, json_line
+from wald.cli.output import aligned, counted, json_line, print_result
 from wald.cli.positions import warn_without_daemon
 from wald.errors import Damaged
 from wald.files.identity import read_identity
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from wald.retention.blockers import Blockers
     from wald.segments.view import State
 
-_OVER = {
-    "block": "Its FIFO is not read, and its requests wait",
-    "reject": "Its FIFO is not read, and its requests are refused",
-}
+_OVER = {"block": "wait", "reject": "are refused"}
 _NAMED = 3  # groups shown of one segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "PINS", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
@@ -70,26 +67,33 @@ def explain(root: Path, as_json: bool) -> None:
 
 
 def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
-    from wald.status.retention import counted
+    from wald.files.disk import Disk
+    from wald.status.retention import counted as counting
+    from wald.writing.run_reports import no_daemon_message
 
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    active = _active_words(log)
-    stretches = _stretches(counted(backlog.segments(), counts, sizes))
+    active = f"being written; {command_line(log.root.path, 'cut')} completes it"
+    if no_daemon_message(log.root, Disk()):
+        active = "the active segment, which no daemon writes to now"
+    stretches = _stretches(counting(backlog.segments(), counts, sizes))
     lines = [f"  {_segments_line(stretch, active)}" for stretch in stretches]
     growth = backlog.growth_meter.growth(now_ns=now_ns)
-    yield "\n".join([_headline(counts, sizes), *lines])
+    parts = ", ".join(f"{count} {state} ({format_bytes(sizes[state])})" for state, count in counts.items())
+    headline = f"{counted(counts.total(), 'segment')}, {format_bytes(sizes.total())}: {parts}"
+    yield "\n".join([headline if counts else "no segments: nothing has been written yet", *lines])
     groups = [
         group for group in backlog.groups.values() if group.pinned_segments or group.lag.records or group.cursor.message
     ]
     if groups:
         yield "\n" + "\n".join(aligned([_HEADINGS, *(_row(group, growth, now_ns) for group in groups)], _NUMERIC))
     if idle := len(backlog.groups) - len(groups):
-        more = " more" if groups else ""
-        others = f"1{more} group has" if idle == 1 else f"{idle}{more} groups have"
+        others = f"{counted(idle, 'more group' if groups else 'group')} {'has' if idle == 1 else 'have'}"
         yield f"{others} read everything and pin{'s' * (idle == 1)} nothing."
-    if backlog.exclusive_bytes:
-        yield f"\n{_alone(backlog.exclusive_bytes)}"
+    if alone := backlog.exclusive_bytes:
+        named = ", ".join(f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED))
+        more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
+        yield f"\nWhat one route alone pins: {named}{more}."
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     for pin in backlog.handovers:
@@ -104,49 +108,30 @@ class _Stretch:
 
     first: SegmentStatus
     last: SegmentStatus
-    count: int = 0
-    stored_bytes: int = 0
+    count: int
+    stored_bytes: int
 
 
 def _stretches(statuses: Iterable[SegmentStatus]) -> Iterator[_Stretch]:
     """Only the ends of a stretch are kept: there may be thousands of segments, each with thousands of pins."""
     stretch: _Stretch | None = None
     for status in statuses:
-        if stretch is None or not _alike(stretch.last, status):
-            if stretch is not None:
-                yield stretch
-            stretch = _Stretch(status, status)
-        stretch.last = status
-        stretch.count += 1
-        stretch.stored_bytes += status.stored_bytes
+        if stretch and _kind(stretch.last) == _kind(status) and stretch.last.pins.has_same_groups(status.pins):
+            stretch.last = status
+            stretch.count += 1
+            stretch.stored_bytes += status.stored_bytes
+            continue
+        if stretch is not None:
+            yield stretch
+        stretch = _Stretch(status, status, 1, status.stored_bytes)
     if stretch is not None:
         yield stretch
-
-
-def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
-    return _kind(one) == _kind(other) and one.pins.has_same_groups(other.pins)
 
 
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
     from wald.status.retention import state_of
 
     return state_of(status), status.state, status.problem, status.waived_routes
-
-
-def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
-    if not counts:
-        return "no segments: nothing has been written yet"
-    parts = ", ".join(f"{count} {state} ({format_bytes(sizes[state])})" for state, count in counts.items())
-    return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {format_bytes(sizes.total())}: {parts}"
-
-
-def _active_words(log: Log) -> str:
-    from wald.files.disk import Disk
-    from wald.writing.run_reports import no_daemon_message
-
-    if no_daemon_message(log.root, Disk()):
-        return "the active segment, which no daemon writes to now"
-    return f"being written; {command_line(log.root.path, 'cut')} completes it"
 
 
 def _segments_line(stretch: _Stretch, active: str) -> str:
@@ -169,15 +154,10 @@ def _segments_line(stretch: _Stretch, active: str) -> str:
             return f"{place}: {active}"
     if not last.pins:
         follows = "it stays, because it is the newest" if last.is_newest else "wald-reclaim may delete it"
-        return f"{place}: {_unpinned(last.waived_routes)}; {follows}{damaged}"
+        waived = last.waived_routes
+        reason = f"its unread records are of {_names(waived)}, which {'is' if len(waived) == 1 else 'are'} retired"
+        return f"{place}: {reason if waived else 'every group has read it'}; {follows}{damaged}"
     return f"{place}: pinned by {_pinned_by(last.pins)}{damaged}"
-
-
-def _unpinned(waived: tuple[str, ...]) -> str:
-    """Return the reason why nothing is pinned."""
-    if not waived:
-        return "every group has read it"
-    return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"
 
 
 def _pinned_by(pins: Blockers) -> str:
@@ -220,7 +200,8 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     wald_ = command_line(log.root.path)
     yield from (message for _, message in fifo_problems(log.root))
     for over in over_quota(log.root, seconds=QUOTA_SECONDS):
-        yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
+        requests = f"its requests {_OVER[over['policy']]}, until the group has read on or the quota is raised"
+        yield f"{over['message']}. Its FIFO is not read, and {requests}."
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is pinned for them, and their unread records may be deleted."
@@ -238,16 +219,9 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
             yield f"{said}:\n  {command}" if command else f"{said}."
 
 
-def _names(routes: list[str]) -> str:
+def _names(routes: Sequence[str]) -> str:
     more = f" and {len(routes) - _NAMED} more" if len(routes) > _NAMED else ""
     return ", ".join(routes[:_NAMED]) + more
-
-
-def _alone(alone: Counter[str]) -> str:
-    """The routes that pin segments which no other route needs."""
-    named = [f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED)]
-    more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
-    return f"What one route alone pins: {', '.join(named)}{more}."
 
 
 def _outlook(growth: Growth | None, free: int) -> str:
@@ -295,11 +269,10 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     events = heapq.merge(story.events(), others, key=lambda event: event.at_ns)
     wanted = (event for event in events if route is None or route in event.routes)
     known = False
-    while lines := [
-        json_line("history", event_fields(each)) if as_json else _event_line(each) for each in islice(wanted, _LINES)
-    ]:
+    lines = (json_line("history", event_fields(each)) if as_json else _event_line(each) for each in wanted)
+    while printed := list(islice(lines, _LINES)):
         known = True
-        click.echo("\n".join(lines))
+        click.echo("\n".join(printed))
     if route is not None and not known and not story.broken:
         here.require_route(route)
     _print_summary(story, as_json=as_json)
@@ -307,17 +280,13 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
 
 
 def _print_summary(story: DeletionAudit, *, as_json: bool) -> None:
-    if as_json:
-        fields = {"kind": "summary", "lines": story.lines, "not_allowed": story.not_allowed, "broken": story.broken}
-        click.echo(json_line("history", fields))
-        return
-    for message in story.broken:
-        click.echo(f"damaged: {message}")
+    fields = {"kind": "summary", "lines": story.lines, "not_allowed": story.not_allowed, "broken": story.broken}
     chain = "the chain is broken" if story.broken else "the chain is whole"
-    judged = (
-        f"{story.not_allowed} deletions not allowed" if story.not_allowed else "every deletion on record was allowed"
-    )
-    click.echo(f"{story.lines} lines read: {chain}; {judged}")
+    judged = "every deletion on record was allowed"
+    if story.not_allowed:
+        judged = f"{story.not_allowed} deletions not allowed"
+    lines = [*(f"damaged: {message}" for message in story.broken), f"{story.lines} lines read: {chain}; {judged}"]
+    print_result("history", as_json, fields, lines)
 
 
 def _event_line(event: Event) -> str:

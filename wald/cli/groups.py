@@ -1,9 +1,13 @@
-"""``wald group list``, ``show`` and ``pending``: owners, leased records, and why a group makes no progress."""
+"""``wald group``: owners, leased records, why a group makes no progress, and how to unblock it.
+
+A change is made by the group's owner, or by this process without one.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +15,16 @@ import click
 
 import wald
 from wald.cli.command import LazyCommand, LazyGroup, examples
-from wald.cli.options import count_option, json_option, root_option, route_argument
-from wald.cli.output import aligned, json_line
-from wald.errors import Damaged
+from wald.cli.cursors import on_record, skips
+from wald.cli.options import count_option, duration_option, json_option, root_option, route_argument
+from wald.cli.output import aligned, counted, json_line, print_result, stdout_is_a_report
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
+from wald.files.cursor_directory import is_own_file
+from wald.files.disk import Disk
 from wald.files.locks import is_stopped
 from wald.format.names import check_group, check_route
 from wald.format.times import utc
-from wald.hints import command_line
+from wald.hints import command_line, user_name
 from wald.setting_types import format_bytes, format_seconds
 from wald.status.schema import time_fields
 
@@ -26,8 +33,9 @@ if TYPE_CHECKING:
     from wald.log import Log
     from wald.retention.backlog import GroupBacklog
     from wald.status.retention import FoundGroup
+    from wald.work.group import WorkGroup
     from wald.work.ownership import RunningCommand
-    from wald.work.snapshot import GroupStatus, Out, Waiting, WorkFile
+    from wald.work.snapshot import GroupStatus, Out, OwnerProcess, Waiting, WorkFile
 
 SHOWN = 20
 _NS = 10**9
@@ -35,14 +43,13 @@ _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAI
 _NUMERIC = tuple(range(2, len(_COLUMNS)))
 
 
-_CHANGES = "wald.cli.group_changes"
 _COMMANDS = {
     "list": LazyCommand(__name__, "list_", "List work groups with their owners and positions."),
     "pending": LazyCommand(__name__, "pending", "Show which worker has which records, and what waits."),
-    "release": LazyCommand(_CHANGES, "release", "Release the records that a worker has leased."),
-    "remove": LazyCommand(_CHANGES, "remove", "Remove a work group with its cursor and its journal."),
+    "release": LazyCommand(__name__, "release", "Release the records that a worker has leased."),
+    "remove": LazyCommand(__name__, "remove", "Remove a work group with its cursor and its journal."),
     "show": LazyCommand(__name__, "show", "Show one work group: owner, position, open records."),
-    "skip": LazyCommand(_CHANGES, "skip", "Mark records that no worker can process as done."),
+    "skip": LazyCommand(__name__, "skip", "Mark records that no worker can process as done."),
 }
 
 
@@ -56,7 +63,7 @@ def group() -> None:
     """
 
 
-def group_argument(function: click.decorators.FC) -> click.decorators.FC:
+def _group_argument(function: click.decorators.FC) -> click.decorators.FC:
     """A work group with a valid name; the command gets ``group``."""
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
@@ -94,9 +101,9 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"of {other}"] if (other := seen.cursor.other_user) else []
     if found.left:
-        notes.append(f"waits for a command: {group_line(log, 'show', seen.file)}" if seen.owner else "a command runs")
+        notes.append(f"waits for a command: {_group_line(log, 'show', seen.file)}" if seen.owner else "a command runs")
     if seen.damage:
-        notes.append(f"damaged: {group_line(log, 'show', seen.file)}")
+        notes.append(f"damaged: {_group_line(log, 'show', seen.file)}")
         numbers = ["?"] * 7
     else:
         counts = (picture.open, count_of(picture.out()), count_of(picture.waiting()), len(picture.dead))
@@ -107,7 +114,7 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
 
 @click.command("show", epilog=examples("wald group show orders billing", "wald group show orders billing --json"))
 @route_argument
-@group_argument
+@_group_argument
 @root_option
 @json_option
 def show(root: Path, route: str, group: str, as_json: bool) -> int:
@@ -123,15 +130,12 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     seen = read_status(log, work_file(log.root, route, group), now_ns)
     (found,) = with_lags(log, [seen])
     held = _backlog_of(log, seen)
-    if as_json:
-        click.echo(json_line("group.show", found.fields() | _more_fields(found, held)))
-    else:
-        click.echo("\n".join(aligned(list(_rows(log, found, held, now_ns)), ())))
+    fields = found.fields() | _more_fields(found, held)
+    print_result("group.show", as_json, fields, aligned(list(_rows(log, found, held, now_ns)), ()))
     return Damaged.exit_code if seen.damage else 0
 
 
 def _backlog_of(log: Log, seen: GroupStatus) -> GroupBacklog:
-    """Return the segments that the group pins."""
     from wald.retention.backlog import Backlog, GroupBacklog
     from wald.retention.progress import Lag
 
@@ -176,7 +180,8 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         yield "known", f"{known}; what is above the cursor is not"
     else:
         yield "done to", f"{picture.floor}: every record up to there is done" if picture.floor else "nothing yet"
-        behind = f"; {_records(found.behind.records)} more in the log" if found.behind.records else ", the last record"
+        more = counted(found.behind.records, "record")
+        behind = f"; {more} more in the log" if found.behind.records else ", the last record"
         yield "read to", f"{picture.end - 1}{behind}"
         yield "open", _open(seen)
         if found.unfinished.oldest_ns is not None:
@@ -186,7 +191,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         if picture.open:
             yield "tries", f"{picture.tries_max}, of the open record that was delivered most"
     yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
-    yield "pins", _holding(held)
+    yield "pins", _pinned(held)
     yield "next", _next(log, found)
 
 
@@ -214,7 +219,7 @@ def _open(seen: GroupStatus) -> str:
         return "nothing: every record that was read is done"
     out, waiting, dead = count_of(picture.out()), count_of(picture.waiting()), len(picture.dead)
     parts = [f"{out} out", f"{waiting} waiting", f"{dead} being given up"]
-    return f"{_records(picture.open)}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
+    return f"{counted(picture.open, 'record')}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
 
 
 def _oldest(found: FoundGroup, now_ns: int) -> str:
@@ -222,7 +227,7 @@ def _oldest(found: FoundGroup, now_ns: int) -> str:
     named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
     failure = picture.failures.get(picture.floor + 1)
-    last = f"; came back last: {one_line(failure.reason)}" if failure and failure.reason else ""
+    last = f"; came back last: {_one_line(failure.reason)}" if failure and failure.reason else ""
     return f"{named}, {since}{_standing(found.seen, now_ns)}{last}"
 
 
@@ -244,11 +249,11 @@ def _standing(seen: GroupStatus, now_ns: int) -> str:
     return f"; no worker has it, delivered {_times(picture.tries(oldest))}"
 
 
-def _holding(held: GroupBacklog) -> str:
+def _pinned(held: GroupBacklog) -> str:
     if not held.pinned_segments:
         return "no complete segment"
-    segments = f"{held.pinned_segments} segment{'s' * (held.pinned_segments != 1)}"
-    return f"{segments}, {format_bytes(held.pinned_bytes)}; {format_bytes(held.exclusive_bytes)} by it alone"
+    alone = f"{format_bytes(held.exclusive_bytes)} by it alone"
+    return f"{counted(held.pinned_segments, 'segment')}, {format_bytes(held.pinned_bytes)}; {alone}"
 
 
 def _next(log: Log, found: FoundGroup) -> str:
@@ -262,14 +267,14 @@ def _next(log: Log, found: FoundGroup) -> str:
         daemon = command_line(log.root.path, "run")
         return f"start the daemon again ({daemon}): it gives none of these numbers out; then start its workers"
     if seen.damage:
-        lost = _records(found.unfinished.records)
+        lost = counted(found.unfinished.records, "record")
         moving = f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
         if seen.owner is None:
             return moving
         stopping = f"kill {seen.owner.pid}" if seen.owner.pid is not None else "stop its owner"
         return f"{stopping}: an owner that ends writes what it knows; if the journal is still damaged then, {moving}"
     if seen.cursor.state is CursorState.ABSENT:
-        return f"nothing: without a cursor the journal is not used; {group_line(log, 'remove', seen.file)} removes it"
+        return f"nothing: without a cursor the journal is not used; {_group_line(log, 'remove', seen.file)} removes it"
     if not picture.open and not found.behind.records:
         return "nothing: every record is done"
     if seen.owner is not None and seen.owner.pid is not None and is_stopped(seen.owner.pid):
@@ -281,12 +286,12 @@ def _next(log: Log, found: FoundGroup) -> str:
     if left:
         return f"wait until process {left[0].process} has ended; to end it: kill -- -{left[0].process_group}"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
-        return group_line(log, "pending", seen.file)
+        return _group_line(log, "pending", seen.file)
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
 
 
 def _only_waits(found: FoundGroup) -> str:
-    """Describe when the next record is due if nothing can be delivered before; otherwise ""."""
+    """Describe when the next record is due; "" if something can be delivered before."""
     from wald.status.retention import count_of
 
     picture = found.seen.snapshot
@@ -301,7 +306,7 @@ def _only_waits(found: FoundGroup) -> str:
     "pending", epilog=examples("wald group pending orders billing", "wald group pending orders billing -n 100")
 )
 @route_argument
-@group_argument
+@_group_argument
 @root_option
 @click.option("--worker", metavar="NAME", help="Only the records of this worker.")
 @count_option("-n", "count", help_text=f"Lines of each kind at most; without it: {SHOWN}, with --json all.")
@@ -319,7 +324,7 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
     now_ns = time.time_ns()
     seen = read_status(log, work_file(log.root, route, group), now_ns)
     if seen.damage:
-        raise Damaged(f"{seen.file.path}: {seen.damage}", hint=group_line(log, "show", seen.file))
+        raise Damaged(f"{seen.file.path}: {seen.damage}", hint=_group_line(log, "show", seen.file))
     picture = seen.snapshot
     out = [each for each in picture.out() if worker in (None, each.worker)]
     waiting, dead = ([], []) if worker else (list(picture.waiting()), picture.dead)
@@ -327,62 +332,40 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
         for each in pending_objects(out, waiting, dead, count):
             click.echo(json_line("group.pending", {"route": route, "group": group} | fields_of(each)))
         return
-    tables = [*out_table(out, now_ns, count), *waiting_table(waiting, now_ns, count), *dead_table(dead, count)]
+    tables = [*_tables(out, waiting, dead, now_ns, count)]
     if seen.owner is None and picture.open:
         tables.append("No owner runs: the next one delivers again all that is open.")
     nothing = f"nothing is with {worker}" if worker else "nothing is out, waits, or is being given up"
     click.echo("\n\n".join(tables or [nothing]))
 
 
-def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
+def _group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
     """Return a ``wald group`` command for a hint."""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip())
 
 
-def _records(count: int) -> str:
-    return f"{count} record{'s' * (count != 1)}"
-
-
 def _times(tries: int) -> str:
-    return "never" if not tries else f"{tries} time{'s' * (tries != 1)}"
+    return counted(tries, "time") if tries else "never"
 
 
-def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
-    """Yield a table of the leased records, if there are any."""
-    rows = [(*_ends(each), each.worker, *_until(each, now_ns), each.tries) for each in out]
-    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
-
-
-def one_line(reason: str) -> str:
-    """Return a worker's reason without newlines."""
+def _one_line(reason: str) -> str:
     return " ".join(reason.split())
 
 
-def _until(out: Out, now_ns: int) -> tuple[str, str]:
-    if out.until_ns is None:
-        return "-", "until it ends"
-    return utc(out.until_ns), format_seconds((out.until_ns - now_ns) / _NS)
+def _tables(
+    out: list[Out], waiting: list[Waiting], dead: list[DeadRecord], now_ns: int, count: int | None
+) -> Iterator[str]:
+    """Yield a table of the leased, of the delayed, and of the dead records, if there are any."""
 
+    def until(time_ns: int | None) -> tuple[str, str]:
+        return ("-", "until it ends") if time_ns is None else (utc(time_ns), format_seconds((time_ns - now_ns) / _NS))
 
-def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
-    """Yield a table of the delayed records."""
-    rows = [
-        (
-            *_ends(each),
-            utc(each.due_ns),
-            format_seconds((each.due_ns - now_ns) / _NS),
-            each.tries,
-            one_line(each.reason),
-        )
-        for each in waiting
-    ]
-    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES", "REASON"), rows, (0, 1, 3, 4), count)
-
-
-def dead_table(dead: list[DeadRecord], count: int | None) -> Iterator[str]:
-    """Yield a table of the records that are being given up."""
-    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, one_line(each.reason)) for each in dead]
-    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
+    outs = [(each.first, each.last, each.worker, *until(each.until_ns), each.tries) for each in out]
+    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), outs, (0, 1, 4, 5), count)
+    waits = [(each.first, each.last, *until(each.due_ns), each.tries, _one_line(each.reason)) for each in waiting]
+    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES", "REASON"), waits, (0, 1, 3, 4), count)
+    ends = [(each.sequence, utc(each.at_ns), each.tries, each.route, _one_line(each.reason)) for each in dead]
+    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), ends, (0, 2), count)
 
 
 def _table(
@@ -391,10 +374,210 @@ def _table(
     shown = count or SHOWN
     if rows:
         lines = list(aligned([headings, *(tuple(map(str, row)) for row in rows[:shown])], numeric))
-        if more := len(rows) - shown:
-            lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
+        if (more := len(rows) - shown) > 0:
+            lines.append(f"and {more} more; -n {len(rows)} shows all")
         yield "\n".join(lines)
 
 
-def _ends(each: Out | Waiting) -> tuple[int, int]:
-    return each.first, each.last
+_timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
+
+
+@click.command(
+    "release",
+    epilog=examples("wald group release orders billing worker-1", "wald group release orders billing worker-1 --force"),
+)
+@route_argument
+@_group_argument
+@click.argument("worker")
+@root_option
+@click.option("--force", is_flag=True, help="Also if a command of wald-drain still processes the records.")
+@_timeout_option
+@json_option
+@stdout_is_a_report
+def release(root: Path, route: str, group: str, worker: str, force: bool, timeout: float, as_json: bool) -> None:
+    """Release all records that WORKER has leased: they are redelivered at once, to any worker.
+
+    For a worker that hangs, if its leases are long. The worker is not stopped, so it may continue alongside the one
+    that gets its records. Its later acknowledgements count as long as no other worker has the record. This is refused
+    while a command of wald-drain runs for the worker; the error says how to end the command, after which its records
+    are redelivered.
+    """
+    from wald.status.retention import count_of
+
+    log = wald.open(root)
+    seen = _changeable(log, route, group)
+    if not count_of(each for each in seen.snapshot.out() if each.worker == worker):
+        raise NotFound(f"worker {worker} has no record of {route}/{group}", hint=_group_line(log, "pending", seen.file))
+    if seen.owner is None:
+        message = f"no process works for {route}/{group}, so worker {worker} has no records"
+        raise Refused(message, hint="start its workers: all open records are redelivered")
+    if not force:
+        _require_no_command(log, seen, worker)
+    asked = {"do": "release", "worker": worker}
+    records = _carried_out(log, seen, asked, lambda work: work.release(worker), timeout)
+    fields = {"route": route, "group": group, "worker": worker, "records": records}
+    text = f"{route}/{group}: taken back from {worker}: {counted(records, 'record')}"
+    print_result("group.release", as_json, fields, [text])
+
+
+@click.command(
+    "skip",
+    epilog=examples(
+        "wald group skip orders billing 250 --why 'no such customer'", "wald group skip orders billing 250..260"
+    ),
+)
+@route_argument
+@_group_argument
+@click.argument("records", metavar="FIRST[..LAST]")
+@root_option
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
+@_timeout_option
+@json_option
+@stdout_is_a_report
+def skip(root: Path, route: str, group: str, records: str, why: str, timeout: float, as_json: bool) -> None:
+    """Mark records of ROUTE that no worker can process as done, and record that in ledger/skips.jsonl.
+
+    They are done for this group only, and stay in the log as long as others need them. FIRST must be after the records
+    that are already done. The log's owner and root may skip.
+    """
+    first, last = _range(records)
+    log = wald.open(root)
+    seen = _changeable(log, route, group)
+    expected = _skippable(log, seen, first, last)
+    again = f"group skip {route} {group} {records}"
+    with skips(log, again) as ledger:
+        entry: dict[str, object] = {"route": route, "group": group, "first": first, "sequence": last}
+        entry |= {"records": expected, "by": user_name(os.geteuid()), "why": why}
+        with on_record(ledger, entry):
+            asked = {"do": "skip", "first": first, "last": last}
+            skipped = _carried_out(log, seen, asked, lambda work: work.skip(first, last), timeout)
+            entry["records"] = skipped
+    fields: dict[str, object] = {"route": route, "group": group, "first": first, "last": last}
+    text = f"{route}/{group}: skipped: {counted(skipped, 'record')} of {records}"
+    print_result("group.skip", as_json, fields | {"records": skipped, "why": why}, [text])
+
+
+@click.command("remove", epilog=examples("wald group remove orders billing", "wald group remove orders billing --json"))
+@route_argument
+@_group_argument
+@root_option
+@json_option
+@stdout_is_a_report
+def remove(root: Path, route: str, group: str, as_json: bool) -> None:
+    """Remove a work group from ROUTE: its cursor, its journal, and its other files.
+
+    Refused while a process owns the group, and while a command of a killed wald-drain still runs.
+
+    The records that it has not done are no longer kept for it. Records that other groups of the route have not
+    processed are kept; if there is no other group, all are.
+    """
+    from wald.work.ownership import remove_group
+    from wald.work.snapshot import owner_of, work_file
+
+    log = wald.open(root)
+    file = work_file(log.root, route, group)
+    try:
+        removed = remove_group(file)
+    except Locked as error:
+        if (owner := owner_of(file)) is None:
+            raise
+        raise Locked(error.message, hint=_stopping(file, owner)) from error
+    fields = {"route": route, "group": group, "paths": [str(each) for each in removed]}
+    print_result("group.remove", as_json, fields, removed)
+
+
+def _require_no_command(log: Log, seen: GroupStatus, worker: str) -> None:
+    from wald.work.ownership import commands_of, worker_name
+
+    for each in commands_of([seen]).get(seen.file.path, []):
+        if each.worker is not None and worker_name(each.worker) == worker:
+            again = _group_line(log, "release", seen.file, f"{worker} --force")
+            raise Refused(
+                f"{worker} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
+                f"it would continue alongside a second one: {each.words}",
+                hint=f"kill -- -{each.process_group} ends it, its records are redelivered; {again} starts a second",
+            )
+
+
+def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
+    if owner.pid is None:
+        return f"stop it first: fuser -v {file.lock} names it"
+    if any(name in owner.command for name in ("wald-gate", "wald_gate")):  # it works for other groups too
+        asking = f"DELETE /v1/routes/{file.route}/groups/{file.group}"
+        return f"ask it: {asking}; or wait: it lets go 30 s after the last request, once no worker has a record"
+    return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
+
+
+def _changeable(log: Log, route: str, group: str) -> GroupStatus:
+    """The group, if this user may change it."""
+    from wald.retention.cursors import CursorState
+    from wald.work.snapshot import read_status, work_file
+
+    file = work_file(log.root, route, group)
+    if not is_own_file(file.path):
+        user = user_name(file.path.lstat().st_uid)
+        raise NotPermitted(f"{file.path}: the group of another user", hint=f"run it as user {user}; ls -l {file.path}")
+    seen = read_status(log, file, time.time_ns())
+    if seen.damage:
+        raise Damaged(f"{file.path}: {seen.damage}", hint=_group_line(log, "show", file))
+    if seen.cursor.state is not CursorState.VALID:
+        raise Damaged(f"{seen.cursor.message}", hint=_group_line(log, "show", file))
+    return seen
+
+
+def _carried_out(
+    log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
+) -> int:
+    """Let the owner apply a change; without an owner, apply it here."""
+    from wald.work.control import OwnerGone, ask_owner
+    from wald.work.group import WorkGroup
+    from wald.work.ownership import Ownership
+
+    file = seen.file
+    while True:
+        try:
+            with (  # even while a command that was left behind runs
+                Ownership(log.root, file.route, file.group, Disk()) as ownership,
+                WorkGroup(log, file.route, file.group, ownership=ownership) as work,
+            ):
+                return do(work)
+        except Locked:
+            pass
+        try:
+            return ask_owner(log.root, file.route, file.group, asked, seconds)
+        except OwnerGone:
+            continue
+
+
+def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
+    """Return the number of records to skip."""
+    from wald.retention.cursor_moves import EarlierReclaim
+
+    route, group, picture = seen.file.route, seen.file.group, seen.snapshot
+    head = log.head()
+    durable = 0 if head is None else head.sequence
+    if last > durable:
+        raise Refused(
+            f"record {last} is beyond the head, {durable}", hint=f"{command_line(log.root.path, 'head')} shows it"
+        )
+    if first <= picture.floor < last:
+        hint = _group_line(log, "skip", seen.file, f"{picture.floor + 1}..{last}")
+        raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
+    known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
+    if last >= picture.end:
+        skip = EarlierReclaim(log.root, route, group).skip
+        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=skip))
+    if not known:
+        message = f"records {first} to {last} of route {route} are not pending for group {group}"
+        raise NotFound(message, hint=_group_line(log, "show", seen.file))
+    return known
+
+
+def _range(given: str) -> tuple[int, int]:
+    ends = given.split("..")
+    if not all(end.isascii() and end.isdecimal() and 0 < int(end) < 1 << 63 for end in ends) or len(ends) > 2:
+        raise InvalidInput(f"{given}: neither a sequence nor a range of them", hint="250, or 250..260")
+    first, last = int(ends[0]), int(ends[-1])
+    if first > last:
+        raise InvalidInput(f"{given}: ends before it begins", hint=f"{last}..{first}")
+    return first, last

@@ -6,17 +6,16 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from wald.checking.kinds import FileKind
 from wald.cli.command import examples
 from wald.cli.options import json_option
-from wald.cli.output import aligned, json_line
+from wald.cli.output import aligned, json_line, print_result
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
@@ -72,10 +71,25 @@ def inspect(path: Path, content: bool, records: bool, as_json: bool) -> int:
     damage = _damage(root, path, named)
     verdict = may_delete(root, path, named)
     by = _written_by(root, path, named)
-    if as_json:
-        click.echo(json_line("inspect", _fields(root, path, named, by, damage, verdict)))
-    else:
-        click.echo("\n".join(_text(root, path, named, by, damage, verdict)))
+    fields: dict[str, object] = {
+        "path": str(path),
+        "root": str(root.path) if root else None,
+        "meaning": named.kind.meaning,
+    }
+    fields |= {"kind": named.kind.name.lower().replace("_", "-"), "route": named.route or None}
+    fields |= {"group": named.group or None, "written_by": by or None, "damage": damage or None}
+    fields |= {"whole": None if damage is None else not damage, "may_delete": verdict.allowed}
+    fields |= {"why": verdict.why, "instead": verdict.instead or None}
+    rows = [("file", str(path)), ("is", named.kind.meaning)]
+    rows += [("log", str(root.path))] if root else []
+    rows += [(name, value) for name, value in (("route", named.route), ("group", named.group)) if value]
+    rows.append(("written by", by or "not on record"))
+    if damage is not None:
+        rows.append(("whole", f"no: {damage}" if damage else "yes"))
+    rows.append(("delete it?", f"{'yes' if verdict.allowed else 'no'}: {verdict.why}"))
+    if verdict.instead:
+        rows.append(("first" if verdict.allowed else "instead", verdict.instead))
+    print_result("inspect", as_json, fields, aligned(rows, ()))
     return Damaged.exit_code if damage else 0
 
 
@@ -90,7 +104,6 @@ def _print_content(path: Path, *, records: bool, as_json: bool) -> int:
 
 
 def _root_of(path: Path) -> Root | None:
-    """The log that the file is in; None if it is in none."""
     above = [path, *path.parents] if path.is_dir() else path.parents
     return next((Root(each) for each in above if (each / "log.json").is_file()), None)
 
@@ -110,31 +123,24 @@ def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
     if named.kind not in _DUMPED:
         return None
     try:
-        if root is not None and named.kind is FileKind.RAW:
-            return _raw_damage(root, path)
-        return next((str(item["damage"]) for item in dump(path) if "damage" in item), "")
+        found = _active_damage(root, path) if root is not None and named.kind is FileKind.RAW else None
+        return next((str(item["damage"]) for item in dump(path) if "damage" in item), "") if found is None else found
     except (Damaged, InvalidInput) as error:
         return error.message.removeprefix(f"{path}: ")
 
 
-def _raw_damage(root: Root, path: Path) -> str:
-    """Return the damage of a raw segment up to its durable end; later bytes may be half written."""
-    from wald.checking.dump import dump
+def _active_damage(root: Root, path: Path) -> str | None:
+    """Return the damage of an active segment up to its durable end; None if another one is meant."""
     from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
     from wald.segments.view import State, read_view
 
     view = read_view(root, read_identity(root).log_id)
     segment = next((each for each in view.segments if each.path == path), None)
     if segment is None or view.state(segment) is not State.ACTIVE:
-        return next((str(item["damage"]) for item in dump(path) if "damage" in item), "")
-    opened = view.open(segment)
-    try:
-        for met in opened.batches(FIRST_BATCH, view.limit(segment)):
-            if isinstance(met, DamagedBytes):
-                return f"offset {met.offset}: {met.reason}"
-    finally:
-        opened.close()
-    return ""
+        return None
+    with closing(view.open(segment)) as opened:
+        met = (each for each in opened.batches(FIRST_BATCH, view.limit(segment)) if isinstance(each, DamagedBytes))
+        return next((f"offset {each.offset}: {each.reason}" for each in met), "")
 
 
 def _bundle_damage(bundle: Path) -> str:
@@ -188,40 +194,6 @@ def _software(manifest: Path) -> str:
         return ""
 
 
-def _text(
-    root: Root | None, path: Path, named: RecognizedFile, by: str, damage: str | None, verdict: Verdict
-) -> Iterator[str]:
-    rows = [("file", str(path)), ("is", named.kind.meaning)]
-    rows += [("log", str(root.path))] if root else []
-    rows += [(name, value) for name, value in (("route", named.route), ("group", named.group)) if value]
-    rows.append(("written by", by or "not on record"))
-    if damage is not None:
-        rows.append(("whole", f"no: {damage}" if damage else "yes"))
-    rows.append(("delete it?", f"{'yes' if verdict.allowed else 'no'}: {verdict.why}"))
-    if verdict.instead:
-        rows.append(("first" if verdict.allowed else "instead", verdict.instead))
-    yield from aligned(rows, ())
-
-
-def _fields(
-    root: Root | None, path: Path, named: RecognizedFile, by: str, damage: str | None, verdict: Verdict
-) -> dict[str, object]:
-    return {
-        "path": str(path),
-        "root": str(root.path) if root else None,
-        "kind": named.kind.name.lower().replace("_", "-"),
-        "meaning": named.kind.meaning,
-        "route": named.route or None,
-        "group": named.group or None,
-        "written_by": by or None,
-        "whole": None if damage is None else not damage,
-        "damage": damage or None,
-        "may_delete": verdict.allowed,
-        "why": verdict.why,
-        "instead": verdict.instead or None,
-    }
-
-
 def _with_times(item: Item) -> Item:
     """Return an item with its times in readable form, too."""
     fields: Item = {}
@@ -240,20 +212,15 @@ def _line(item: Item) -> str:
     return " ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Answer to the question if a file may be deleted.
-
-    Attributes:
-        allowed: True if the deletion loses nothing and breaks nothing.
-        instead: the command to use instead, or first; may be "".
-    """
+class Verdict(NamedTuple):
+    """Permission to delete a file, if that loses nothing and breaks nothing; ``instead`` is what to type instead."""
 
     allowed: bool
     why: str
     instead: str = ""
 
 
+_LEDGER = (False, "it proves that deletions were allowed; without it, missing records count as lost")
 _ALWAYS = {
     FileKind.ROOT: (False, "it is the log, with every record in it"),
     FileKind.IDENTITY: (False, "without it no program opens the log"),
@@ -265,8 +232,8 @@ _ALWAYS = {
     ),
     FileKind.SPARSE_INDEX: (True, "it is a hint; readers only take longer without it"),
     FileKind.DIRECTORY: (False, "the programs of the log need it and its files"),
-    FileKind.LEDGER: (False, "it proves that deletions were allowed; without it, missing records count as lost"),
-    FileKind.LEDGER_PART: (False, "it proves that deletions were allowed; without it, missing records count as lost"),
+    FileKind.LEDGER: _LEDGER,
+    FileKind.LEDGER_PART: _LEDGER,
     FileKind.QUARANTINE: (True, "no program reads it; but it is the only copy of these bytes"),
     FileKind.RECOVERY: (True, "it is only a report; the daemon keeps the last 32"),
     FileKind.KEYS: (False, "a request that is repeated would be stored twice if its records are reclaimed already"),
@@ -278,10 +245,6 @@ _ARCHIVE = "it may be the only copy of its records, and the chain of bundles wou
 
 
 def may_delete(root: Root | None, path: Path, named: RecognizedFile) -> Verdict:
-    """
-    Args:
-        root: of the log that the file is in; None: it is in none.
-    """
     if root is None and named.kind is FileKind.FOREIGN:
         return Verdict(False, "it is not in a log, and wald does not know whether it is needed")
     if named.kind in _ALWAYS:
@@ -318,48 +281,44 @@ def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
 
 
 def _of_route(root: Root, path: Path, named: RecognizedFile) -> Verdict:
-    route, group = named.route, named.group
+    route, group, name = named.route, named.group, shlex.quote(str(path))
+    retiring = command_line(root.path, f"route retire {route}")
+    appending = f"{command_line(root.path, f'append {route} {name}')} && rm {name}"
+    removing = command_line(root.path, f"group remove {route} {group}")
+    removing_cursor = command_line(root.path, f"cursor remove {route} --group {group}")
     match named.kind:
         case FileKind.ROUTE:
             why = "its segments would be pinned for a route that nothing shows, and its cursors would be lost"
-            return Verdict(False, why, command_line(root.path, f"route retire {route}"))
+            return Verdict(False, why, retiring)
         case FileKind.FIFO if not stat.S_ISFIFO(os.stat(path).st_mode):
-            return Verdict(False, "it is not a FIFO: its lines are not in the log", _append(root, path, route))
+            return Verdict(False, "it is not a FIFO: its lines are not in the log", appending)
         case FileKind.FIFO:
             why = "producers would write into a plain file; the daemon recreates the FIFO within a second"
-            return Verdict(False, why, command_line(root.path, f"route retire {route}"))
+            return Verdict(False, why, retiring)
         case FileKind.FOUND:
-            return Verdict(False, "its lines are not in the log", _append(root, path, route))
+            return Verdict(False, "its lines are not in the log", appending)
         case FileKind.CURSOR:
-            why = f"group {group} would begin at the front, or its records would be freed"
-            return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
+            return Verdict(
+                False, f"group {group} would begin at the front, or its records would be freed", removing_cursor
+            )
         case FileKind.HANDOVER | FileKind.COMMAND:
             why = "the next start of wald-drain finishes it; remove the group if none will run again"
-            return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
+            return Verdict(False, why, removing_cursor)
         case FileKind.WORK:
             why = "records done above the cursor would be redelivered; never delete it while a worker runs"
-            return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
+            return Verdict(False, why, removing)
         case FileKind.ASK:
-            return Verdict(False, "a command may be using it", command_line(root.path, f"group remove {route} {group}"))
+            return Verdict(False, "a command may be using it", removing)
         case FileKind.PIN:
             why = "RECLAIM could delete records of an unfinished handover, and the next start would send them again"
-            return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
+            return Verdict(False, why, removing)
         case FileKind.CURSORS:
             why = "the groups would begin at the front, or their records would be freed"
             return Verdict(False, why, command_line(root.path, f"cursor list {route}"))
         case FileKind.RETIRED:
             why = "it would reactivate the route and pin records without the daemon's knowledge"
-            return Verdict(False, why, _add(root, route, ""))
+            return Verdict(False, why, command_line(root.path, f"route add {route}"))
     return Verdict(True, "a program that was killed has left it")  # a temporary
-
-
-def _append(root: Root, path: Path, route: str) -> str:
-    name = shlex.quote(str(path))
-    return f"{command_line(root.path, f'append {route} {name}')} && rm {name}"
-
-
-def _add(root: Root, route: str, option: str) -> str:
-    return command_line(root.path, f"route add {route} {option}".strip())
 
 
 def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wald.exposition import Metric, Samples, gauge
-from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.format.names import VERIFY_LEDGER
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from wald.status.retention import WorkCounts
 
 GROUPS_MAX = 5000  # each has some samples, and any cursor owner can create any number of groups
-_ROUTE_GROUP = ("route", "group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +32,9 @@ class Measured:
 
     Attributes:
         seconds: that it took to read it.
-        damaged: segments of which a part cannot be read.
         groups: of routes that are not retired; those that pin the most come first.
         left_out: how many groups are not among them, because there are too many.
         quarantine: the size of each file in it.
-        work: of the groups that are work groups, by route and group.
-        ran: the newest entry that each program has left in its ledger; of the archive by route and group.
     """
 
     seconds: float
@@ -73,39 +68,34 @@ def measure(log: Log) -> Measured:
         damaged += bool(status.problem)
     groups = [group for group in backlog.groups.values() if not group.retired]
     groups.sort(key=lambda group: (-group.pinned_bytes, -group.lag.records))
-    ran = last_runs(log.root)
+    shown, left_out = groups[:GROUPS_MAX], max(0, len(groups) - GROUPS_MAX)
+    growth, quarantine = backlog.growth_meter.growth(now_ns=time.time_ns()), log.root.quarantine.iterdir()
+    created_seconds = None
+    with suppress(ValueError):
+        created_seconds = datetime.fromisoformat(log.identity.created).timestamp()
     return Measured(
-        time.monotonic() - began,
-        segments,
-        segment_bytes,
-        damaged,
-        groups[:GROUPS_MAX],
-        max(0, len(groups) - GROUPS_MAX),
-        backlog.growth_meter.growth(now_ns=time.time_ns()),
-        backlog.free_bytes,
-        [path.lstat().st_size for path in log.root.quarantine.iterdir()],
-        ran,
-        _created_seconds(log.root),
-        work_counts(log, [(group.cursor.route, group.cursor.group) for group in groups[:GROUPS_MAX]]),
+        seconds=time.monotonic() - began,
+        segments=segments,
+        segment_bytes=segment_bytes,
+        damaged=damaged,
+        groups=shown,
+        left_out=left_out,
+        growth=growth,
+        free_bytes=backlog.free_bytes,
+        quarantine=[path.lstat().st_size for path in quarantine],
+        ran=last_runs(log.root),
+        created_seconds=created_seconds,
+        work=work_counts(log, [(group.cursor.route, group.cursor.group) for group in shown]),
     )
-
-
-def _created_seconds(root: Root) -> float | None:
-    """Return the creation time of the log in seconds since 1970; None if unknown."""
-    try:
-        return datetime.fromisoformat(read_identity(root).created).timestamp()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Times of the last runs of the programs in nanoseconds since 1970; None without a ledger line.
+    """Last runs of the programs, by the ends of their ledgers; None without a line.
 
     Attributes:
-        archived: by route and group.
+        archived_ns: by route and group.
         verified_ns: time of the last verification without an error.
-        verify_errors: number of errors of the last verification.
     """
 
     sealed_ns: int | None
@@ -116,8 +106,10 @@ class Ran:
 
 
 def last_runs(root: Root) -> Ran:
-    """Read the last runs from the ends of the ledgers."""
     from wald.files.ledger_read import newest_entries
+
+    def newest(name: str, *events: str) -> int | None:
+        return next(map(_at, newest_entries(root.ledger / name, *events)), None)
 
     archived: dict[tuple[str, str], int] = {}
     for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
@@ -125,18 +117,12 @@ def last_runs(root: Root) -> Ran:
     verified = list(newest_entries(root.ledger / VERIFY_LEDGER, "verified"))
     good = (entry for entry in verified if not entry.get("errors"))
     return Ran(
-        _newest(root.ledger / "segments.jsonl", "sealed"),
-        _newest(root.ledger / "reclaim.jsonl", "reclaimed", "seen"),
+        newest("segments.jsonl", "sealed"),
+        newest("reclaim.jsonl", "reclaimed", "seen"),
         archived,
         next(map(_at, good), None),
         next((int(entry["errors"]) for entry in verified), None),
     )
-
-
-def _newest(path: Path, *events: str) -> int | None:
-    from wald.files.ledger_read import newest_entries
-
-    return next(map(_at, newest_entries(path, *events)), None)
 
 
 def _at(entry: dict[str, Any]) -> int:
@@ -145,11 +131,7 @@ def _at(entry: dict[str, Any]) -> int:
 
 
 def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator[Metric]:
-    """Yield the metrics of the directory.
-
-    Args:
-        needed_bytes: free space that the daemon needs to accept input.
-    """
+    """Yield the metrics; the daemon accepts no input while less than ``needed_bytes`` are free."""
     left = max(0, found.free_bytes - needed_bytes)
     created: Samples = {} if found.created_seconds is None else {(): found.created_seconds}
     yield Metric("wald_created_timestamp_seconds", "gauge", "Creation time of the log", (), created)
@@ -163,7 +145,7 @@ def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator
     yield gauge("wald_quarantine_files", "Files in quarantine/", len(found.quarantine))
     yield gauge("wald_quarantine_bytes", "Bytes of the files in quarantine/", sum(found.quarantine))
     yield from _groups(found, now_ns)
-    yield from of_work_groups(found.work)
+    yield from _work_groups(found.work)
     yield from _runs(found.ran)
 
 
@@ -186,63 +168,58 @@ def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric
     return Metric(name, "gauge", meaning, ("state",), samples)
 
 
+def _of_groups(name: str, meaning: str, samples: Mapping[tuple[str, str], float | None]) -> Metric:
+    known: Samples = {group: value for group, value in samples.items() if value is not None}
+    return Metric(name, "gauge", meaning, ("route", "group"), known)
+
+
 def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
     from wald.retention.cursors import CursorState
 
-    named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
-    usable = (CursorState.VALID, CursorState.ABSENT)
-    lag: Samples = {name: group.lag.records for name, group in named}
-    yield Metric("wald_group_lag_records", "gauge", "Records that the consumer group has not read", _ROUTE_GROUP, lag)
-    waits: Samples = {name: group.lag.seconds(now_ns) for name, group in named}
+    groups = {(group.cursor.route, group.cursor.group): group for group in found.groups}
+    lags = {name: group.lag for name, group in groups.items()}
+    meaning = "Records that the consumer group has not read"
+    yield _of_groups("wald_group_lag_records", meaning, {name: lag.records for name, lag in lags.items()})
     meaning = "Age of the oldest unread record, or 0"
-    yield Metric("wald_group_lag_seconds", "gauge", meaning, _ROUTE_GROUP, waits)
-    oldest: Samples = {name: group.lag.oldest_ns / 1e9 for name, group in named if group.lag.oldest_ns is not None}
-    meaning = "Time of the oldest unread record"
-    yield Metric("wald_group_oldest_unread_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, oldest)
-    pinned: Samples = {name: group.pinned_bytes for name, group in named}
+    yield _of_groups("wald_group_lag_seconds", meaning, {name: lag.seconds(now_ns) for name, lag in lags.items()})
+    oldest = {name: lag.oldest_ns and lag.oldest_ns / 1e9 for name, lag in lags.items()}
+    yield _of_groups("wald_group_oldest_unread_timestamp_seconds", "Time of the oldest unread record", oldest)
+    pinned = {name: group.pinned_bytes for name, group in groups.items()}
     meaning = "Bytes of the segments that the group pins, alone or with others"
-    yield Metric("wald_group_pinned_bytes", "gauge", meaning, _ROUTE_GROUP, pinned)
-    broken: Samples = {name: float(group.cursor.state not in usable) for name, group in named}
+    yield _of_groups("wald_group_pinned_bytes", meaning, pinned)
+    usable = (CursorState.VALID, CursorState.ABSENT)
+    broken = {name: float(group.cursor.state not in usable) for name, group in groups.items()}
     meaning = "1 if the cursor is unusable, so that all records count as unread"
-    yield Metric("wald_group_cursor_unusable", "gauge", meaning, _ROUTE_GROUP, broken)
+    yield _of_groups("wald_group_cursor_unusable", meaning, broken)
     meaning = f"Groups without metrics, because there are more than {GROUPS_MAX}"
     yield gauge("wald_groups_left_out", meaning, found.left_out)
 
 
+def _work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metric]:
+    """Yield the counts of work groups; a damaged journal has only that metric."""
+    whole = {name: each for name, each in counts.items() if not each.unusable}
+    leased = {name: each.leased for name, each in whole.items()}
+    yield _of_groups("wald_work_leased_records", "Records leased to workers", leased)
+    waiting = {name: each.waiting for name, each in whole.items()}
+    yield _of_groups("wald_work_waiting_records", "Delayed records that are not yet due", waiting)
+    giving_up = {name: len(each.giving_up_to) for name, each in whole.items()}
+    yield _of_groups("wald_work_giving_up_records", "Records to be moved to the dead-letter route", giving_up)
+    damaged = {name: float(each.unusable) for name, each in counts.items()}
+    yield _of_groups("wald_work_journal_damaged", "1 if the journal of the work group is damaged", damaged)
+
+
 def _runs(ran: Ran) -> Iterator[Metric]:
     """Yield metrics without samples for a program whose ledger is empty."""
+    deleting = "Time at which wald-reclaim last deleted a segment, or recorded the segments for an age limit"
     for name, meaning, at_ns in (
         ("seal", "Time of the last sealing", ran.sealed_ns),
-        (
-            "reclaim",
-            "Time at which wald-reclaim last deleted a segment, or recorded the segments for an age limit",
-            ran.reclaimed_ns,
-        ),
+        ("reclaim", deleting, ran.reclaimed_ns),
         ("verify", "Time of the last verification with --record that found no error", ran.verified_ns),
     ):
         samples: Samples = {} if at_ns is None else {(): at_ns / 1e9}
         yield Metric(f"wald_last_{name}_timestamp_seconds", "gauge", meaning, (), samples)
-    archived: Samples = {name: at_ns / 1e9 for name, at_ns in ran.archived_ns.items()}
+    archived = {name: at_ns / 1e9 for name, at_ns in ran.archived_ns.items()}
     meaning = "End of the last run of wald-archive that archived records"
-    yield Metric("wald_last_archive_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, archived)
+    yield _of_groups("wald_last_archive_timestamp_seconds", meaning, archived)
     errors: Samples = {} if ran.verify_errors is None else {(): ran.verify_errors}
     yield Metric("wald_last_verify_errors", "gauge", "Errors found by the last verification with --record", (), errors)
-
-
-_ROUTE_GROUP = ("route", "group")
-
-
-def of_work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metric]:
-    """Yield the counts as metrics; a damaged journal has only that metric."""
-    whole = {name: each for name, each in counts.items() if not each.unusable}
-    leased: Samples = {name: each.leased for name, each in whole.items()}
-    yield Metric("wald_work_leased_records", "gauge", "Records leased to workers", _ROUTE_GROUP, leased)
-    waiting: Samples = {name: each.waiting for name, each in whole.items()}
-    meaning = "Delayed records that are not yet due"
-    yield Metric("wald_work_waiting_records", "gauge", meaning, _ROUTE_GROUP, waiting)
-    giving_up: Samples = {name: len(each.giving_up_to) for name, each in whole.items()}
-    meaning = "Records to be moved to the dead-letter route"
-    yield Metric("wald_work_giving_up_records", "gauge", meaning, _ROUTE_GROUP, giving_up)
-    damaged: Samples = {name: float(each.unusable) for name, each in counts.items()}
-    meaning = "1 if the journal of the work group is damaged"
-    yield Metric("wald_work_journal_damaged", "gauge", meaning, _ROUTE_GROUP, damaged)

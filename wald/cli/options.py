@@ -1,4 +1,4 @@
-"""Options and arguments that several programs share, and the times on a command line."""
+"""Options and arguments that several programs share: the times, and the daemon, that they name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wald.cli.entry import ROOT
-from wald.errors import Damaged, InvalidInput
+from wald.cli.command import ROOT
+from wald.errors import Damaged, InvalidInput, Unavailable
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import is_relative, nanoseconds, parse_time_option, utc
 from wald.hints import command_line, hint_for
 
 if TYPE_CHECKING:
+    from wald.client.producer import Producer
     from wald.setting_types import SettingType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
+START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log
+_NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has just started one
 _DAY = 86400
 _TO_COME = ("14:00", "2026-12-01T09:00:00+01:00")
 _LATEST_NS = (1 << 63) - 1  # the limit of a record
@@ -141,7 +144,7 @@ def duration_option(
 
         return duration(seconds_min, days_max * _DAY)
 
-    return _kind_option(name, kind, "DURATION", default, help_text, "30s", hidden)
+    return setting_option(name, kind, "DURATION", default, help_text, "30s", hidden=hidden)
 
 
 def size_option(name: str, default: str | None, help_text: str, *, hidden: bool = False) -> Callable[[F], F]:
@@ -152,18 +155,21 @@ def size_option(name: str, default: str | None, help_text: str, *, hidden: bool 
 
         return size(0, 1024 * TIB)
 
-    return _kind_option(name, kind, "SIZE", default, help_text, "64MiB", hidden)
+    return setting_option(name, kind, "SIZE", default, help_text, "64MiB", hidden=hidden)
 
 
-def _kind_option(
+def setting_option(
     name: str,
     kind: Callable[[], SettingType],
     metavar: str,
     default: str | None,
     help_text: str,
     example: str,
-    hidden: bool,
+    *,
+    hidden: bool = False,
 ) -> Callable[[F], F]:
+    """An option whose value is checked as that of a setting; ``example`` is for the hint."""
+
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
             return None if given is None else kind().parse(given)
@@ -282,3 +288,37 @@ def check_span(since: datetime | None, until: datetime | None) -> None:
     if since is not None and until is not None and nanoseconds(since) >= nanoseconds(until):
         times = [utc(nanoseconds(each), 6) for each in (since, until)]
         raise InvalidInput(f"--since {times[0]} is not before --until {times[1]}", hint="--since 2h --until 1h")
+
+
+def daemon_at(root: Path, socket: Path | None) -> Producer:
+    """A connection for a request to the daemon."""
+    from wald.client.producer import Producer
+    from wald.files.identity import read_identity
+    from wald.files.layout import Root
+    from wald.status.findings import frozen  # which wald append does not need
+
+    read_identity(Root(root))
+    if (stopped := frozen(Root(root))) is not None:
+        raise Unavailable(stopped.message, hint=stopped.hint)
+    return Producer(socket or root, retry_for=START_SECONDS, connect_for=START_SECONDS if runs(root) else 0.0)
+
+
+def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float, insists: bool) -> Producer:
+    """A connection that sends records to ``route``; ``insists``: wait ``retry_for`` seconds for a first daemon, too."""
+    from wald.client.producer import Producer
+    from wald.files.identity import read_identity
+    from wald.files.layout import Root
+
+    read_identity(Root(root))
+    Root(root).require_route(route)
+    connect_for = retry_for if insists or runs(root) else min(retry_for, _NEVER_SEEN_SECONDS)
+    return Producer(socket or root, retry_for=retry_for, connect_for=connect_for)
+
+
+def runs(root: Path) -> bool:
+    """Return True if a daemon holds the root, even if it does not listen yet."""
+    from wald.files.disk import Disk
+    from wald.files.layout import Root
+    from wald.files.locks import is_locked
+
+    return is_locked(Root(root).lock, Disk())

@@ -1,16 +1,35 @@
-"""Tables, JSON and a progress bar, as commands print them."""
+"""Output of commands: tables, JSON, a progress bar, and the standard streams.
+
+A parent may have closed a stream (cron, ssh), and a stream may be full or broken. The next file that is opened would
+get a closed descriptor from 0 to 2, and that may be a file of the log. So the descriptor is opened on /dev/null first,
+in the wrong direction: reading or writing still fails.
+"""
 
 from __future__ import annotations
 
 import codecs
-import json
+import fcntl
+import io
+import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import click
 
-from wald.status.schema import fields_of
+from wald.errors import InvalidInput, WaldError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_STDIN, _STDOUT, _STDERR = range(3)
+_WRONG_WAY = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_RDONLY}
+_ignored = [False]  # whether stdout may fail
+_ERRORS = "wald.escaped"  # how a stream writes characters that its encoding lacks
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
@@ -38,6 +57,10 @@ def json_line(command: str, fields: object) -> str:
         fields: a mapping, or an object of ``wald.status.schema``.
         command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
     """
+    import json
+
+    from wald.status.schema import fields_of
+
     named = {"schema": f"wald.{command}/1"} | fields_of(fields)
     text = json.dumps(named, ensure_ascii=False, default=fields_of)
     # JSON is UTF-8 in every locale; the surrogates of a path that is not UTF-8 are valid JSON only as escapes.
@@ -53,6 +76,15 @@ def _is_printable(text: str) -> bool:
     return codecs.lookup(encoding).name == "utf-8"
 
 
+def print_result(command: str, as_json: bool, fields: object, lines: Iterable[object]) -> None:
+    """Print the object of a command with --json, otherwise lines of text."""
+    click.echo(json_line(command, fields) if as_json else "\n".join(map(str, lines)))
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar, if stderr is a terminal; gives a function to call with how much has been done since the last call."""
@@ -61,3 +93,114 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         return
     with click.progressbar(length=total, label=label, file=sys.stderr) as bar:
         yield bar.update
+
+
+def _escaped(error: UnicodeError) -> tuple[bytes, int]:
+    """Write the bytes of a path that is not UTF-8 unchanged, and any other character as an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    wrong = error.object[error.start : error.end]
+    return b"".join(map(_escaped_character, wrong)), error.end
+
+
+def _escaped_character(character: str) -> bytes:
+    is_byte = "\udc80" <= character <= "\udcff"
+    return character.encode("ascii", "surrogateescape" if is_byte else "backslashreplace")
+
+
+codecs.register_error(_ERRORS, _escaped)
+
+
+def prepare_streams() -> None:
+    """Open closed streams, and make failures of stdout an error; call this before any file is opened."""
+    for descriptor, direction in _WRONG_WAY.items():
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_GETFD)
+        except OSError:
+            opened = os.open(os.devnull, direction)  # gets the lowest free descriptor, which is this one
+            os.set_inheritable(opened, True)
+    _ignored[0] = False
+    sys.stdout = _text(sys.stdout, _STDOUT, lambda: io.BufferedWriter(_Stdout(_STDOUT, "w", closefd=False)))
+    sys.stderr = _text(sys.stderr, _STDERR, lambda: _Stderr(_STDERR, "w", closefd=False))
+
+
+def ignore_stdout() -> None:
+    """Ignore failures of stdout: the command does its work elsewhere, and only reports it on stdout."""
+    _ignored[0] = True
+
+
+def stdout_is_a_report(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a command whose work is done elsewhere: its exit code does not depend on stdout."""
+
+    @wraps(function)
+    def command(*args: P.args, **kwargs: P.kwargs) -> R:
+        ignore_stdout()
+        return function(*args, **kwargs)
+
+    return command
+
+
+def write_stdout(data: bytes | memoryview) -> None:
+    """Write all of ``data`` without Python's buffers: when this returns, stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[_write(view) :]
+
+
+def require_stdin(hint: str) -> None:
+    if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        raise InvalidInput("stdin is closed", hint=hint)
+
+
+class _Stdout(io.FileIO):
+    def write(self, data: ReadableBuffer) -> int:
+        return _write(memoryview(data))
+
+
+class _Stderr(io.FileIO):
+    """Drops messages that cannot be written: the work continues, and the exit code reports its result."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        view = memoryview(data)
+        length = view.nbytes
+        try:
+            while view:
+                view = view[os.write(_STDERR, view) :]
+        except OSError:
+            pass
+        return length
+
+
+def _write(data: memoryview) -> int:
+    """Write some of ``data`` to stdout; return how much."""
+    try:
+        return os.write(_STDOUT, data)
+    except OSError as error:
+        if not _ignored[0]:
+            ignore_stdout()  # buffered output is dropped when the program ends
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise WaldError(f"stdout: {error.strerror}", hint="write to a file or a pipe that is open") from error
+        return data.nbytes
+
+
+def _text(stream: TextIO | None, descriptor: int, raw: Callable[[], io.BufferedWriter | _Stderr]) -> TextIO:
+    """Return a text stream that writes to ``raw``, in place of the interpreter's stream; keep any other stream."""
+    if stream is None:
+        return io.TextIOWrapper(raw(), errors=_ERRORS, write_through=descriptor == _STDERR)
+    if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == descriptor:
+        return io.TextIOWrapper(
+            raw(),
+            encoding=stream.encoding,
+            errors=_ERRORS,
+            line_buffering=stream.line_buffering,
+            write_through=descriptor == _STDERR,
+        )
+    return stream
+
+
+def _descriptor(stream: TextIO) -> int:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +13,11 @@ import click
 import wald
 from wald.cli.command import examples
 from wald.cli.options import check_span, json_option, now, root_option, time_option, warn_of_wrong_times
-from wald.cli.output import aligned, json_line
-from wald.cli.streams import write_stdout
+from wald.cli.output import aligned, counted, json_line, print_result, write_stdout
 from wald.errors import Damaged, InvalidInput, NotFound, Partial
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
-from wald.status.schema import segment_fields, time_fields
 
 if TYPE_CHECKING:
     from wald.files.layout import Root
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from wald.log import Log
     from wald.reading.assembler import Batch, Sender
     from wald.reading.lookup import Whereabouts
+    from wald.retention.history import History
     from wald.retention.missing import Missing
     from wald.segments.view import State
 
@@ -63,10 +61,8 @@ def head(root: Path, as_json: bool) -> None:
 
         click.echo(json_line("head", Head.of(log.root, found)))
     else:
-        click.echo(
-            f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} "
-            f"at={moment(found.at_ns)}"
-        )
+        place = f"segment={found.segment} position={found.position} epoch={found.epoch}"
+        click.echo(f"seq={found.sequence} {place} at={moment(found.at_ns)}")
         warn_without_daemon(log.root)
 
 
@@ -99,24 +95,22 @@ def where(
         return _coverage(log, route, since, until, as_json=as_json)
     assert sequence is not None
     found = log.where(sequence)
-    if not as_json:
-        state = found.state.value
-        lines = [f"{found.sequence}: {found.message}"]
-        if not found.message.startswith(state.replace("-", " ")):
-            lines = [f"{found.sequence}: {state}: {found.message}"]
-        if found.append_time_ns is not None:
-            lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
-        lines += [f"  group {group}: has {'' if done else 'not '}read it" for group, done in found.processed.items()]
-        if found.bundle is not None and found.state is not State.ARCHIVED:
-            lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
-        click.echo("\n".join(lines))
-        return exit_code(found.state)
-    click.echo(json_line("where", Where.of(found)))
+    state = f"{found.state.value}: " * (not found.message.startswith(found.state.value.replace("-", " ")))
+    lines = [f"{found.sequence}: {state}{found.message}"]
+    if found.append_time_ns is not None:
+        lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
+    lines += [f"  group {group}: has {'' if done else 'not '}read it" for group, done in found.processed.items()]
+    if found.bundle is not None and found.state is not State.ARCHIVED:
+        lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
+    print_result("where", as_json, Where.of(found), lines)
     return exit_code(found.state)
 
 
 def _coverage(log: Log, route: str | None, since: datetime, until: datetime | None, *, as_json: bool) -> int:
-    """Report if all records between two times are in the log; return the exit code."""
+    """Report if all records between two times are in the log, and what became of the others; return the exit code."""
+    from wald.retention.history import History  # reads ledgers, which one sequence does not need
+    from wald.status.schema import time_fields
+
     asked = now()
     if nanoseconds(since) >= nanoseconds(asked):
         day, other = timedelta(days=1), f" --route {route}" if route else ""
@@ -125,13 +119,57 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
         example = f"{command_line(log.root.path, f'where{other}{earlier}')} asks about the day before"
         raise InvalidInput(f"--since {moment(nanoseconds(since))}: that time has not come yet", hint=example)
     check_span(since, until)
-    warn_of_wrong_times(log.root.path, since, until or asked)
-    found = _measure(log, route, since, until or asked, now_ns=nanoseconds(asked))
-    if as_json:
-        click.echo(json_line("where.since", _coverage_fields(found)))
-    else:
-        click.echo("\n".join(_coverage_text(log, found)))
-    return found.exit_code
+    until = until or asked
+    warn_of_wrong_times(log.root.path, since, until)
+    gone: list[Missing] = []
+    damage: list[str] = []
+    records, first, last = 0, None, None
+    reading = log.batches(
+        route, since, until, on_missing=gone.append, on_damage=lambda error: damage.append(error.message)
+    )
+    for batch in reading:
+        records += batch.count
+        first, last = first or batch.first_sequence, batch.last_sequence
+    history = History(log.root)
+    missing = [(each, _is_archived(history, each, route)) for each in gone]
+    lost = bool(damage) or any(each.lost for each in gone)
+    code = Damaged.exit_code if lost else Partial.exit_code if gone else 0
+    is_past = nanoseconds(until) <= nanoseconds(asked)
+    count = f"{counted(records, 'record')}, {first} to {last}" if records else "no record"
+    span = " to ".join(utc(nanoseconds(each)) for each in (since, until))
+    found = f"{span} of {f'route {route}' if route else 'all routes'}: {'not ' * bool(code)}all here: {count}"
+    fields = {"route": route, **time_fields("since", nanoseconds(since)), **time_fields("until", nanoseconds(until))}
+    fields |= {"complete": not code, "past": is_past, "records": records, "first": first, "last": last}
+    fields |= {"missing": [_missing_fields(*each) for each in missing], "damage": damage}
+    lines = [found + "; the time is not over, and more may come" * (not code and not is_past)]
+    lines += [line for each, archived in missing for line in _missing_text(log, each, route, archived=archived)]
+    lines += [f"  damaged: {message}" for message in damage]
+    print_result("where.since", as_json, fields, lines)
+    return code
+
+
+def _is_archived(history: History, missing: Missing, route: str | None) -> bool:
+    """Return True if bundles hold all of the range."""
+    routes = missing.routes if route is None else {route}
+    ends = {name: missing.last_of_route.get(name, missing.last) for name in routes}
+    return bool(routes) and all(history.all_archived(name, missing.first, last) for name, last in ends.items())
+
+
+def _missing_fields(missing: Missing, archived: bool) -> dict[str, object]:
+    names = ("first", "last", "records", "exact", "archive", "lost")
+    return {name: getattr(missing, name) for name in names} | {"archived": archived, "message": missing.message()}
+
+
+def _missing_text(log: Log, missing: Missing, route: str | None, *, archived: bool) -> Iterator[str]:
+    yield f"  {missing.message()}"
+    if not missing.archive:
+        yield "  no bundle has these"
+        yield f"  hint: {command_line(log.root.path, f'where {missing.first}')} says why"
+        return
+    name = route or next(iter(sorted(missing.routes)), "ROUTE")
+    last = missing.last_of_route.get(name, missing.last)
+    yield f"  {'all of these are' if archived else 'some of these may be'} in the archive {missing.archive}"
+    yield f"  hint: wald-archive restore {missing.archive} {name} --from {missing.first} --to {last}"
 
 
 def warn_without_daemon(root: Root) -> None:
@@ -144,121 +182,8 @@ def warn_without_daemon(root: Root) -> None:
 
 
 def moment(time_ns: int) -> str:
-    """Return a time in UTC, as ``--from`` accepts it; "-" without one."""
+    """Return a time as ``--from`` accepts it; "-" without one."""
     return utc(time_ns, 6) if time_ns else "-"
-
-
-@dataclass(slots=True)
-class Coverage:
-    """Records of a route between two times, and those that the log no longer has.
-
-    Attributes:
-        records: number of records, from ``first`` to ``last``, which are None if it is 0.
-        missing: ranges that were reclaimed or given up; True if bundles hold the whole range.
-        damage: unreadable parts, which may hold records of this time.
-        is_past: the time is over, so that no more records can arrive.
-    """
-
-    route: str | None
-    since: datetime
-    until: datetime
-    is_past: bool
-    records: int = 0
-    first: int | None = None
-    last: int | None = None
-    missing: list[tuple[Missing, bool]] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of ``wald where --since``."""
-        if self.damage or any(missing.lost for missing, _ in self.missing):
-            return Damaged.exit_code
-        return Partial.exit_code if self.missing else 0
-
-
-def _measure(log: Log, route: str | None, since: datetime, until: datetime, *, now_ns: int) -> Coverage:
-    from wald.retention.history import History  # reads ledgers, which one sequence does not need
-
-    found = Coverage(route, since, until, nanoseconds(until) <= now_ns)
-    missing: list[Missing] = []
-
-    def damaged(error: Damaged) -> None:
-        found.damage.append(error.message)
-
-    for batch in log.batches(route, since, until, on_missing=missing.append, on_damage=damaged):
-        found.records += batch.count
-        found.first = found.first or batch.first_sequence
-        found.last = batch.last_sequence
-    history = History(log.root)
-    for each in missing:
-        routes = each.routes if route is None else {route}
-        ends = {name: each.last_of_route.get(name, each.last) for name in routes}
-        kept = bool(routes) and all(history.all_archived(name, each.first, last) for name, last in ends.items())
-        found.missing.append((each, kept))
-    return found
-
-
-def _coverage_text(log: Log, found: Coverage) -> Iterator[str]:
-    of = f"route {found.route}" if found.route else "all routes"
-    span = f"{_utc(found.since)} to {_utc(found.until)} of {of}"
-    count = f"{found.records} record{'s' * (found.records != 1)}"
-    here = f"{count}, {found.first} to {found.last}" if found.records else "no record"
-    if not found.missing and not found.damage:
-        end = "" if found.is_past else "; the time is not over, and more may come"
-        yield f"{span}: all here: {here}{end}"
-        return
-    yield f"{span}: not all here: {here}"
-    for missing, kept in found.missing:
-        yield f"  {missing.message()}"
-        if kept:
-            yield f"  all of these are in the archive {missing.archive}"
-            yield f"  hint: {_restoring(missing, found.route)}"
-        elif missing.archive:
-            yield f"  some of these may be in the archive {missing.archive}"
-            yield f"  hint: {_restoring(missing, found.route)}"
-        else:
-            yield "  no bundle has these"
-            yield f"  hint: {command_line(log.root.path, f'where {missing.first}')} says why"
-    yield from (f"  damaged: {message}" for message in found.damage)
-
-
-def _coverage_fields(found: Coverage) -> dict[str, object]:
-    missing = [
-        {
-            "first": each.first,
-            "last": each.last,
-            "records": each.records,
-            "exact": each.exact,
-            "archived": kept,
-            "archive": each.archive,
-            "lost": each.lost,
-            "message": each.message(),
-        }
-        for each, kept in found.missing
-    ]
-    return {
-        "route": found.route,
-        **time_fields("since", nanoseconds(found.since)),
-        **time_fields("until", nanoseconds(found.until)),
-        "complete": found.exit_code == 0,
-        "past": found.is_past,
-        "records": found.records,
-        "first": found.first,
-        "last": found.last,
-        "missing": missing,
-        "damage": found.damage,
-    }
-
-
-def _restoring(missing: Missing, route: str | None) -> str:
-    name = route or next(iter(sorted(missing.routes)), "ROUTE")
-    last = missing.last_of_route.get(name, missing.last)
-    return f"wald-archive restore {missing.archive} {name} --from {missing.first} --to {last}"
-
-
-def _utc(time: datetime) -> str:
-    return utc(nanoseconds(time))
 
 
 @click.command(epilog=examples("wald show 250", "wald show 250 --raw > value.bin"))
@@ -289,10 +214,8 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
         raise _nowhere(log, found, archive)
     if raw:
         write_stdout(record.value)
-    elif as_json:
-        click.echo(json_line("show", _record_fields(record, found, sender)))
     else:
-        click.echo("\n".join(_record_text(record, found, sender)))
+        print_result("show", as_json, _record_fields(record, found, sender), _record_text(record, found, sender))
     return 0
 
 
@@ -361,6 +284,8 @@ def _shown(value: bytes) -> str:
 
 
 def _record_fields(record: Record, found: Whereabouts, sender: Sender | None) -> dict[str, object]:
+    from wald.status.schema import segment_fields, time_fields
+
     fields: dict[str, object] = json.loads(record.to_json())
     fields |= time_fields("append_time", record.append_time_ns) | time_fields("event_time", record.event_time_ns)
     return fields | {

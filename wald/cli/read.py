@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice
@@ -19,7 +19,7 @@ import click
 import wald
 from wald.cli.command import Command, examples
 from wald.cli.options import GROUP_HELP, count_option, now, root_option, warn_of_wrong_times
-from wald.cli.streams import write_stdout
+from wald.cli.output import write_stdout
 from wald.errors import Damaged, InvalidInput, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds, parse_position_option, parse_time_option, utc
@@ -104,20 +104,18 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     wanted = asked.range()
     warn_of_wrong_times(root, wanted.start, wanted.stop)
     matcher = asked.matcher()
-    damage, missing = _Damage(), _MissingRecords(on_missing, asked)
-    found = _read(log, asked, wanted, matcher, damage, missing)
+    gaps = _Gaps(on_missing, asked)
+    found = _read(log, asked, wanted, matcher, gaps)
     if asked.only_count:
         click.echo(found)
-    if damage.found:
+    if gaps.damaged:
         return Damaged.exit_code
-    if missing.partial:
+    if gaps.partial:
         return Partial.exit_code
     return NOTHING_FOUND if matcher and not found else 0
 
 
-def _read(
-    log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, damage: _Damage, missing: _MissingRecords
-) -> int:
+def _read(log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, gaps: _Gaps) -> int:
     """Write the wanted records; return the number of those that ``matcher`` has found."""
     from wald.reading.assembler import Senders
 
@@ -132,10 +130,9 @@ def _read(
     with closing(Senders(log.view)) as senders:
         output = _Output(asked, matcher, senders if asked.form == "json" else None)
         if matcher and asked.count is None and asked.limit is None and not (asked.follow or asked.commit):
-            _search(log, asked, wanted, matcher, output, damage, missing)
+            _search(log, asked, wanted, matcher, output, gaps)
             return output.found
-        if asked.commit and route is not None:
-            _succeed_workers(log, route, group)
+        committing = _committing(log, route, group) if asked.commit and route is not None else nullcontext()
         batches = log.batches(
             route,
             wanted.start,
@@ -143,19 +140,18 @@ def _read(
             group=group,
             limit=None if matcher else asked.limit,
             follow=asked.follow,
-            on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
-            on_missing=missing.handle,
+            on_damage=None if asked.commit else gaps.report_damage,  # a cursor after damage lets RECLAIM delete it
+            on_missing=gaps.report_missing,
         )
-        if asked.commit and route is not None:
-            _write_and_commit(log, route, group, batches, output)
-        else:
-            _write(batches, output)
+        with committing as commits:
+            while not output.full and (batch := next(batches, None)):
+                done = output.write(batch)
+                if commits is not None:
+                    commits.processed = done
         return output.found
 
 
-def _search(
-    log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Output, damage: _Damage, missing: _MissingRecords
-) -> None:
+def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Output, gaps: _Gaps) -> None:
     """Search in several processes."""
     from wald.reading.search import Match, search
     from wald.reading.selection import select
@@ -169,17 +165,9 @@ def _search(
                 output.found += event.records
                 write_stdout(event.output)
             case Damaged():
-                damage.report(event)
+                gaps.report_damage(event)
             case _:
-                missing.handle(event)
-
-
-def _write(batches: Iterable[Batch], output: _Output, commits: _Commits | None = None) -> None:
-    remaining = iter(batches)
-    while not output.full and (batch := next(remaining, None)):
-        done = output.write(batch)
-        if commits is not None:
-            commits.processed = done
+                gaps.report_missing(event)
 
 
 def _report_absent(log: Log, route: str, group: str) -> None:
@@ -190,21 +178,17 @@ def _report_absent(log: Log, route: str, group: str) -> None:
         click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
 
 
-def _succeed_workers(log: Log, route: str, group: str) -> None:
+def _committing(log: Log, route: str, group: str) -> _Commits:
     """Replace the workers of a work group, if that repeats no record that they have processed."""
+    from wald.retention.cursors import new_group_warning
+
     if log.cursor(route, group).of_work_group:
         from wald.work.ownership import succeed_workers
 
         succeed_workers(log, route, group)
-
-
-def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: _Output) -> None:
-    from wald.retention.cursors import new_group_warning
-
     if news := new_group_warning(log.root, route, group):
         click.echo(f"wald: {news}", err=True)
-    with _Commits(log, route, group) as commits:
-        _write(batches, output, commits)
+    return _Commits(log, route, group)
 
 
 class _Output:
@@ -289,28 +273,22 @@ def _with_times(record: Record, more: Mapping[str, Any] = MappingProxyType({})) 
 
 
 @dataclass(slots=True)
-class _Damage:
-    """Reporter of damaged records on stderr."""
-
-    found: bool = False
-
-    def report(self, error: Damaged) -> None:
-        self.found = True
-        click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
-
-
-@dataclass(slots=True)
-class _MissingRecords:
-    """Policy for records that were reclaimed: an error, or a message on stderr.
+class _Gaps:
+    """Reporter of damaged and of reclaimed records, which may also be an error.
 
     ``partial`` is True if records were skipped without --on-missing.
     """
 
     on_missing: str | None
     asked: Asked
+    damaged: bool = False
     partial: bool = False
 
-    def handle(self, missing: Missing) -> None:
+    def report_damage(self, error: Damaged) -> None:
+        self.damaged = True
+        click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
+
+    def report_missing(self, missing: Missing) -> None:
         asked = self.asked
         form = "" if asked.form == "raw" else f" --format {asked.form}"
         command = f"read {missing.route or ''}".rstrip(), asked.again()
@@ -398,20 +376,12 @@ class Asked:
 
     def _conflicts(self) -> Iterator[tuple[bool, str, str]]:
         read, last = command_line(self.root, f"read {self.route or ''}".strip()), f"-n {self.count}"
-        routes = command_line(self.root, "route list")
-        yield (
-            self.commit and self.route is None,
-            "--commit needs a ROUTE: a cursor belongs to one",
-            f"{routes} lists them",
-        )
-        both = self.start is not None and self.since is not None
-        yield (
-            both,
-            "--since and --from are mutually exclusive: both say where reading begins",
-            f"{read} --from {self.start}",
-        )
-        both = self.stop is not None and self.until is not None
-        yield both, "--until and --to are mutually exclusive: both say where reading ends", f"{read} --to {self.stop}"
+        lists = f"{command_line(self.root, 'route list')} lists them"
+        yield self.commit and self.route is None, "--commit needs a ROUTE: a cursor belongs to one", lists
+        both, where = self.start is not None and self.since is not None, "both say where reading begins"
+        yield both, f"--since and --from are mutually exclusive: {where}", f"{read} --from {self.start}"
+        both, where = self.stop is not None and self.until is not None, "both say where reading ends"
+        yield both, f"--until and --to are mutually exclusive: {where}", f"{read} --to {self.stop}"
         matching = self.ignore_case or self.fixed or self.invert or self.only_count or self.jobs is not None
         searching = f"{read} --grep PATTERN"
         yield matching and self.grep is None, "-i, -F, -v, -c and --jobs are for --grep", searching
@@ -421,17 +391,12 @@ class Asked:
         yield both, "--prefix is for the raw format: JSON has the sequence and the route", f"{read} --format json"
         if self.count is None:
             return
-        both = self.limit is not None
-        yield (
-            both,
-            "-n and --limit are mutually exclusive: one takes the last records, the other the first",
-            f"{read} {last}",
-        )
+        message = "-n and --limit are mutually exclusive: one takes the last records, the other the first"
+        yield self.limit is not None, message, f"{read} {last}"
         skipping = "-n would pass over records that the group has not read"
         yield self.commit or self.group is not None, skipping, f"{read} {last}, or --limit {self.count} in its place"
-        named = self.start in ("cursor", "end")
         message = f"-n and --from {self.start} are mutually exclusive"
-        yield named, message, f"{read} {last} --follow continues after the last"
+        yield self.start in ("cursor", "end"), message, f"{read} {last} --follow continues after the last"
 
     def range(self) -> Range:
         if self.since is not None:
@@ -444,7 +409,9 @@ class Asked:
             end: Stop | None = parse_time_option("--until", self.until, now())
         else:
             end = None if self.stop is None else parse_position_option("--to", self.stop, now())
-        if _is_empty(begin, end):
+        numbers = isinstance(begin, int) and isinstance(end, int) and begin > end
+        times = isinstance(begin, datetime) and isinstance(end, datetime) and nanoseconds(begin) > nanoseconds(end)
+        if numbers or times:
             began = f"--since {self.since}" if self.since else f"--from {self.start}"
             ended = f"--until {self.until}" if self.until else f"--to {self.stop}"
             swapped = f"--from {self.until or self.stop} --to {self.since or self.start}"
@@ -459,16 +426,8 @@ class Asked:
             "--grep": None if self.grep is None else quote(self.grep),
             "--format": None if self.form == "raw" else self.form,
         }
-        flags = {
-            "-i": self.ignore_case,
-            "-F": self.fixed,
-            "-v": self.invert,
-            "-c": self.only_count,
-            "--follow": self.follow,
-            "--commit": self.commit,
-            "--prefix": self.prefix,
-            "--times": self.times,
-        }
+        flags = {"-i": self.ignore_case, "-F": self.fixed, "-v": self.invert, "-c": self.only_count}
+        flags |= {"--follow": self.follow, "--commit": self.commit, "--prefix": self.prefix, "--times": self.times}
         given = [f" {name} {value}" for name, value in values.items() if value is not None]
         return "".join(given + [f" {name}" for name, is_given in flags.items() if is_given])
 
@@ -485,15 +444,6 @@ class Asked:
             finding = " ".join(filter(None, ["read", self.route, "-F --grep", quote(self.grep)]))
             message = f"{shown!r} is not a regular expression: {error}"
             raise InvalidInput(message, hint=f"{command_line(self.root, finding)} finds it literally") from error
-
-
-def _is_empty(begin: Start, end: Stop | None) -> bool:
-    match begin, end:
-        case (int(), int()):
-            return begin > end
-        case (datetime(), datetime()):
-            return nanoseconds(begin) > nanoseconds(end)
-    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,7 @@ import click
 
 from wald.cli.command import examples
 from wald.cli.options import json_option, root_option
-from wald.cli.output import json_line
-from wald.cli.streams import ignore_stdout
+from wald.cli.output import counted, ignore_stdout, json_line, print_result
 from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
 from wald.files import locks
 from wald.files.disk import Disk
@@ -28,11 +27,7 @@ from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.checking.checker import Finding, Level
-    from wald.checking.verifier import Verification
-    from wald.files.ledger_write import Ledger
-    from wald.repairing.apply import Repair
     from wald.repairing.plan import Action, Plan
-    from wald.repairing.survey import LogSurvey
     from wald.writing.daemon_lock import Lock
 
 
@@ -46,11 +41,16 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
     Print one line for each file and each finding; the exit code is 4 if there is an error. A daemon may be running.
     """
     from wald.checking.checker import Level
+    from wald.files.ledger_write import Ledger
 
     here = Root(root)
     log_id = read_identity(here).log_id
-    with _ledger(here) if record else nullcontext() as ledger:
-        counts = _report_findings(here, root, log_id, as_json=as_json)
+    with ExitStack() as held:
+        ledger = None
+        if record:
+            ledger = Ledger(here.ledger / VERIFY_LEDGER, Disk(), owner="verification with --record")
+            held.callback(ledger.close)
+        counts = _report_findings(here, log_id, as_json=as_json)
         if ledger is not None:
             errors = counts[Level.ERROR]
             ledger.cut()
@@ -58,14 +58,7 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
     return Damaged.exit_code if counts[Level.ERROR] else 0
 
 
-def _ledger(root: Root) -> closing[Ledger]:
-    """Open the ledger of verifications, which one process at a time can write."""
-    from wald.files.ledger_write import Ledger
-
-    return closing(Ledger(root.ledger / VERIFY_LEDGER, Disk(), owner="verification with --record"))
-
-
-def _report_findings(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:
+def _report_findings(root: Root, log_id: bytes, *, as_json: bool) -> Counter[Level]:
     """Print every finding; return the number of each level."""
     from wald.checking.checker import Level
     from wald.checking.verifier import Verification
@@ -73,38 +66,23 @@ def _report_findings(here: Root, root: Path, log_id: bytes, *, as_json: bool) ->
 
     counts: Counter[Level] = Counter()
     began = time.monotonic()
-    verification = Verification(here)
-    journals = (finding for _, finding in check_journals(here, log_id))
+    verification = Verification(root)
+    journals = (finding for _, finding in check_journals(root, log_id))
     for finding in chain(verification.findings(), journals):
         counts[finding.level] += 1
-        if as_json:
-            fields = {"kind": "finding", "level": finding.level.value, "path": str(finding.path)}
-            click.echo(json_line("verify", fields | {"offset": finding.offset, "message": finding.message}))
-        else:
-            place = finding.path.relative_to(root) if finding.path.is_relative_to(root) else finding.path
-            at = f" offset {finding.offset}:" if finding.level is Level.ERROR else ""
-            click.echo(f"{finding.level.value:5}  {place}:{at} {finding.message}")
+        fields: dict[str, object] = {"kind": "finding", "level": finding.level.value, "path": str(finding.path)}
+        fields |= {"offset": finding.offset, "message": finding.message}
+        at = f" offset {finding.offset}:" if finding.level is Level.ERROR else ""
+        line = f"{finding.level.value:5}  {_short(finding.path, root)}:{at} {finding.message}"
+        print_result("verify", as_json, fields, [line])
     errors = counts[Level.ERROR]
-    if as_json:
-        click.echo(json_line("verify", _verify_summary(verification, counts, time.monotonic() - began)))
-    else:
-        verdict, plural = "damaged" if errors else "OK", "s" * (errors != 1)
-        click.echo(f"{verdict}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error{plural}")
+    summary: dict[str, object] = {"kind": "summary", "good": not errors, "seconds": round(time.monotonic() - began, 3)}
+    summary |= {name: getattr(verification, name) for name in ("segments", "records", "raw_bytes")}
+    summary["findings"] = {level.value: counts[level] for level in Level}
+    verdict = "damaged" if errors else "OK"
+    text = f"{verdict}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {counted(errors, 'error')}"
+    print_result("verify", as_json, summary, [text])
     return counts
-
-
-def _verify_summary(verification: Verification, counts: Counter[Level], seconds: float) -> dict[str, object]:
-    from wald.checking.checker import Level
-
-    return {
-        "kind": "summary",
-        "good": not counts[Level.ERROR],
-        "segments": verification.segments,
-        "records": verification.records,
-        "raw_bytes": verification.raw_bytes,
-        "findings": {level.value: counts[level] for level in Level},
-        "seconds": round(seconds, 3),
-    }
 
 
 _VERBS = {  # of kinds of action
@@ -163,7 +141,10 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     with _locked(here) as lock, planned_repair(here) as (plan, survey):
         if not as_json:
             _print(plan, here, accept_loss=accept_loss)
-        _apply(plan, survey, Repair(here, Disk(), lock.epoch, time.time_ns, uptime.now), accept_loss=accept_loss)
+        applied = Repair(here, Disk(), lock.epoch, time.time_ns, uptime.now)
+        for action in plan.actions:
+            if accept_loss or not action.loses_data:
+                applied.apply(action, survey)
         left = (*(found for found in verify(here) if found.level is Level.ERROR), *_journals(here))
         return _report(plan, left, here, dry_run=False, accept_loss=accept_loss, as_json=as_json)
 
@@ -182,7 +163,7 @@ def _journals(root: Root) -> Iterator[Finding]:
 
 @contextmanager
 def _locked(root: Root) -> Iterator[Lock]:
-    """Hold the daemon's lock, and those of the programs that write ledgers."""
+    """Acquire the daemon's lock, and those of the programs that write ledgers."""
     from wald.files.ledger_write import lock_ledger
     from wald.writing.daemon_lock import Lock
 
@@ -209,12 +190,6 @@ def _hinting(root: Root) -> Iterator[None]:
         raise Locked(error.message, case="daemon-in-the-way", lock=root.lock, pids=pids) from None
 
 
-def _apply(plan: Plan, survey: LogSurvey, repair: Repair, *, accept_loss: bool) -> None:
-    for action in plan.actions:
-        if accept_loss or not action.loses_data:
-            repair.apply(action, survey)
-
-
 def _report(
     plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, accept_loss: bool, as_json: bool
 ) -> int:
@@ -222,28 +197,21 @@ def _report(
     refused = plan.loses_data and not accept_loss
     code = Refused.exit_code if refused else Damaged.exit_code if left or (dry_run and plan.damage) else 0
     if as_json:
-        actions = [
-            _fields(action, root, done=not dry_run and (accept_loss or not action.loses_data))
+        fields: dict[str, object] = {"dry_run": dry_run, "accept_loss": accept_loss, "exit_code": code}
+        fields["actions"] = [
+            _fields(action, root) | {"done": not dry_run and (accept_loss or not action.loses_data)}
             for action in plan.actions
         ]
-        lost = sum(action.lost_records for action in plan.actions)
-        remaining = [{"path": str(found.path), "message": found.message, "hint": _hint(found)} for found in left]
-        fields = {
-            "dry_run": dry_run,
-            "accept_loss": accept_loss,
-            "actions": actions,
-            "lost_records": lost,
-            "left": remaining,
-        }
-        click.echo(json_line("repair", fields | {"exit_code": code}))
+        fields["lost_records"] = sum(action.lost_records for action in plan.actions)
+        fields["left"] = [{"path": str(each.path), "message": each.message, "hint": _hint(each)} for each in left]
+        click.echo(json_line("repair", fields))
         return code
     if dry_run:
         _print(plan, root, accept_loss=accept_loss)
     if not refused:
         for found in left:
-            hint = _hint(found)
-            problem = f"{_short(found.path, root)}: {found.message}"
-            click.echo(f"not repaired: {problem}" + (f"\n  hint: {hint}" if hint else ""))
+            hint = f"\n  hint: {_hint(found)}" if _hint(found) else ""
+            click.echo(f"not repaired: {_short(found.path, root)}: {found.message}{hint}")
     click.echo(_summary(plan, left, root, dry_run=dry_run, refused=refused))
     return code
 
@@ -251,18 +219,14 @@ def _report(
 def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
     """Print each action, and whether it needs --accept-loss."""
     for action in plan.actions:
+        lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in action.lost_spans)
+        dropped = action.dropped_records
+        among = f", of which shrinking had dropped {dropped}" if dropped else ""
+        cost = f"; gives up {action.lost_records} records: {lost}{among}" if lost else ""
+        verb = _VERBS.get(action.kind.value, action.kind.value)
+        text = f"{verb} {_short(action.path, root)}: {action.reason}{cost}"
         ready = accept_loss or not action.loses_data
-        click.echo(
-            f"{'repair' if ready else 'refuse'}: {_line(action, root)}" + ("" if ready else "; needs --accept-loss")
-        )
-
-
-def _line(action: Action, root: Root) -> str:
-    lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in action.lost_spans)
-    dropped = action.dropped_records
-    among = f", of which shrinking had dropped {dropped}" if dropped else ""
-    cost = f"; gives up {action.lost_records} records: {lost}{among}" if lost else ""
-    return f"{_VERBS.get(action.kind.value, action.kind.value)} {_short(action.path, root)}: {action.reason}{cost}"
+        click.echo(f"repair: {text}" if ready else f"refuse: {text}; needs --accept-loss")
 
 
 def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, refused: bool) -> str:
@@ -275,20 +239,16 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
             command = f"findmnt -T {root.segments} shows whether the directory is mounted; {command}"
         return f"damaged: {lost} records cannot be read; {command} gives them up"
     verdict = "damaged" if left or (dry_run and plan.damage) else "OK"
-    actions = f"{len(plan.actions)} action{'s' * (len(plan.actions) != 1)}"
+    actions = counted(len(plan.actions), "action")
     if dry_run:
         return f"{verdict}: {actions} would be done, {lost} records would be lost; {len(left)} errors would remain"
     return f"{verdict}: {actions} done, {lost} records lost; {len(left)} errors remain"
 
 
-def _fields(action: Action, root: Root, *, done: bool) -> dict[str, object]:
-    fields = {
-        "action": action.kind.value,
-        "path": _short(action.path, root),
-        "reason": action.reason,
-        "loses": action.loses_data,
-    }
-    return fields | {"lost": [{"first": first, "last": last} for first, last in action.lost_spans], "done": done}
+def _fields(action: Action, root: Root) -> dict[str, object]:
+    lost = [{"first": first, "last": last} for first, last in action.lost_spans]
+    fields = {"action": action.kind.value, "path": _short(action.path, root), "reason": action.reason}
+    return fields | {"loses": action.loses_data, "lost": lost}
 
 
 def _hint(found: Finding) -> str:

@@ -10,11 +10,9 @@ import click
 
 import wald
 from wald.cli.command import Command, examples
-from wald.cli.connect import daemon_at, runs
-from wald.cli.options import json_option, root_option, route_argument, socket_option
-from wald.cli.output import aligned, json_line
+from wald.cli.options import daemon_at, json_option, root_option, route_argument, runs, setting_option, socket_option
+from wald.cli.output import aligned, json_line, stdout_is_a_report
 from wald.cli.positions import warn_without_daemon
-from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
@@ -61,7 +59,9 @@ def list_(root: Path, as_json: bool) -> None:
 @root_option
 @socket_option
 @click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
-@click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.")
+@setting_option(
+    "--mode", lambda: MODE, "OCTAL", None, f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.", "0620"
+)
 @click.option(
     "--consumers",
     metavar="GROUP",
@@ -70,22 +70,25 @@ def list_(root: Path, as_json: bool) -> None:
 @json_option
 @stdout_is_a_report
 def add(
-    root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None, as_json: bool
+    root: Path, socket: Path | None, route: str, fifo: bool, mode: int | None, consumers: str | None, as_json: bool
 ) -> None:
     """Create a route, or reactivate a retired one; through the daemon if one runs."""
-    bits = None if mode is None else _bits(mode)
-    group = None if consumers is None else _group_id(consumers)
     if mode is not None and not fifo:
-        raise InvalidInput("--mode is for the FIFO", hint=command_line(root, f"route add {route} --fifo --mode {mode}"))
+        hint = command_line(root, f"route add {route} --fifo --mode {mode:04o}")
+        raise InvalidInput("--mode is for the FIFO", hint=hint)
+    try:
+        group: str | None = None if consumers is None else OS_GROUP.parse(consumers)
+    except ValueError as error:
+        raise InvalidInput(f"--consumers must be {error}", hint="getent group") from None
     if runs(root):
-        given = (fifo and "fifo", bits is not None and f"mode={bits:o}", group is not None and f"consumers={group}")
+        given = (fifo and "fifo", mode is not None and f"mode={mode:o}", group is not None and f"consumers={group}")
         options = [option for option in given if option]
         with daemon_at(root, socket) as daemon:
             daemon.command("ROUTE", "ADD", route, *options)
     else:
         here = Root(root)
         read_identity(here)
-        add_route(here, Disk(), route, fifo=fifo, mode=bits, consumers=group)
+        add_route(here, Disk(), route, fifo=fifo, mode=mode, consumers=group)
     if as_json:
         _print_state("route.add", Root(root), route)
 
@@ -111,27 +114,10 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 
 def _print_state(command: str, root: Root, route: str) -> None:
-    """Print the state of the route."""
     from wald.files.routes import has_fifo
 
     fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}
     click.echo(json_line(command, fields | {"fifo": has_fifo(root, route)}))
-
-
-def _bits(mode: str) -> int:
-    try:
-        bits: int = MODE.parse(mode)
-    except ValueError as error:
-        raise InvalidInput(f"--mode must be {error}", hint="--mode 0620") from None
-    return bits
-
-
-def _group_id(name: str) -> str:
-    try:
-        group: str = OS_GROUP.parse(name)
-    except ValueError as error:
-        raise InvalidInput(f"--consumers must be {error}", hint="getent group") from None
-    return group
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
@@ -142,7 +128,8 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
     notes = " ".join(note for note, holds in known if holds)
     rows: list[tuple[str, ...]] = []
     for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):
-        name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
+        known_last = "?" if route.last_sequence is None else str(route.last_sequence)
+        name, last, about = (route.route, known_last, notes) if number == 0 else ("", "", "")
         if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             about = f"{about} {cursor.state.value}".strip()
         if cursor.of_work_group:
@@ -150,7 +137,3 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
         shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
         rows.append((name, last, cursor.group, shown, str(lag), about))
     return rows
-
-
-def _number(number: int | None) -> str:
-    return "?" if number is None else str(number)

@@ -12,8 +12,7 @@ import click
 
 from wald.cli.command import Command, examples
 from wald.cli.options import config_option, json_option, root_option, size_option, socket_option
-from wald.cli.output import json_line
-from wald.cli.streams import stdout_is_a_report
+from wald.cli.output import counted, print_result, stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.files.identity import read_identity
 from wald.files.layout import Root
@@ -114,14 +113,12 @@ def init(root: Path) -> None:
 @stdout_is_a_report
 def cut(root: Path, socket: Path | None, as_json: bool) -> None:
     """Cut the active segment now, so that it can be sealed. Needs the daemon."""
-    from wald.cli.connect import daemon_at
+    from wald.cli.options import daemon_at
 
     with daemon_at(root, socket) as daemon:
         what, base = daemon.command("CUT").split()
-    if as_json:
-        click.echo(json_line("cut", {"cut": what == "cut", "segment": int(base)}))
-    else:
-        click.echo(f"{what.replace('-', ' ')}: the active segment begins with record {base}")
+    text = f"{what.replace('-', ' ')}: the active segment begins with record {base}"
+    print_result("cut", as_json, {"cut": what == "cut", "segment": int(base)}, [text])
 
 
 @click.group()
@@ -141,17 +138,14 @@ def step(root: Path, socket: Path | None, as_json: bool) -> None:
     until the clock has caught up. Correct the clock first. Sequences and records do not change; look-ups by time treat
     the records before and after the step as separate ranges. Only the log's owner may use it. Needs the daemon.
     """
-    from wald.cli.connect import daemon_at
+    from wald.cli.options import daemon_at
 
     with daemon_at(root, socket) as daemon:
         what, base = daemon.command("CLOCK STEP").split()
-    stepped = what == "stepped"
-    if as_json:
-        click.echo(json_line("clock.step", {"stepped": stepped, "sequence": int(base)}))
-    elif stepped:
-        click.echo(f"stepped: append times begin again with record {base}")
-    else:
-        click.echo("nothing to step: append times are not ahead of the clock")
+    text = "nothing to step: append times are not ahead of the clock"
+    if what == "stepped":
+        text = f"stepped: append times begin again with record {base}"
+    print_result("clock.step", as_json, {"stepped": what == "stepped", "sequence": int(base)}, [text])
 
 
 _REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
@@ -181,13 +175,13 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
             )
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # closing the terminal must not make producers fail
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    held = _Held(here, routes)
-    held.refresh()
-    click.echo(f"holding {held.count} FIFO{'' if held.count == 1 else 's'}")
+    held: dict[str, int] = {}
+    _hold(here, routes, held)
+    click.echo(f"holding {counted(len(held), 'FIFO')}")
     troubles: set[str] = set()
     while signal.sigtimedwait(_ENDING, _REFRESH_SECONDS) is None:
         try:
-            held.refresh()
+            _hold(here, routes, held)
         except OSError as error:  # continue to hold the others
             message = f"wald hold: {error.filename or root}: {error.strerror or error}"
             if message not in troubles:
@@ -195,30 +189,17 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
                 click.echo(message, err=True)
 
 
-class _Held:
-    """Holds both ends of pipes open, because a pipe without a writer is at its end.
+def _hold(root: Root, routes: Sequence[str], held: dict[str, int]) -> None:
+    """Open both ends of the FIFOs, or of all, because a pipe without a writer is at its end.
 
-    Args:
-        routes: those to hold; every route if empty.
+    A FIFO that was replaced is released, so that the daemon reads it to its end.
     """
-
-    def __init__(self, root: Root, routes: Sequence[str]) -> None:
-        self._root = root
-        self._routes = routes
-        self._descriptors: dict[str, int] = {}
-
-    @property
-    def count(self) -> int:
-        return len(self._descriptors)
-
-    def refresh(self) -> None:
-        """Hold the FIFOs that exist now; release one that was replaced, so that the daemon reads it to its end."""
-        for route in self._routes or self._root.route_names():
-            if not has_fifo(self._root, route):
-                continue
-            path, before = self._root.fifo(route), self._descriptors.get(route)
-            if before is not None and os.path.samestat(os.stat(path), os.fstat(before)):
-                continue
-            self._descriptors[route] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            if before is not None:
-                os.close(before)
+    for route in routes or root.route_names():
+        if not has_fifo(root, route):
+            continue
+        path, before = root.fifo(route), held.get(route)
+        if before is not None and os.path.samestat(os.stat(path), os.fstat(before)):
+            continue
+        held[route] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        if before is not None:
+            os.close(before)

@@ -13,7 +13,7 @@ import click
 import wald
 from wald.cli.command import Command, examples
 from wald.cli.options import duration_option, json_option, root_option, socket_option
-from wald.cli.output import aligned, json_line
+from wald.cli.output import aligned, counted, print_result
 from wald.errors import InvalidInput, Unavailable
 from wald.format.times import utc
 from wald.hints import command_line
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from wald.status.rates import Item
 
 _EXIT_CODES = {"warning": 14, "failing": 13, "down": Unavailable.exit_code}
-_GOOD = "good"
 
 
 @click.command(cls=Command, epilog=examples("wald status", "wald status --latency --during 10s"))
@@ -63,7 +62,7 @@ def status(
         raise InvalidInput("--during needs --latency", hint=f"--latency --during {during:g}s")
     if latency:
         measured = _measured(root, socket, during)
-        click.echo(json_line("status.latency", measured) if as_json else "\n".join(_latency_text(measured)))
+        print_result("status.latency", as_json, measured, _latency_text(measured))
         return 0
     from wald.status.findings import findings, read_facts
 
@@ -71,15 +70,15 @@ def status(
     facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)
     found = findings(facts, now_ns=now_ns, lag_max=lag_max)
     if with_settings:
-        lines = [json_line("status.settings", _settings(facts))] if as_json else _settings_text(facts)
-    else:
-        lines = [json_line("status", _object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
-    click.echo("\n".join(lines))
-    return 0 if with_settings or not found else _EXIT_CODES[_word(found[0])]
+        settings = {"epoch": facts.report.get("epoch"), "settings": facts.settings}
+        print_result("status.settings", as_json, settings, _settings_text(facts))
+        return 0
+    print_result("status", as_json, _object(facts, found, now_ns), _text(facts, found, now_ns))
+    return _EXIT_CODES[_word(found[0])] if found else 0
 
 
 def _measured(root: Path, socket: Path | None, during: float | None) -> dict[str, Any]:
-    from wald.cli.connect import daemon_at
+    from wald.cli.options import daemon_at
     from wald.status.rates import measured
 
     with daemon_at(root, socket) as daemon:
@@ -111,18 +110,11 @@ def _word(finding: Finding) -> str:
     return finding.severity.name.lower()
 
 
-def _verdict(found: list[Finding]) -> str:
-    return _word(found[0]) if found else _GOOD
-
-
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
+    held = facts.daemon.answer.get("unfinished_lines") or {}
+    lines = ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
     rows = [("daemon", _daemon(facts)), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
-    rows += [
-        ("clock steps", _steps(facts)),
-        ("lag", _lag(facts, now_ns)),
-        ("lines", _lines(facts)),
-        ("space", _space(facts)),
-    ]
+    rows += [("clock steps", _steps(facts)), ("lag", _lag(facts, now_ns)), ("lines", lines), ("space", _space(facts))]
     yield from aligned([row for row in rows if row[1]], ())
     for finding in found:
         yield f"{_word(finding)}: {finding.message}"
@@ -180,14 +172,9 @@ def _lag(facts: Facts, now_ns: int) -> str:
         return "every group has processed everything"
     oldest, others = waiting[0], len(waiting) - 1
     cursor, lag = oldest.cursor, oldest.lag
-    more = f", and {others} more group{'s' * (others > 1)}" if others else ""
-    records = f"{lag.records} record{'s' * (lag.records != 1)}"
-    return f"{cursor.route}/{cursor.group}: {records}, for {format_seconds(lag.seconds(now_ns))}{more}"
-
-
-def _lines(facts: Facts) -> str:
-    held = facts.daemon.answer.get("unfinished_lines") or {}
-    return ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
+    more = f", and {counted(others, 'more group')}" if others else ""
+    waited = format_seconds(lag.seconds(now_ns))
+    return f"{cursor.route}/{cursor.group}: {counted(lag.records, 'record')}, for {waited}{more}"
 
 
 def _space(facts: Facts) -> str:
@@ -208,14 +195,17 @@ def _settings_text(facts: Facts) -> Iterator[str]:
     yield from aligned([("SETTING", "VALUE", "FROM"), *rows], ())
 
 
-def _settings(facts: Facts) -> dict[str, object]:
-    return {"epoch": facts.report.get("epoch"), "settings": facts.settings}
-
-
 def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object]:
     daemon, crash, head = facts.daemon, facts.crash, facts.head
+    last_crash = crash and {
+        "epoch": crash.epoch,
+        "how": crash.how,
+        "lost": list(crash.lost),
+        "cut_bytes": crash.cut_bytes,
+        **time_fields("found", crash.found_ns),
+    }
     return {
-        "verdict": _verdict(found),
+        "verdict": _word(found[0]) if found else "good",
         "findings": [{"severity": _word(each), "message": each.message, "hint": each.hint} for each in found],
         "daemon": {
             "life": daemon.life.value,
@@ -226,15 +216,7 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
             "since": daemon.wrote.get("started"),
             "software": daemon.answer.get("software") or facts.report.get("software"),
         },
-        "last_crash": None
-        if crash is None
-        else {
-            "epoch": crash.epoch,
-            "how": crash.how,
-            **time_fields("found", crash.found_ns),
-            "lost": list(crash.lost),
-            "cut_bytes": crash.cut_bytes,
-        },
+        "last_crash": last_crash,
         "head": None if head is None else {"sequence": head.sequence, **time_fields("at", head.at_ns or None)},
         "clock_steps": [
             {"sequence": step.base, **time_fields("before", step.before_ns), **time_fields("at", step.at_ns)}
@@ -249,11 +231,6 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
 
 
 def _waiting(group: GroupBacklog, now_ns: int) -> dict[str, object]:
-    lag = group.lag
-    return {
-        "route": group.cursor.route,
-        "group": group.cursor.group,
-        "lag_records": lag.records,
-        **time_fields("oldest", lag.oldest_ns),
-        "lag_seconds": round(lag.seconds(now_ns), 3),
-    }
+    cursor, lag = group.cursor, group.lag
+    fields: dict[str, object] = {"route": cursor.route, "group": cursor.group, "lag_records": lag.records}
+    return fields | time_fields("oldest", lag.oldest_ns) | {"lag_seconds": round(lag.seconds(now_ns), 3)}

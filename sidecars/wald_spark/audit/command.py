@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.cli.command import examples
-from wald.cli.entry import run
+from wald.cli.command import examples, run
 from wald.cli.options import SequenceNumber, json_option
 from wald.cli.output import progress
 from wald.errors import DiskFailure, InvalidInput, NotFound

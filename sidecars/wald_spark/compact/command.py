@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.cli.command import examples
-from wald.cli.entry import run
+from wald.cli.command import examples, run
 from wald.cli.options import json_option
-from wald.cli.output import json_line
-from wald.cli.streams import stdout_is_a_report
+from wald.cli.output import json_line, stdout_is_a_report
 from wald.files.disk import Disk
 from wald.format.times import utc
 from wald.setting_types import format_bytes

@@ -17,7 +17,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 from users import needs_root
 
 import wald
-from wald.cli.entry import run
+from wald.cli.command import run
 from wald.client.producer import Producer
 from wald.format.names import Kind
 from wald.retention.cursors import new_group_warning

@@ -199,7 +199,7 @@ def replace(self, path, data, *, exclusive=False):
 
 Disk.replace = replace
 from wald_spark.export.command import command
-from wald.cli.entry import run
+from wald.cli.command import run
 sys.exit(run(command, "wald-export", sys.argv[1:]))
 """
 

@@ -22,9 +22,8 @@ import click
 
 import wald
 from wald.cli.command import Command, examples
-from wald.cli.connect import runs
 from wald.cli.doctor.findings import Finding, Outcome, interrupted
-from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
+from wald.cli.options import config_option, duration_option, json_option, root_option, runs, socket_option
 from wald.cli.output import json_line
 from wald.errors import Damaged, InvalidInput, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.names import DEFAULT_GROUP
