@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-import pytest
 from endpoint import free_address
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -76,29 +75,27 @@ def test_a_metric_without_samples_is_left_out() -> None:
     assert render([Metric("g", "gauge", "Groups", ("group",))]) == b""
 
 
-@pytest.mark.parametrize(
-    ("request_bytes", "status", "body"),
-    [
-        (b"GET /page HTTP/1.1\r\nHost: a\r\n\r\n", b"200 OK", b"text"),
-        (b"GET /page?x=1 HTTP/1.0\n\n", b"200 OK", b"text"),
-        (b"HEAD /page HTTP/1.1\r\n\r\n", b"200 OK", b""),
-        (b"GET /other HTTP/1.1\r\n\r\n", b"404 Not Found", b"/page\n"),
-        (b"POST /page HTTP/1.1\r\n\r\n", b"501 Not Implemented", b"only GET and HEAD are supported\n"),
-        (b"GET /page\r\n\r\n", b"400 Bad Request", b"bad request\n"),
-        (b"\xff\x00\r\n\r\n", b"400 Bad Request", b"bad request\n"),
-    ],
-)
-def test_the_endpoint_answers_one_request_on_a_connection(request_bytes: bytes, status: bytes, body: bytes) -> None:
+ANSWERS = [
+    (b"GET /page HTTP/1.1\r\nHost: a\r\n\r\n", b"200 OK", b"text"),
+    (b"GET /page?x=1 HTTP/1.0\n\n", b"200 OK", b"text"),
+    (b"HEAD /page HTTP/1.1\r\n\r\n", b"200 OK", b""),
+    (b"GET /other HTTP/1.1\r\n\r\n", b"404 Not Found", b"/page\n"),
+    (b"POST /page HTTP/1.1\r\n\r\n", b"501 Not Implemented", b"only GET and HEAD are supported\n"),
+    (b"GET /page\r\n\r\n", b"400 Bad Request", b"bad request\n"),
+    (b"\xff\x00\r\n\r\n", b"400 Bad Request", b"bad request\n"),
+]
+
+
+def test_the_endpoint_answers_one_request_on_a_connection() -> None:
     address = free_address()
     endpoint = Endpoint(address, {"/page": lambda: Response(b"text")}, setting="--metrics")
     endpoint.start()
     host, _, port = address.partition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=60) as client, client.makefile("rb") as reader:
-            client.sendall(request_bytes)
-            head, _, received = reader.read().partition(b"\r\n\r\n")
+        for request, status, body in ANSWERS:
+            with socket.create_connection((host, int(port)), timeout=60) as client, client.makefile("rb") as reader:
+                client.sendall(request)
+                head, _, received = reader.read().partition(b"\r\n\r\n")
+            assert (head.split(b"\r\n")[0], received) == (b"HTTP/1.0 " + status, body), request
     finally:
         endpoint.close()
-
-    assert head.split(b"\r\n")[0] == b"HTTP/1.0 " + status
-    assert received == body

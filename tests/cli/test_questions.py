@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from answers import answering
 from running import run
+from typed import type_page
 
 from wald.format.names import Kind, segment_name
 
@@ -58,6 +59,10 @@ def test_every_question_has_an_answer_here() -> None:
     asked = [question for question, _ in ROWS]
     assert [question for question in asked if not any(map(question.startswith, ANSWERS))] == []
     assert [known for known in ANSWERS if not any(question.startswith(known) for question in asked)] == []
+
+
+def test_the_page_can_be_typed(root: Path, tmp_path: Path) -> None:
+    type_page("docs/questions.md", at=tmp_path, root=root)
 
 
 def copied(root: Path, at: Path) -> Path:

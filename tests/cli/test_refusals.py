@@ -266,7 +266,7 @@ def test_absent_config(stopped: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("append", "a"), ("cut",)], ids=str)
+@pytest.mark.parametrize("arguments", [("append", "a", "--retry-for", "0"), ("cut",)], ids=str)
 def test_socket_absent(stopped: Path, arguments: tuple[object, ...]) -> None:
     code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
 

@@ -110,7 +110,7 @@ def test_a_log_of_which_no_segment_is_left_goes_on_behind_what_was_given_up(log:
 def test_no_other_program_changes_the_log_meanwhile(damaged: Path, tmp_path: Path) -> None:
     """This includes programs whose ledger does not exist yet."""
     trace, sealed = tmp_path / "trace", damaged / "segments/00000000000000000001.wal.zst"
-    line = [strace(), "-f", "-qq", "-o", str(trace), "-P", str(sealed), "-einject=unlink:delay_enter=4000000:when=1"]
+    line = [strace(), "-f", "-qq", "-o", str(trace), "-P", str(sealed), "-einject=unlink:delay_enter=1500000:when=1"]
     with subprocess.Popen([*line, *command("repair", "--accept-loss", "--root", damaged)]) as process:
         eventually(lambda: trace.exists() and "unlink(" in trace.read_text())
         for other in (sidecar("reclaim", "--root", damaged), command("cursor", "skip", "a", 1, "--root", damaged)):

@@ -1,17 +1,21 @@
-"""Unit files: valid, closed except for wald's needs, with a reason for each exception."""
+"""Unit files: valid, closed except for wald's needs; what doctor and metrics show of them."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+from typing import Any
 
 import programs
 import pytest
 import units
+from endpoint import samples_of
 from machine import Machine
+from running import eventually
 
 EXPOSURE_MAX = 1.5
+_KINDS = {".service", ".socket", ".timer"}
 
 
 def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -57,6 +61,66 @@ def test_systemd_finds_nothing_wrong(machine: Machine) -> None:
     assert len(names) >= 10
 
 
+def test_systemd_reads_the_other_files(machine: Machine) -> None:
+    units.install(machine)
+    assert machine.sh("stat -c '%U:%G %a' /var/lib/wald").strip() == "wald:wald 2750"
+    assert machine.sh("getent passwd wald").split(":")[5] == "/var/lib/wald"
+    assert "fs.pipe-user-pages-soft" in machine.sh("systemd-analyze cat-config sysctl.d/60-wald.conf")
+
+
+def scraped(machine: Machine, port: int) -> dict[tuple[str, ...], float]:
+    """The samples that a program on the machine answers; none before it listens."""
+    fetch = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+    return samples_of(machine.run("python3", "-c", fetch, check=False).stdout)
+
+
+def test_units_export_what_the_directory_shows(machine: Machine) -> None:
+    """The daemon may start a process that reads it, and a drop-in has wald-reclaim serve its own numbers."""
+    units.install(machine)
+    units.drop_in(machine, "wald-reclaim.service", '[Service]\nEnvironment="OPTIONS=--metrics 127.0.0.1:9465"\n')
+    machine.run("systemctl", "start", "wald.service", "wald-reclaim.service")
+    machine.run("wald", "--root", "/var/lib/wald", "route", "add", "r")
+
+    eventually(lambda: scraped(machine, 9464).get(("wald_group_lag_records", "r", "processed")) == 0)
+    eventually(lambda: ("wald_reclaim_last_pass_timestamp_seconds",) in scraped(machine, 9465))
+    assert scraped(machine, 9464)["wald_measurement_failures_total",] == 0
+
+
+def examined(machine: Machine) -> dict[str, Any]:
+    """The checks by name; ``Any``: it is JSON."""
+    printed = json.loads(machine.sh("wald --root /var/lib/wald doctor --json || true", user="wald"))
+    return {check["check"]: check for check in printed["checks"]}
+
+
+def outcomes(checks: dict[str, Any], *names: str) -> dict[str, str]:
+    return {name: checks[name]["outcome"] for name in names}
+
+
+def test_the_unit_of_the_daemon_is_judged(machine: Machine) -> None:
+    units.install(machine)
+    machine.run("systemctl", "start", "wald.service")
+    checks = examined(machine)
+    assert outcomes(checks, "daemon", "service", "user", "rights", "files", "socket") == dict.fromkeys(
+        ("daemon", "service", "user", "rights", "files", "socket"), "ok"
+    )
+    assert checks["service"]["measured"]["unit"] == "wald.service"
+    assert checks["service"]["measured"]["store_max"] >= 1
+
+    units.drop_in(machine, "wald.service", "[Service]\nWatchdogSec=0\n")
+    machine.run("systemctl", "restart", "wald.service")
+    assert "no watchdog" in examined(machine)["service"]["message"]
+
+    machine.run("systemctl", "stop", "wald.service", "wald.socket")
+    assert outcomes(examined(machine), "daemon", "service") == {"daemon": "ok", "service": "skipped"}
+
+
+def test_a_canary_goes_through_the_installed_daemon(machine: Machine) -> None:
+    units.install(machine)
+    machine.run("systemctl", "start", "wald.service")
+
+    assert "acknowledged" in machine.sh("wald --root /var/lib/wald doctor --canary", user="wald")
+
+
 def test_the_drop_in_for_newer_versions_has_only_what_this_one_lacks(machine: Machine) -> None:
     """It is for systemd 254; an older version reports two unknown lines and ignores them."""
     units.install(machine)
@@ -65,13 +129,3 @@ def test_the_drop_in_for_newer_versions_has_only_what_this_one_lacks(machine: Ma
     unknown = re.findall(r"254|notify-reload|FileDescriptorStorePreserve|Unknown|Failed", judged.stdout + judged.stderr)
     version = int(machine.sh("systemctl --version").split()[1])
     assert unknown == ([] if version >= 254 else ["Failed", "notify-reload", "Unknown", "FileDescriptorStorePreserve"])
-
-
-def test_systemd_reads_the_other_files(machine: Machine) -> None:
-    units.install(machine)
-    assert machine.sh("stat -c '%U:%G %a' /var/lib/wald").strip() == "wald:wald 2750"
-    assert machine.sh("getent passwd wald").split(":")[5] == "/var/lib/wald"
-    assert "fs.pipe-user-pages-soft" in machine.sh("systemd-analyze cat-config sysctl.d/60-wald.conf")
-
-
-_KINDS = {".service", ".socket", ".timer"}

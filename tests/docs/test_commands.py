@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from answers import answering
 from archives import archive
 from logs import Built
 from pages import PAGES, blocks
@@ -27,7 +26,14 @@ TYPED = [
     if any(not block.mode and block.language in ("sh", "console", "python") for block in blocks(page))
 ]
 # Separate tests run these: they check the output, or need a separate machine.
-APART = {"docs/archive.md", "docs/files.md", "docs/install.md", "docs/operations.md", "docs/systemd.md"}
+APART = {
+    "docs/questions.md",
+    "docs/archive.md",
+    "docs/files.md",
+    "docs/install.md",
+    "docs/operations.md",
+    "docs/systemd.md",
+}
 
 
 def nothing(at: Path) -> AbstractContextManager[object]:
@@ -74,11 +80,6 @@ def with_backlog(at: Path) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def with_answers(at: Path) -> AbstractContextManager[object]:
-    """A daemon that was killed once; routes web and orders, partly archived, partly reclaimed."""
-    return answering(at / "log")
-
-
 PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "README.md": nothing,
     "docs/doctor.md": with_lines,
@@ -88,7 +89,6 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/protocol.md": with_lines,
     "docs/python.md": with_orders,
     "docs/reading.md": with_lines,
-    "docs/questions.md": with_answers,
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
     "docs/users.md": with_empty_orders,

@@ -12,17 +12,10 @@ from pathlib import Path
 import programs
 import pytest
 from pages import ROOT
-from running import run
 
 from wald.settings import Retention, RouteConfig, RouteLimits, reference
 
 PROGRAMS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
-COMPLETED = {
-    "wald cur": "cursor",
-    "wald cursor l": "list",
-    "wald --ro": "--root",
-    "wald append --key-s": "--key-separator",
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +49,3 @@ def test_the_page_of_the_settings_has_all_of_them(share: Path) -> None:
 
     settings = reference() + reference(Retention) + reference(RouteConfig) + reference(RouteLimits)
     assert [each.name for each in settings if f" {each.name} = {each.default}".rstrip(" =") not in text] == []
-
-
-@pytest.mark.parametrize("typed", COMPLETED)
-def test_commands_and_options_are_completed(typed: str) -> None:
-    words = typed.split(" ")
-    asked = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
-
-    assert run([sys.executable, "-m", "wald"], env=asked).stdout.decode().split() == [f"plain,{COMPLETED[typed]}"]

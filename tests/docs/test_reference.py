@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from pages import PAGES, ROOT, blocks, rows, section, without_blocks
-from running import Daemon, output_of, run
+from running import Daemon, output_of
 
 from wald import errors
 from wald.format.protocol import Code
-from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 
 OVERVIEW = rows("docs/cli.md", "# Commands")
 PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
@@ -27,39 +24,6 @@ def words_of(usage: str) -> list[str]:
 
 def options(text: str, *, before: str = "") -> set[str]:
     return set(re.findall(before + r"(--[a-z-]+)", text, re.MULTILINE))
-
-
-def documented(words: list[str]) -> set[str]:
-    """Return the options in the page's section about a command."""
-    heading = next(
-        f"{'#' * level} {' '.join(words)}"
-        for level in (2, 3, 4)
-        if f"\n{'#' * level} {' '.join(words)}\n" in PAGES["docs/cli.md"]
-    )
-    below = re.split(r"^#+ ", section("docs/cli.md", heading), maxsplit=1, flags=re.MULTILINE)[0]
-    return {option for row in re.findall(r"^\| `(.*?)` \|", below, re.MULTILINE) for option in options(row)}
-
-
-@pytest.mark.parametrize("usage", [row[0] for row in OVERVIEW])
-def test_every_command_exists_with_its_options(usage: str) -> None:
-    """``X --help`` succeeds and lists the same options as the page."""
-    program, *words = words_of(usage)
-    module = program.replace("-", "_")
-    on_spark = not (ROOT / "sidecars" / module).is_dir() and module != "wald"
-    module = f"wald_spark.{program.removeprefix('wald-')}" if on_spark else module
-
-    done = run([sys.executable, "-m", module, *words, "--help"])
-    if b"--help-all" in done.stdout:
-        done = run([sys.executable, "-m", module, *words, "--help-all"])
-
-    assert done.returncode == 0, done.stderr
-    listed = options(done.stdout.decode().split("Settings,")[0], before=r"^  (?:-\w, )?") - {
-        "--help",
-        "--help-all",
-        "--root",
-        "--version",
-    }
-    assert listed == documented([program, *words])
 
 
 def test_every_program_that_is_installed_is_in_the_overview() -> None:
@@ -103,24 +67,6 @@ def test_every_option_it_uses_exists() -> None:
                     unknown += [(line, option) for option in others - {"--root", "--help", "--version"}]
 
         assert unknown == [], page
-
-
-@pytest.mark.parametrize(
-    ("heading", "settings"),
-    [
-        ("# Settings", reference()),
-        ("## Retention", reference(Retention)),
-        ("## Routes", reference(RouteConfig)),
-        ("## Limits of a route", reference(RouteLimits)),
-    ],
-)
-def test_settings_are_those_of_the_daemon(heading: str, settings: list[Setting]) -> None:
-    expected = []
-    for each in settings:
-        name = f"`{each.name}`{' *' if each.reloadable else ''}"
-        expected.append([name, f"`{each.default}`" if each.default else "", each.bounds, each.meaning])
-
-    assert rows("docs/settings.md", heading) == expected
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:

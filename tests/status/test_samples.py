@@ -107,7 +107,7 @@ def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Bu
     path = built.path(1, Kind.SEALED)
     data = path.read_bytes()
     seen = set()
-    for bit in range(0, 8 * len(data), 7):
+    for bit in range(0, 8 * len(data), 29):
         path.write_bytes(flipped(data, bit))
         log_sample = LogSource(built.log).sample(1.0)
         state = next(state for state in log_sample.states if state is not Condition.ACTIVE)

@@ -1,10 +1,10 @@
-"""A process that owns a work group and serves workers over a socket, one thread each; it logs each call.
+"""A process that owns a work group, with its workers as threads; it logs each call.
 
     python workgroup_owner.py JSON
 
-JSON: root, route, group, order, window, max_tries, socket, notes, seed. A request is a line of JSON with ``do``, the
-method, and its arguments, and so is the answer. SIGTERM closes the group while workers wait in it. The exit code is 3
-if the disk failed, 4 after any other failure.
+JSON: root, route, group, order, window, max_tries, notes, seed. The workers lease records, and handle them correctly or
+incorrectly; some die with what they have. Records whose number is :func:`poison` are never acknowledged. SIGTERM closes
+the group while workers wait in it. The exit code is 3 if the disk failed, 4 after any other failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,15 +29,16 @@ from wald.work import journal
 from wald.work.group import WorkGroup
 
 GROWN_BYTES = 16 << 10  # so that the journal is compacted during the run
+WORKERS = 4
+_PAUSE_SECONDS = 0.02
 
 
 class Owner:
-    """The group and its connections."""
+    """The group and the notes of its calls."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._notes = Notes(Path(options["notes"]))
         self._numbers = itertools.count()
-        self._chance = random.Random(options["seed"])
         self.closing = threading.Event()
         self.work = WorkGroup(
             options["root"],
@@ -49,44 +49,24 @@ class Owner:
             max_tries=options["max_tries"],
         )
 
-    def serve(self, connection: socket.socket) -> None:
-        """Answer one worker until it disconnects."""
-        worker = ""
-        try:
-            with connection, connection.makefile("rwb") as stream:
-                for line in stream:
-                    request = json.loads(line)
-                    worker = request["worker"]
-                    answer = self.carry_out(**request)
-                    stream.write(json.dumps(answer).encode() + b"\n")
-                    stream.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        except BaseException as error:  # noqa: BLE001  (any exception ends this process)
-            self._end(error)
-        if worker and self._chance.random() < 0.5:  # otherwise its leases expire
-            try:
-                self.carry_out("release", worker)
-            except BaseException as error:  # noqa: BLE001
-                self._end(error)
-
-    def carry_out(
+    def call(
         self,
-        do: str,
+        kind: str,
         worker: str,
         sequences: tuple[int, ...] = (),
         seconds: float = 0.0,
         limit: int = 1,
         reason: str = "",
-    ) -> dict[str, Any]:
+    ) -> list[tuple[int, int, str | None, int, int]]:
+        """Call a method of the group; return what a lease has delivered."""
         number = next(self._numbers)
         told = {"seconds": seconds, "reason": reason, "sequences": sequences}
-        self._notes.write(call=number, kind=do, worker=worker, at_ns=time.monotonic_ns(), **told)
-        answer: dict[str, Any] = {}
-        match do:
+        self._notes.write(call=number, kind=kind, worker=worker, at_ns=time.monotonic_ns(), **told)
+        given, answer = [], dict[str, Any]()
+        match kind:
             case "lease":
                 got = self.work.lease(worker, limit, lease_for=seconds, wait=0.5)
-                answer["given"] = [_given(delivery.record, delivery.tries) for delivery in got]
+                given = answer["given"] = [_given(delivery.record, delivery.tries) for delivery in got]
             case "ack":
                 answer["refused"] = [each.sequence for each in self.work.ack(worker, sequences)]
             case "nack":
@@ -98,13 +78,61 @@ class Owner:
             case "release":
                 self.work.release(worker)
         self._notes.write(call=number, at_ns=time.monotonic_ns(), **answer)
-        return answer
+        return given
 
-    def _end(self, error: BaseException) -> None:
-        if self.closing.is_set():
-            return
-        traceback.print_exception(error)
-        os._exit(3 if isinstance(error, OSError) else 4)
+    def serve(self, worker: str, seed: int) -> None:
+        """Work as this worker until the group is closed."""
+        chance = random.Random(seed)
+        try:
+            while True:
+                if not self._work(worker, chance) and chance.random() < 0.5:  # it has died; others' leases expire
+                    self.call("release", worker)
+        except BaseException as error:  # noqa: BLE001  (any exception ends this process)
+            if not self.closing.is_set():
+                _end(error)
+
+    def _work(self, worker: str, chance: random.Random) -> bool:
+        """Lease some records and settle them; return False if the worker dies before that."""
+        seconds = chance.choice((0.2, 1.0, 1.0, 5.0))
+        began = time.monotonic()
+        given = self.call("lease", worker, limit=chance.randrange(1, 40), seconds=seconds)
+        good = [sequence for sequence, *_, number in given if not poison(number)]
+        bad = [sequence for sequence, *_, number in given if poison(number)]
+        if bad and chance.random() < 0.8:
+            self.call("nack", worker, tuple(bad), reason=f"poison {chance.randrange(1000)}")
+        if chance.random() < 0.1:
+            _wait(chance.uniform(0, 2 * _PAUSE_SECONDS))
+        dice = chance.random()
+        if dice < 0.02:
+            return False
+        if dice < 0.06:  # forgets all of it
+            return True
+        if dice < 0.10:  # is late
+            _wait(began + seconds * chance.choice((0.9, 1.0, 1.1)) - time.monotonic())
+        if dice > 0.94 and good:
+            self.call("extend", worker, tuple(good), seconds=chance.choice((0.1, 2.0)))
+        back = [sequence for sequence in good if chance.random() < 0.03]
+        done = [sequence for sequence in good if sequence not in back]
+        half = chance.randrange(len(done) + 1)
+        for part in (done[:half], done[half:]):
+            if chance.random() < 0.01:
+                return False
+            if part:
+                self.call("ack", worker, tuple(part))
+        if back:
+            delay, reason = chance.choice((0.0, 0.3)), chance.choice(("", "busy"))
+            self.call("nack", worker, tuple(back), seconds=delay, reason=reason)
+        return True
+
+
+def poison(number: int) -> bool:
+    """True if no worker can process the record with this number."""
+    return number % 101 == 7
+
+
+def _wait(seconds: float) -> None:
+    """Wait, as if working."""
+    threading.Event().wait(max(0.0, seconds))
 
 
 def _given(record: wald.Record, tries: int) -> tuple[int, int, str | None, int, int]:
@@ -113,27 +141,23 @@ def _given(record: wald.Record, tries: int) -> tuple[int, int, str | None, int, 
     return record.sequence, tries, key, int(headers.get(NOT_BEFORE, 0)), int(record.value)
 
 
+def _end(error: BaseException) -> None:
+    traceback.print_exception(error)
+    os._exit(3 if isinstance(error, OSError) else 4)
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     journal._GROWN_BYTES = GROWN_BYTES
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         owner = Owner(options)
-        address = Path(options["socket"])
-        address.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(address))
-        listening.listen(64)
     except BaseException as error:  # noqa: BLE001
-        traceback.print_exception(error)
-        os._exit(3 if isinstance(error, OSError) else 4)
-
-    def accept() -> None:
-        while True:
-            connection, _ = listening.accept()
-            threading.Thread(target=owner.serve, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
+        _end(error)
+    chance = random.Random(options["seed"])
+    for number in range(WORKERS):
+        work = (f"worker-{number}", chance.randrange(1 << 32))
+        threading.Thread(target=owner.serve, args=work, daemon=True).start()
     signal.sigwait([signal.SIGTERM])
     owner.closing.set()
     try:

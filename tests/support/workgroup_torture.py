@@ -1,9 +1,9 @@
 """Kill all processes around a work group repeatedly, and judge their notes.
 
 producer    a thread; batches with keys and times, never far ahead of the cursor
-owner       a process with the group; its workers are processes too, and send requests over a socket
+owner       a process with the group; its workers are threads, some of which die with what they have
 sidecars    wald-reclaim without grace, and a reader of the dead letters, in one thread
-faults      SIGKILL of owner, workers and daemon; SIGTERM and SIGSTOP of the owner; failing and slow system calls
+faults      SIGKILL of owner and daemon; SIGTERM and SIGSTOP of the owner; failing and slow system calls
             of the owner; its wall clock set; CUT
 """
 
@@ -26,12 +26,11 @@ from pathlib import Path
 
 import counted
 import workgroup_owner
-import workgroup_worker
 from contents import errors
-from running import Daemon, eventually, launched, run, sidecar
+from running import Daemon, eventually, run, sidecar
 from threads import started
 from tracing import traced
-from workgroup_history import History, Letter, Look, Offset, calls_of, notes
+from workgroup_history import History, Letter, Look, Offset, calls_of
 from workgroup_oracle import judge
 
 import wald
@@ -42,17 +41,15 @@ from wald.work.group import Order
 
 ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"
 ORDERS: tuple[Order, ...] = ("log", "key")
-WORKERS = 4
 WINDOW = 3000
 MAX_TRIES = 5
 AHEAD = 4000  # maximum lead of the producer over the cursor, in sequences
 STUCK_SECONDS = 120.0
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
 _FAULTS = {
-    "owner killed": 4,
+    "owner killed": 5,
     "owner killed while it starts": 1,
-    "workers killed": 3,
-    "daemon killed": 2,
+    "daemon killed": 3,
     "owner ended": 1,
     "owner stopped for a while": 1,
     "calls that fail": 2,
@@ -128,15 +125,11 @@ class _Scene:
         self._offset_ns = 0
         self._stopping, self._over = threading.Event(), threading.Event()
         self._owner: subprocess.Popen[bytes] | None = None
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._worker_count = 0
         self._reclaimed = 0
         self._answered = 0
 
     def begin(self) -> None:
         self._spawn_owner()
-        eventually(self._answers, timeout=STUCK_SECONDS)
-        self._spawn_workers()
         self._producer = started("producer", self._produce, self.wrong, hushed=self._over)
         self._sidecars = started("sidecars", self._reclaim, self.wrong, hushed=self._over)
 
@@ -146,7 +139,6 @@ class _Scene:
         verbs: dict[str, Callable[[], None]] = {
             "owner killed": self._kill_owner,
             "owner killed while it starts": self._kill_owner_while_it_starts,
-            "workers killed": self._kill_workers,
             "daemon killed": self._kill_daemon,
             "owner ended": self._end_owner,
             "owner stopped for a while": self._stop_owner,
@@ -163,12 +155,12 @@ class _Scene:
         """Restart all processes that have ended, and wait until records are acknowledged."""
         if self._daemon.process.poll() is not None:
             self._daemon.spawn()
-        self._seen_to()
+        self._see_to_owner()
         if self._chance.random() < 0.25:
             threading.Event().wait(self._chance.uniform(0, 0.6))
             return
         self._answered = self._answers_of_owner()
-        eventually(lambda: self._seen_to() and (self._goes_on() or self.wrong), timeout=STUCK_SECONDS)
+        eventually(lambda: self._see_to_owner() and (self._goes_on() or self.wrong), timeout=STUCK_SECONDS)
         threading.Event().wait(self._chance.uniform(0, 0.4))
 
     def finish(self) -> None:
@@ -180,7 +172,7 @@ class _Scene:
         assert not self._producer.is_alive(), "the producer is stuck"
         last = max(self._history.sent)
         try:
-            eventually(lambda: self._seen_to() and (self._cursor() >= last or self.wrong), timeout=STUCK_SECONDS)
+            eventually(lambda: self._see_to_owner() and (self._cursor() >= last or self.wrong), timeout=STUCK_SECONDS)
         except TimeoutError:
             self.wrong.append(f"the cursor is {self._cursor()}, and does not reach {last}")
         self._end_owner()
@@ -193,15 +185,15 @@ class _Scene:
         """Stop everything."""
         self._stopping.set()
         self._over.set()
-        for process in (*self._workers.values(), *([self._owner] if self._owner else [])):
-            process.kill()
-            process.wait()
+        if self._owner is not None:
+            self._owner.kill()
+            self._owner.wait()
 
     def judge(self) -> Outcome:
         history, outcome = self._history, self.outcome
         for life in range(outcome.owners):
             history.calls += calls_of(life, self._notes_of(life))
-        outcome.wrong = self.wrong + judge(history) + self._unseen() + errors(self._daemon.root)
+        outcome.wrong = self.wrong + judge(history) + errors(self._daemon.root)
         outcome.sent = len(history.sent)
         tries = [given.tries for call in history.calls for given in call.given]
         outcome.deliveries, outcome.again = len(tries), sum(each > 1 for each in tries)
@@ -210,30 +202,10 @@ class _Scene:
         outcome.segments_reclaimed = self._reclaimed
         return outcome
 
-    def _unseen(self) -> list[str]:
-        """Return deliveries that workers noted and no owner did: errors in the notes themselves."""
-        given = {(g.sequence, g.tries) for call in self._history.calls for g in call.given}
-        done = {s for call in self._history.calls if call.kind == "ack" for s in call.sequences}
-        wrong = []
-        for number in range(self._worker_count):
-            for note in notes(self._place / f"worker-{number}.notes"):
-                if note["do"] == "lease":
-                    wrong += [
-                        f"{each} was seen by worker {number} alone"
-                        for each in note["given"]
-                        if tuple(each[:2]) not in given
-                    ]
-                elif note["do"] == "ack":
-                    counted = set(note["sequences"]) - set(note["refused"])
-                    wrong += [f"the end of {each} was seen by worker {number} alone" for each in counted - done]
-        return wrong[:5]
-
-    # The owner and its workers.
+    # The owner.
 
     def _spawn_owner(self) -> None:
         life, self.outcome.owners = self.outcome.owners, self.outcome.owners + 1
-        self._address = self._place / "owner.sock"
-        self._address.unlink(missing_ok=True)
         options = {
             "root": os.fspath(self._daemon.root),
             "route": ROUTE,
@@ -241,7 +213,6 @@ class _Scene:
             "order": self._history.order,
             "window": WINDOW,
             "max_tries": MAX_TRIES,
-            "socket": os.fspath(self._address),
             "notes": os.fspath(self._notes_of(life)),
             "seed": self._chance.randrange(1 << 32),
         }
@@ -258,36 +229,17 @@ class _Scene:
         path.touch()
         return path
 
-    def _answers(self) -> bool:
-        self._see_to_owner()
-        return self._address.exists()
-
-    def _seen_to(self) -> bool:
-        """Restart the processes that have ended."""
-        self._see_to_owner()
-        self._spawn_workers()
-        return True
-
-    def _see_to_owner(self) -> None:
-        """Restart it if it has exited, as it may after a disk failure."""
+    def _see_to_owner(self) -> bool:
+        """Restart it if it has exited, as it may after a disk failure; return True."""
         assert self._owner is not None
         if (code := self._owner.poll()) is None:
-            return
+            return True
         if code not in (0, 3, -signal.SIGKILL, -signal.SIGTERM):  # the last one: it was not yet ready for the signal
             log = (self._place / "owner.log").read_text()
             self.wrong.append(f"owner {self.outcome.owners - 1} ended with {code}: {log[-1500:]}")
         self._spawn_owner()
         self._answered = 0
-
-    def _spawn_workers(self) -> None:
-        for slot in range(WORKERS):
-            if slot not in self._workers or self._workers[slot].poll() is not None:
-                number, self._worker_count = self._worker_count, self._worker_count + 1
-                path = self._place / f"worker-{number}.notes"
-                path.touch()
-                line = [sys.executable, workgroup_worker.__file__, os.fspath(self._address), f"worker-{slot}"]
-                line += [str(self._chance.randrange(1 << 32)), os.fspath(path)]
-                self._workers[slot] = launched(line)
+        return True
 
     def _goes_on(self) -> bool:
         """True if the owner has answered more requests since then."""
@@ -309,12 +261,6 @@ class _Scene:
         self._spawn_owner()
         threading.Event().wait(self._chance.uniform(0, 0.6))
         self._kill_owner()
-
-    def _kill_workers(self) -> None:
-        for slot in self._chance.sample(sorted(self._workers), self._chance.randint(1, 2)):
-            self._workers[slot].kill()
-            self._workers[slot].wait()
-            self.outcome.kills += 1
 
     def _kill_daemon(self) -> None:
         self._daemon.kill()

@@ -109,7 +109,7 @@ def test_nothing_is_made_that_another_user_may_change(root: Path, tmp_path: Path
     assert ", 0700" in calls[first_made]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_doctor_leaves_nothing(root: Path, number: signal.Signals) -> None:
     with slow_doctor(root) as (tracer, pid):
         os.kill(pid, number)
@@ -149,8 +149,8 @@ def test_a_scratch_directory_that_is_a_link_is_not_followed(root: Path, tmp_path
 
 
 def test_a_disk_that_is_slow_takes_no_longer_than_the_timeout(root: Path) -> None:
-    """Each sync takes two seconds: the doctor waits for the first, and then the timeout has expired."""
-    slow = [strace(), "-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=2000000", "-o/dev/null"]
+    """Each sync takes longer than the timeout: the doctor waits for the first, and then the timeout has expired."""
+    slow = [strace(), "-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=1300000", "-o/dev/null"]
     found = examine(root, "--timeout", "1s", prefix=slow)
 
     assert found.outcome("sync") == "unknown"

@@ -40,14 +40,6 @@ def test_it_reports_its_way(daemon: Daemon) -> None:
     assert all(line.split()[1] == "ms" and float(line.split()[0]) > 0 for line in lines)
 
 
-def test_json_has_the_keys_that_are_documented(daemon: Daemon) -> None:
-    printed = json.loads(output_of("doctor", "--canary", "--json", "--root", daemon.root))
-
-    assert printed.keys() == {"schema", "root", "outcome", "exit_code", "message", "sequence", "steps"}
-    assert [step["step"] for step in printed["steps"]] == STEPS
-    assert (printed["outcome"], printed["exit_code"], printed["sequence"]) == ("ok", 0, 1)
-
-
 def test_its_record_is_durable_and_holds_nothing_back(daemon: Daemon) -> None:
     for _ in range(3):
         output_of("doctor", "--canary", "--root", daemon.root)
@@ -105,7 +97,7 @@ def test_a_daemon_that_hangs_is_reported_in_time(daemon: Daemon) -> None:
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()
-        done = wald("doctor", "--canary", "--json", "--root", daemon.root, "--timeout", "3s")
+        done = wald("doctor", "--canary", "--json", "--root", daemon.root, "--timeout", "2s")
         took = time.monotonic() - begun
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
@@ -114,7 +106,7 @@ def test_a_daemon_that_hangs_is_reported_in_time(daemon: Daemon) -> None:
     assert done.returncode == 6
     assert (printed["outcome"], printed["exit_code"], printed["steps"]) == ("fail", 6, [])
     assert "does not answer" in printed["message"]
-    assert took < 3 + 30  # allowance for a loaded machine; without a timeout it would hang
+    assert took < 2 + 30  # allowance for a loaded machine; without a timeout it would hang
 
 
 def test_a_full_disk_is_reported_in_time(tmp_path: Path) -> None:
@@ -124,7 +116,7 @@ def test_a_full_disk_is_reported_in_time(tmp_path: Path) -> None:
         output_of("doctor", "--canary", "--root", daemon.root)
         with (at / "filling").open("wb") as file:
             file.write(bytes(os.statvfs(at).f_bavail * os.statvfs(at).f_frsize - MIB))
-        code, message, _ = canary(daemon.root, "--timeout", "4s")
+        code, message, _ = canary(daemon.root, "--timeout", "3s")
 
     assert (code, "the disk is full" in message) == (7, True)
 

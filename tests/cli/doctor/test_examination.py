@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,6 @@ import pytest
 from examining import examine, scratch_directories
 from running import Daemon, command, output_of, refusal_of, run, wald
 from users import MEMBER, OWNER, STRANGER, needs_root
-
-KEYS = {"schema", "root", "outcome", "exit_code", "checks"}
-KEYS_OF_CHECK = {"check", "outcome", "message", "promises", "advice", "measured"}
 
 
 @pytest.fixture
@@ -35,15 +31,6 @@ def open_place() -> Iterator[Path]:
         os.chown(place, OWNER.user_id, OWNER.group_id)
         place.chmod(0o755)
         yield place
-
-
-def test_json_has_the_keys_that_are_documented(log: Path) -> None:
-    found = examine(log)
-
-    assert found.printed.keys() == KEYS
-    assert {key for check in found.printed["checks"] for key in check} == KEYS_OF_CHECK
-    assert (found.printed["schema"], found.printed["root"]) == ("wald.doctor/1", str(log))
-    assert found.printed["exit_code"] == found.code
 
 
 def test_the_text_says_the_same_and_sums_it_up(log: Path) -> None:
@@ -118,14 +105,6 @@ def test_what_cannot_be_a_root_is_left_alone(tmp_path: Path, made: str) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_damaged_identity_is_reported(log: Path) -> None:
-    (log / "log.json").write_text("{")
-    found = examine(log)
-
-    assert found.failed == {"root"}
-    assert "log.json" in found.message("root")
-
-
 def test_what_another_user_can_have_planted_is_named_and_not_followed(log: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -163,31 +142,6 @@ def test_names_that_are_not_walds_are_warnings(log: Path) -> None:
 
     assert (found.failed, found.outcome("files")) == (set(), "warn")
     assert sorted(found.measured("files")["strange"]) == [str(log / "notes.txt"), str(log / "routes/a/core.123")]
-
-
-def test_a_log_in_use_has_no_strange_files(log: Path) -> None:
-    with Daemon(log) as daemon:
-        for route in ("a", "b"):
-            output_of("route", "add", route, "--fifo", "--root", log)
-            output_of("append", route, "--root", log, stdin=b"one\ntwo\n")
-        output_of("cursor", "set", "a", 1, "--root", log)
-        output_of("cut", "--root", log)
-        output_of("route", "retire", "b", "--root", log)
-        found = examine(log)
-        daemon.kill()
-
-    assert (found.outcome("files"), found.outcome("daemon")) == ("ok", "ok")
-    assert examine(log).outcome("files") == "ok"
-
-
-def test_a_file_in_the_place_of_a_fifo_is_reported_as_by_explain(log: Path) -> None:
-    output_of("route", "add", "a", "--fifo", "--root", log)
-    (log / "routes/a/in").unlink()
-    (log / "routes/a/in").write_text("a line\n")
-    found = examine(log)
-
-    assert found.outcome("files") == "warn"
-    assert "routes/a/in: not a FIFO" in found.message("files")
 
 
 def test_a_parent_in_which_every_user_may_rename_is_found(tmp_path: Path) -> None:
@@ -238,14 +192,6 @@ def test_limits_are_those_of_the_daemon_that_runs(log: Path) -> None:
         found = examine(log)
 
     assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 150)
-
-
-def test_what_pipes_hold_is_that_of_the_kernel(log: Path) -> None:
-    measured = examine(log).measured("pipes")
-
-    assert measured["max_bytes"] == int(Path("/proc/sys/fs/pipe-max-size").read_text())
-    assert measured["page_bytes"] == resource.getpagesize()
-    assert measured["reached_bytes"] == min(1 << 20, measured["max_bytes"])
 
 
 @needs_root
@@ -330,12 +276,3 @@ def test_no_check_is_left_out_when_time_is_over(log: Path) -> None:
     assert found.checks.keys() == examine(log).checks.keys()
     assert "--timeout" in found.checks["spark"]["advice"]
     assert scratch_directories(log) == []
-
-
-def test_the_java_that_spark_would_run_on_is_found(log: Path) -> None:
-    java = shutil.which("java")
-    if java is None:
-        pytest.skip("needs Java")
-    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-
-    assert f'version "{examine(log).measured("spark")["java"]}' in printed
