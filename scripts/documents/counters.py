@@ -11,9 +11,9 @@ from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
 from wald_drain.report import Counts as DrainCounts
 from wald_drain.report import of_drain
-from wald_gate.http.pool import ConnectionPool
 from wald_gate.info.monitoring import Counts as GateCounts
 from wald_gate.info.monitoring import Published, Word, of_gate
+from wald_gate.limits import ConnectionPool
 from wald_gate.settings import LimitSettings
 from wald_reclaim.report import Counts as ReclaimCounts
 from wald_reclaim.report import reclaim_metrics

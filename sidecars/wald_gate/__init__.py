@@ -16,7 +16,7 @@ application and the OpenAPI document are made. The page has a separate table, wh
     call         a request, and the type of a verb
     state        the parts of a gate, which all requests share
     auth         authentication and authorization
-    limits       limits on clients: rates, bodies, memory
+    limits       limits on clients: connections, rates, bodies, memory
     records_in   records in: bodies, idempotency keys, and the connection to the daemon
     records_out  records out: positions, formats, following
     groups       work groups: lease, ack, nack, extend, release, pending

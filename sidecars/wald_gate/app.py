@@ -1,4 +1,4 @@
-"""The table of verbs, and the ASGI application that routes requests to them and answers errors as problems."""
+"""The table of verbs, and the application that routes requests to them and answers errors as problems."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, get_origin
 
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from wald.errors import WaldError
 from wald.status import schema
 from wald_gate import shapes
 from wald_gate.auth.origins import TrustedProxies, require_own_name, require_own_page
 from wald_gate.auth.tokens import Client, Right
-from wald_gate.call import JSON, NDJSON, Call, Verb, payer
+from wald_gate.call import JSON, NDJSON, Call, Handle, Verb
 from wald_gate.groups import verbs as work
-from wald_gate.http.connection import BREAK_OFF
+from wald_gate.http.exchange import Exchange
 from wald_gate.info import verbs as info
 from wald_gate.info.monitoring import CLIENT, Answered
-from wald_gate.limits import ALLOWANCE
 from wald_gate.openapi import document
 from wald_gate.page.frame import HTML, failed
 from wald_gate.problems import HttpError, problem
@@ -35,8 +32,8 @@ from wald_gate.records_in.append import IDEMPOTENCY_KEY, Lines, Records, append
 from wald_gate.records_in.append import Query as AppendQuery
 from wald_gate.records_out.reading import Arrow, Events, Raw
 from wald_gate.records_out.records import Query, records
-from wald_gate.responses import compress, may_compress, wait_for_disconnect, wants_gzip
-from wald_gate.shapes import LAST_EVENT_ID, Cursor, CursorPosition, Event, Health, Stored, StoredRecord, encoded
+from wald_gate.responses import compress, may_compress, wants_gzip
+from wald_gate.shapes import encoded
 from wald_gate.state import State
 
 _NOT_CACHED = (b"cache-control", b"no-store")
@@ -48,7 +45,7 @@ _log = logging.getLogger("wald_gate")
 
 
 class Application:
-    """The ASGI application of a gate.
+    """Routes requests to verbs.
 
     The verb of a path is cached: Starlette matches a path against the pattern of every verb.
     """
@@ -67,7 +64,9 @@ class Application:
         ]
         self._find = lru_cache(_KNOWN_PATHS)(self._match)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, request: Exchange) -> Awaitable[None]:
+        """Answer a request."""
+        scope = request.scope
         self._proxies.apply(scope)
         raw_path: bytes = scope["raw_path"]
         path: str = scope["path"]
@@ -77,10 +76,9 @@ class Application:
         else:
             found = (self._find if len(path) <= _KNOWN_LENGTH else self._match)(scope["method"], path)
         if found is None:
-            await self._not_found(_Request(scope))(scope, receive, send)
-        else:
-            endpoint, scope["path_params"] = found
-            await endpoint(scope, receive, send)
+            return request.answer(self._not_found(request))
+        endpoint, scope["path_params"] = found
+        return endpoint(request)
 
     def _match(self, method: str, path: str) -> tuple[_Endpoint, dict[str, Any]] | None:
         scope = {"type": "http", "method": method, "path": path}
@@ -90,7 +88,7 @@ class Application:
                 return found["endpoint"], found["path_params"]
         return None
 
-    def _not_found(self, request: Request) -> Response:
+    def _not_found(self, request: Exchange) -> Response:
         """Answer a path or a method that no verb has: an error for a program, or a page for a browser."""
         method, path = request.method, request.scope["path"]
         error = HttpError(404, "no-such-path", f"there is no {path}", hint=self._hint(path))
@@ -123,34 +121,6 @@ class _ExactRoute(Route):
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
 
 
-class _Request(Request):
-    """A request with a dict of its headers, which Starlette would scan for each look-up."""
-
-    @cached_property
-    def headers(self) -> Headers:
-        return _Headers(scope=self.scope)
-
-
-class _Headers(Headers):
-    """Headers by name; of several with one name the first is found, as in Starlette."""
-
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope=scope)
-        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self._list)}
-
-    def __getitem__(self, key: str) -> str:
-        return self._first[key.lower()]
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._first
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._first.get(key.lower(), default)
-
-    def getlist(self, key: str) -> list[str]:
-        return super().getlist(key) if key in self else []
-
-
 @dataclass(frozen=True)
 class _Endpoint:
     """Answers the requests for one verb, and counts them."""
@@ -159,51 +129,52 @@ class _Endpoint:
     state: State
     answered: Answered
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, request: Exchange) -> None:
         began = time.perf_counter()
-        request, state = _Request(scope, receive), self.state
+        state = self.state
         try:
-            response = await self._answer(request)
+            call = Call(request, _NOBODY, state, self.verb.right, edition=state.rights.edition)
+            response = await self._response(call)
             if may_compress(response) and wants_gzip(request):
                 await state.in_thread(compress, response)
             seconds = time.perf_counter() - began
-            if not any(name == b"cache-control" for name, _ in response.raw_headers):
+            for name, _ in response.raw_headers:
+                if name == b"cache-control":
+                    break
+            else:
                 response.raw_headers.append(_NOT_CACHED)  # true only now, and for one client
             self.answered.count(response.status_code, seconds)
-            state.request_log.note(scope, response, seconds)
+            state.request_log.note(request.scope, response, seconds)
             try:
-                await response(scope, receive, send)
+                await request.answer(response)
             except (WaldError, OSError) as error:  # in the middle of it: a normal end would look complete
                 seconds = time.perf_counter() - began
                 state.counts.broken_answers += 1
-                state.request_log.note(scope, response, seconds, broken=str(error))
-                scope[BREAK_OFF]()
-                await wait_for_disconnect(request)
+                state.request_log.note(request.scope, response, seconds, broken=str(error))
+                request.connection.break_off()
+                await request.receive()
         except asyncio.CancelledError:  # the gate stops, and has closed the connection
             return
         finally:
-            if ALLOWANCE in scope:
-                scope[ALLOWANCE].end()
+            if request.allowance is not None:
+                request.allowance.in_flight -= 1
 
-    async def _answer(self, request: Request) -> Response:
+    async def _response(self, call: Call) -> Response:
         """Authenticate, check the rights and the limits, and call the handler."""
-        verb, state, scope = self.verb, self.state, request.scope
-        client, has_session = _NOBODY, False
+        verb, state, request = self.verb, self.state, call.request
         try:
             require_own_page(request)
             if verb.right is not Right.NONE:
                 require_own_name(request, state.limits.hosts, guarded=state.rights.are_asked_for)
-                client, has_session = state.admission.client(request)
-                scope[CLIENT] = client.name
-                scope[ALLOWANCE] = state.allowances.begin(payer(client, request))
-                state.admission.require(client, verb.right, request)
+                call.client, call.has_session = state.admission.client(request)
+                request.scope[CLIENT] = call.client.name
+                request.allowance = state.allowances.begin(call.payer)
+                state.admission.require(call.client, verb.right, request)
                 await state.readiness.require_same_log()
-            call = Call(request, client, state, verb.right, has_session)
             if verb.query is None and verb.path.startswith(_API):
                 call.require_no_query()
             return await verb.handle(call)
         except (WaldError, OSError) as error:
-            call = Call(request, client, state, verb.right, has_session)
             response = verb.failed(request, call.shown(error))
             if response.status_code == 500 and not isinstance(error, WaldError):  # the answer does not name the bug
                 _log.exception("%s %s", verb.method, verb.path)
@@ -213,9 +184,6 @@ class _Endpoint:
         except Exception as error:  # noqa: BLE001 - a bug: the client gets an answer, and the log shows it
             _log.exception("%s %s", verb.method, verb.path)
             return verb.failed(request, error)
-
-
-_GET, _POST = "GET", "POST"
 
 
 async def _describe(_: Call) -> Response:
@@ -228,182 +196,117 @@ def _description() -> bytes:
     return encoded(document(VERBS))
 
 
+_SUMMARIES = {
+    "append": "Store records; the response follows once they are on disk.",
+    "records": "The records of a route, starting at a position; with follow=1, later ones too.",
+    "cursor": "The position of a group on a route.",
+    "set_cursor": "Set the position of a group on a route.",
+    "lease": "Lease records of a route that no other worker of the group has.",
+    "ack": "Acknowledge processed records.",
+    "nack": "Return records for redelivery.",
+    "extend": "Extend the lease of records.",
+    "release": "Revoke the leases of a worker.",
+    "groups": "The groups of a route, with their positions.",
+    "remove_group": "Remove a group, which then pins no records.",
+    "pending": "Records of a group that are leased, wait, or are being given up.",
+    "routes": "The routes, with the positions of their groups.",
+    "add_route": "Create a route, or reactivate a retired one.",
+    "head": "The durable head of the log.",
+    "where": "The fate of a record.",
+    "explain": "The bytes that each group pins.",
+    "cut": "Cut the active segment.",
+    "healthz": "Liveness of the gate.",
+    "readyz": "Readiness: the log is readable and its daemon responds; otherwise 503 with the reason.",
+    "metrics": "The metrics of the gate, for Prometheus.",
+    "openapi": "This document.",
+}
+
+
+def _verb(
+    line: str, name: str, right: Right, handle: Handle, answer: Any, statuses: tuple[int, ...] = (), **more: Any
+) -> Verb:
+    """Return a verb by the method and the path of its requests, and by the shape of its answer.
+
+    A list is answered as an array or as lines, as the client likes.
+    """
+    method, path = line.split()
+    answers = {JSON: answer, NDJSON: answer} if get_origin(answer) is list else {JSON: answer}
+    more = {"answers": answers, "statuses": statuses} | more
+    return Verb(method, path, name, _SUMMARIES[name], right, handle, **more)
+
+
+_NONE, _KNOWN, _READ, _WRITE, _LOOK, _WORK, _ADMIN = Right
+_ROUTE = "/v1/routes/{route}"
+_CURSOR, _GROUP = f"{_ROUTE}/cursors/{{group}}", f"{_ROUTE}/groups/{{group}}"
+_LEASING = 404, 408, 410, 413, 415, 423
 VERBS: tuple[Verb, ...] = (
-    Verb(
-        _POST,
-        "/v1/routes/{route}/records",
+    _verb(
+        f"POST {_ROUTE}/records",
         "append",
-        "Store records; the response follows once they are on disk.",
-        Right.WRITE,
+        _WRITE,
         append,
+        shapes.Stored,
+        (404, 408, 409, 413, 415, 422, 504),
         query=AppendQuery,
         headers={"Idempotency-Key": IDEMPOTENCY_KEY},
         body={JSON: Records, "text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
-        answers={JSON: Stored},
-        statuses=(404, 408, 409, 413, 415, 422, 504),
     ),
-    Verb(
-        _GET,
-        "/v1/routes/{route}/records",
+    _verb(
+        f"GET {_ROUTE}/records",
         "records",
-        "The records of a route, starting at a position; with follow=1, later ones too.",
-        Right.READ,
+        _READ,
         records,
+        None,
+        (404, 406, 410),
         query=Query,
-        headers={"Last-Event-ID": LAST_EVENT_ID},
+        headers={"Last-Event-ID": shapes.LAST_EVENT_ID},
         answers={
-            JSON: list[StoredRecord],  # first: what generated clients read
-            NDJSON: list[StoredRecord],
-            Events.media_type: Event,
+            JSON: list[shapes.StoredRecord],  # first: what generated clients read
+            NDJSON: list[shapes.StoredRecord],
+            Events.media_type: shapes.Event,
             Raw.media_type: None,
             Arrow.media_type: None,
         },
-        statuses=(404, 406, 410),
     ),
-    Verb(
-        _GET,
-        "/v1/routes/{route}/cursors/{group}",
-        "cursor",
-        "The position of a group on a route.",
-        Right.LOOK,
-        info.get_cursor,
-        answers={JSON: Cursor},
-        statuses=(404,),
-    ),
-    Verb(
-        "PUT",
-        "/v1/routes/{route}/cursors/{group}",
+    _verb(f"GET {_CURSOR}", "cursor", _LOOK, info.get_cursor, shapes.Cursor, (404,)),
+    _verb(
+        f"PUT {_CURSOR}",
         "set_cursor",
-        "Set the position of a group on a route.",
-        Right.WORK,
+        _WORK,
         info.put_cursor,
-        body={JSON: CursorPosition},
-        answers={JSON: Cursor},
-        statuses=(404, 409, 413, 415),
+        shapes.Cursor,
+        (404, 409, 413, 415),
+        body={JSON: shapes.CursorPosition},
     ),
     *(
-        Verb(
-            _POST,
-            f"/v1/routes/{{route}}/groups/{{group}}/{name}",
-            name,
-            summary,
-            Right.WORK,
-            handle,
-            body={JSON: body},
-            answers={JSON: answer},
-            statuses=(404, 408, 410, 413, 415, 423),
-        )
-        for name, summary, handle, body, answer in (
-            (
-                "lease",
-                "Lease records of a route that no other worker of the group has.",
-                work.lease,
-                shapes.Lease,
-                shapes.Leased,
-            ),
-            ("ack", "Acknowledge processed records.", work.ack, shapes.Ack, shapes.Settled),
-            ("nack", "Return records for redelivery.", work.nack, shapes.Nack, shapes.Settled),
-            ("extend", "Extend the lease of records.", work.extend, shapes.Extend, shapes.Settled),
-            ("release", "Revoke the leases of a worker.", work.release, shapes.Release, shapes.Released),
+        _verb(f"POST {_GROUP}/{name}", name, _WORK, handle, answer, _LEASING, body={JSON: body})
+        for name, handle, body, answer in (
+            ("lease", work.lease, shapes.Lease, shapes.Leased),
+            ("ack", work.ack, shapes.Ack, shapes.Settled),
+            ("nack", work.nack, shapes.Nack, shapes.Settled),
+            ("extend", work.extend, shapes.Extend, shapes.Settled),
+            ("release", work.release, shapes.Release, shapes.Released),
         )
     ),
-    Verb(
-        _GET,
-        "/v1/routes/{route}/groups",
-        "groups",
-        "The groups of a route, with their positions.",
-        Right.READ,
-        work.groups,
-        answers={JSON: schema.GroupsOfRoute},
-        statuses=(404,),
-    ),
-    Verb(
-        "DELETE",
-        "/v1/routes/{route}/groups/{group}",
-        "remove_group",
-        "Remove a group, which then pins no records.",
-        Right.WORK,
-        work.remove,
-        answers={JSON: shapes.Removed},
-        statuses=(404, 409, 423),
-    ),
-    Verb(
-        _GET,
-        "/v1/routes/{route}/groups/{group}/pending",
+    _verb(f"GET {_ROUTE}/groups", "groups", _READ, work.groups, schema.GroupsOfRoute, (404,)),
+    _verb(f"DELETE {_GROUP}", "remove_group", _WORK, work.remove, shapes.Removed, (404, 409, 423)),
+    _verb(
+        f"GET {_GROUP}/pending",
         "pending",
-        "Records of a group that are leased, wait, or are being given up.",
-        Right.LOOK,
+        _LOOK,
         work.pending,
+        list[schema.Pending],
+        (404,),
         query=shapes.PendingQuery,
-        answers={JSON: list[schema.Pending], NDJSON: list[schema.Pending]},
-        statuses=(404,),
     ),
-    Verb(
-        _GET,
-        "/v1/routes",
-        "routes",
-        "The routes, with the positions of their groups.",
-        Right.KNOWN,
-        info.routes,
-        answers={JSON: schema.Routes},
-    ),
-    Verb(
-        _POST,
-        "/v1/routes/{route}",
-        "add_route",
-        "Create a route, or reactivate a retired one.",
-        Right.ADMIN,
-        info.add_route,
-        answers={JSON: shapes.RouteMade},
-        statuses=(409,),
-    ),
-    Verb(
-        _GET,
-        "/v1/head",
-        "head",
-        "The durable head of the log.",
-        Right.KNOWN,
-        info.head,
-        answers={JSON: schema.Head},
-        statuses=(404,),
-    ),
-    Verb(
-        _GET,
-        "/v1/where/{sequence}",
-        "where",
-        "The fate of a record.",
-        Right.ADMIN,
-        info.where,
-        answers={JSON: schema.Where},
-    ),
-    Verb(
-        _GET,
-        "/v1/explain",
-        "explain",
-        "The bytes that each group pins.",
-        Right.ADMIN,
-        info.explain,
-        answers={JSON: list[schema.Explained], NDJSON: list[schema.Explained]},
-    ),
-    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, info.cut, answers={JSON: shapes.Cut}),
-    Verb(_GET, "/healthz", "healthz", "Liveness of the gate.", Right.NONE, info.healthz, answers={JSON: Health}),
-    Verb(
-        _GET,
-        "/readyz",
-        "readyz",
-        "Readiness: the log is readable and its daemon responds; otherwise 503 with the reason.",
-        Right.NONE,
-        info.readyz,
-        answers={JSON: Health},
-    ),
-    Verb(
-        _GET,
-        "/metrics",
-        "metrics",
-        "The metrics of the gate, for Prometheus.",
-        Right.KNOWN,
-        info.metrics,
-        answers={"text/plain": None},
-    ),
-    Verb(_GET, "/openapi.json", "openapi", "This document.", Right.NONE, _describe, answers={JSON: dict}),
+    _verb("GET /v1/routes", "routes", _KNOWN, info.routes, schema.Routes),
+    _verb(f"POST {_ROUTE}", "add_route", _ADMIN, info.add_route, shapes.RouteMade, (409,)),
+    _verb("GET /v1/head", "head", _KNOWN, info.head, schema.Head, (404,)),
+    _verb("GET /v1/where/{sequence}", "where", _ADMIN, info.where, schema.Where),
+    _verb("GET /v1/explain", "explain", _ADMIN, info.explain, list[schema.Explained]),
+    _verb("POST /v1/cut", "cut", _ADMIN, info.cut, shapes.Cut),
+    _verb("GET /healthz", "healthz", _NONE, info.healthz, shapes.Health),
+    _verb("GET /readyz", "readyz", _NONE, info.readyz, shapes.Health),
+    _verb("GET /metrics", "metrics", _KNOWN, info.metrics, None, answers={"text/plain": None}),
+    _verb("GET /openapi.json", "openapi", _NONE, _describe, dict),
 )

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from wald.format.names import check_group, check_route
 from wald.setting_types import duration
 from wald_gate.auth.clients import ANYONE, PEER
 from wald_gate.auth.tokens import Client, Right
+from wald_gate.http.exchange import Exchange
 from wald_gate.problems import HttpError, for_client, problem, without_machine, without_path
 from wald_gate.shapes import encoded
 from wald_gate.state import State
@@ -59,30 +60,31 @@ class Call:
         edition: the edition of the rights that admitted it; a response without an end ends with that.
     """
 
-    request: Request
+    request: Exchange
     client: Client
     state: State
     right: Right
     has_session: bool = False
-    edition: int = field(init=False)
+    edition: int = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        self.edition = self.state.rights.edition
-
-    @cached_property
+    @property
     def route(self) -> str:
         """The route in the path; InvalidInput if no route can have that name."""
         return check_route(self.request.path_params["route"])
 
-    @cached_property
+    @property
     def group(self) -> str:
         """The group in the path; InvalidInput if no group can have that name."""
         return check_group(self.request.path_params["group"])
 
     @property
     def payer(self) -> str:
-        """Client whose limits the request counts against, and whose turn to read it uses."""
-        return payer(self.client, self.request)
+        """Client whose limits the request counts against, and whose turn to read it uses.
+
+        Anonymous clients, which share a name, are identified by their address.
+        """
+        address = self.request.scope["client"] if self.client is ANYONE else None
+        return self.client.name if address is None else str(address[0])
 
     async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Read the log in a thread when it is the client's turn."""
@@ -119,13 +121,12 @@ class Call:
     @property
     def media_type(self) -> str:
         """Media type of the body without parameters, or ""."""
-        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return _content_type(self.request.headers.get("content-type", ""))[0]
 
     @property
     def charset(self) -> str:
         """Charset of the body, or ""."""
-        found = _CHARSET.search(self.request.headers.get("content-type", ""))
-        return found[1].lower() if found else ""
+        return _content_type(self.request.headers.get("content-type", ""))[1]
 
     @property
     def accepts(self) -> list[str]:
@@ -171,7 +172,7 @@ class Call:
             raise HttpError(
                 415, "media-type", f"{self.media_type}: this takes JSON", hint="Content-Type: application/json"
             )
-        data = await self.state.limits.read(self.request)
+        data = await self.request.read(self.state.limits.settings.json_max_bytes)
         try:
             return msgspec.json.decode(data, type=shape)
         except msgspec.ValidationError as error:
@@ -233,9 +234,11 @@ class Verb:
     failed: Fail = as_problem
 
 
-def payer(client: Client, request: Request) -> str:
-    """Return the name of a client; anonymous clients, which share a name, are identified by their address."""
-    return request.client.host if client is ANYONE and request.client is not None else client.name
+@lru_cache(64)
+def _content_type(given: str) -> tuple[str, str]:
+    """Return the media type and the charset of a Content-Type."""
+    charset = _CHARSET.search(given)
+    return given.partition(";")[0].strip().lower(), charset[1].lower() if charset else ""
 
 
 @lru_cache(64)

@@ -1,4 +1,4 @@
-"""Limits on clients: rates and concurrent requests, the size and the time of bodies, and memory for records.
+"""Limits on clients: connections, rates and concurrent requests, size and time of bodies, and memory for records.
 
 A client is identified by its token, certificate or user; anonymous clients are identified by their address.
 """
@@ -8,32 +8,111 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
-from starlette.requests import Request
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, Self
 
 from wald.format.protocol import FRAME_MAX_BYTES
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import LimitSettings
 
-COMPLETE = "wald.complete"
-"""Key in the scope once the whole body has arrived, so that it needs no timer."""
-ALLOWANCE = "wald.allowance"
-"""Key in the scope of a request: the :class:`Allowance` of its client."""
-_STEP_BYTES = 64 << 10
+STEP_BYTES = 64 << 10
+"""Bytes of a body that have to arrive within ``body_timeout``."""
 _ROOM_SECONDS = 0.5
 _CLIENTS_MAX = 10_000  # with an allowance
 
 
+class Ended(StrEnum):
+    """Reasons why the gate closes a connection."""
+
+    MADE_WAY = "made way"
+    """It was idle, and a new connection needed its place."""
+    NO_PLACE = "no place"
+    HEAD_SIZE = "head too large"
+    HOST = "no host, or several"
+    HEAD_TIME = "head too slow"
+    SEND_TIME = "answer not taken"
+    REST = "body after its answer"
+    PIPELINED = "too many requests at once"
+    CERTIFICATE = "certificate refused"
+
+
+class Open(Protocol):
+    """A connection whose TLS handshake is done."""
+
+    transport: asyncio.Transport
+
+    def shut_down(self) -> None:
+        """Close it once its requests are answered."""
+
+    def distrust(self) -> None:
+        """Forget the client's certificate, and close the connection after its answers if it had one."""
+
+
+@dataclass
+class ConnectionPool:
+    """All connections of a gate, with their limits.
+
+    Attributes:
+        limits: the current limits; SIGHUP may replace them.
+        is_proxy: returns True for the address of a proxy, whose connections belong to many clients.
+        open: connections whose TLS handshake is done.
+        idle: functions that close connections without a request and unfinished handshakes, the longest idle one first.
+        count: number of connections, handshakes included.
+        open_from: number of connections per address, or per user of the unix socket.
+        ended: number of connections that were closed, by reason.
+        tasks: the requests in flight.
+    """
+
+    limits: LimitSettings
+    is_proxy: Callable[[str], bool] = lambda _: False
+    open: set[Open] = field(default_factory=set)
+    idle: OrderedDict[object, Callable[[], object]] = field(default_factory=OrderedDict)
+    count: int = 0
+    open_from: Counter[str] = field(default_factory=Counter)
+    ended: Counter[Ended] = field(default_factory=Counter)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def enter(self, client: str) -> bool:
+        """Count a new connection; return False if it does not fit. :meth:`leave` must follow in any case."""
+        self.count += 1
+        self.open_from[client] += 1
+        limits = self.limits
+        bound = limits.connections_per_address or limits.connections_max
+        if self.open_from[client] > bound and not self.is_proxy(client):
+            self.ended[Ended.NO_PLACE] += 1
+            return False
+        if self.count > limits.connections_max:
+            if not self.idle:
+                self.ended[Ended.NO_PLACE] += 1
+                return False
+            self.ended[Ended.MADE_WAY] += 1
+            _, close = self.idle.popitem(last=False)
+            close()
+        return True
+
+    def leave(self, client: str) -> None:
+        """Stop counting a connection."""
+        self.count -= 1
+        self.open_from[client] -= 1
+        if not self.open_from[client]:
+            del self.open_from[client]
+
+
 class MemoryReservation:
-    """Memory of a request within the limit of all requests, not counting 128 KiB for each."""
+    """Memory of a request within the limit of all requests, not counting 128 KiB for each; a block releases it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
     def keep(self, size: int) -> None:
         """Reserve ``size`` bytes in total."""
@@ -70,11 +149,14 @@ class MemoryReservation:
 
     def give_back(self) -> None:
         """Release everything."""
-        self.count(0)
+        if self._counted:
+            self.count(0)
 
     def _fits(self, size: int) -> bool:
-        more = max(0, size - FRAME_MAX_BYTES) - self._counted
-        return more <= 0 or self._limits.kept_bytes + more <= self._limits.settings.kept_max_bytes
+        if size <= FRAME_MAX_BYTES:
+            return True
+        more = size - FRAME_MAX_BYTES - self._counted
+        return self._limits.kept_bytes + more <= self._limits.settings.kept_max_bytes
 
     def _memory_error(self) -> HttpError:
         kept, most = self._limits.kept_bytes, self._limits.settings.kept_max_bytes
@@ -103,87 +185,21 @@ class Limits:
     kept_bytes: int = 0
     given_back: asyncio.Event | None = None
 
-    @contextmanager
-    def keeping(self) -> Iterator[MemoryReservation]:
-        """Yield the reservation of a request, which is released at the end."""
-        kept = MemoryReservation(self)
-        try:
-            yield kept
-        finally:
-            kept.give_back()
-
-    async def chunks(self, request: Request, *, counted: bool = True) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.
-
-        Args:
-            counted: count its bytes against the client; those of a compressed body count after decompression.
-        """
-        allowance = request.scope.get(ALLOWANCE) if counted else None
-        if COMPLETE in request.scope:  # a small body, which needs no timer
-            body = await request.body()
-            if allowance is not None:
-                allowance.count_bytes(len(body))
-            yield body
-            return
-        chunks, loop = request.stream(), asyncio.get_running_loop()
-        deadline, came = loop.time() + self.settings.body_timeout, 0
-        while True:
-            chunk = await (anext(chunks, None) if COMPLETE in request.scope else self._in_time(chunks, deadline))
-            if chunk is None:
-                return
-            came += len(chunk)
-            if came >= _STEP_BYTES:
-                deadline, came = loop.time() + self.settings.body_timeout, 0
-            if allowance is not None:
-                allowance.count_bytes(len(chunk))
-            yield chunk
-
-    async def _in_time(self, chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await anext(chunks, None)
-        except TimeoutError:
-            message = f"in {self.settings.body_timeout:g} s less than {_STEP_BYTES} bytes of the body came"
-            raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
-
-    async def read(self, request: Request, what: str = "a body of JSON", most: int | None = None) -> bytes:
-        """Read a small body.
-
-        Args:
-            most: maximum number of bytes; None for the limit of JSON bodies.
-        """
-        most = self.settings.json_max_bytes if most is None else most
-        parts: list[bytes] = []
-        size = 0
-        async for chunk in self.chunks(request):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > most:
-                raise HttpError(413, "too-large", f"{what} has at most {most} bytes")
-        return b"".join(parts)
-
 
 @dataclass(slots=True)
 class Allowance:
     """Two token buckets of one client, of requests and of bytes, and its requests in flight.
 
     Attributes:
-        requests, sent_bytes: remaining tokens; negative after an overdraft.
+        requests, sent_bytes: remaining tokens; an overdraft delays the next requests.
         at: monotonic time of the last refill.
+        in_flight: begun and not answered.
     """
 
     requests: float
     sent_bytes: float
     at: float
     in_flight: int = 0
-
-    def end(self) -> None:
-        """Count a request as answered."""
-        self.in_flight -= 1
-
-    def count_bytes(self, count: int) -> None:
-        """Charge bytes of a body; an overdraft delays the next requests."""
-        self.sent_bytes -= count
 
 
 class Allowances:
@@ -200,35 +216,39 @@ class Allowances:
         self._rates = (0, 0)
 
     def begin(self, client: str) -> Allowance:
-        """Begin a request; :meth:`Allowance.end` must follow."""
-        limits, now = self._limits.settings, self._clock()
-        self._reset((limits.requests_per_second, limits.bytes_per_second))
-        found = self._of.get(client)
-        if found is None:
-            found = self._of[client] = Allowance(limits.requests_per_second, limits.bytes_per_second, now)
-            self._forget()
-        self._of.move_to_end(client)
-        passed, found.at = now - found.at, now
-        found.requests = min(found.requests + passed * limits.requests_per_second, limits.requests_per_second)
-        found.sent_bytes = min(found.sent_bytes + passed * limits.bytes_per_second, limits.bytes_per_second)
-        if found.in_flight >= limits.requests_at_once:
-            raise _refused(f"{client} has {found.in_flight} requests in flight", 1)
-        if limits.requests_per_second and found.requests < 1:
-            seconds = (1 - found.requests) / limits.requests_per_second
-            raise _refused(f"{client} may ask {limits.requests_per_second} times a second", seconds)
-        if limits.bytes_per_second and found.sent_bytes <= 0:
-            seconds = (1 - found.sent_bytes) / limits.bytes_per_second
-            raise _refused(f"{client} may send {limits.bytes_per_second} bytes a second", seconds)
-        found.requests -= 1
-        found.in_flight += 1
-        return found
-
-    def _reset(self, rates: tuple[int, int]) -> None:
-        """Refill all buckets when the limits change."""
-        if rates != self._rates:
+        """Begin a request; its end decrements ``in_flight``."""
+        limits = self._limits.settings
+        rates = limits.requests_per_second, limits.bytes_per_second
+        if rates != self._rates:  # they have changed: all buckets are full
             self._rates = rates
             for each in self._of.values():
                 each.requests, each.sent_bytes = rates
+        found = self._of.get(client)
+        if found is None:
+            found = self._of[client] = Allowance(*rates, self._clock())
+            self._forget()
+        self._of.move_to_end(client)
+        if found.in_flight >= limits.requests_at_once:
+            raise _refused(f"{client} has {found.in_flight} requests in flight", 1)
+        if any(rates):
+            self._refill(client, found)
+        found.in_flight += 1
+        return found
+
+    def _refill(self, client: str, found: Allowance) -> None:
+        """Add the tokens of the time that has passed, and take that of a request; HttpError 429 without any."""
+        requests, sent_bytes = self._rates
+        now = self._clock()
+        passed, found.at = now - found.at, now
+        found.requests = min(found.requests + passed * requests, requests)
+        found.sent_bytes = min(found.sent_bytes + passed * sent_bytes, sent_bytes)
+        if requests and found.requests < 1:
+            seconds = (1 - found.requests) / requests
+            raise _refused(f"{client} may ask {requests} times a second", seconds)
+        if sent_bytes and found.sent_bytes <= 0:
+            seconds = (1 - found.sent_bytes) / sent_bytes
+            raise _refused(f"{client} may send {sent_bytes} bytes a second", seconds)
+        found.requests -= 1
 
     def _forget(self) -> None:
         """Forget the client that has been idle for longest, and has no request in flight."""

@@ -13,6 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from wald_gate.http.exchange import Exchange
+from wald_gate.shapes import encoded
+
 T = TypeVar("T")
 SILENT_SECONDS = 15.0
 """Time after which a waiting response sends a heartbeat, so that no proxy closes its connection."""
@@ -25,15 +28,9 @@ _MEDIA_TYPES = ("application/json", "application/x-ndjson", "text/plain")  # no 
 _NOT_WANTED = re.compile(r"[ \t]*q[ \t]*=[ \t]*0(\.0*)?[ \t]*", re.IGNORECASE)
 
 
-async def wait_for_disconnect(request: Request) -> None:
-    """Return when the client has closed its connection; the rest of its body is discarded."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def while_there(request: Request, waiting: Coroutine[None, None, T]) -> T:
+async def while_there(request: Exchange, waiting: Coroutine[None, None, T]) -> T:
     """Return the result of ``waiting``, which is cancelled if the client leaves."""
-    waits, leaving = asyncio.create_task(waiting), asyncio.create_task(wait_for_disconnect(request))
+    waits, leaving = asyncio.create_task(waiting), asyncio.create_task(request.receive())
     try:
         await asyncio.wait((waits, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waits.done():
@@ -42,6 +39,21 @@ async def while_there(request: Request, waiting: Coroutine[None, None, T]) -> T:
     finally:
         waits.cancel()
         leaving.cancel()
+
+
+class Json(Response):
+    """An object as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return encoded(content)
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        if headers:
+            super().init_headers(headers)
+        else:  # a quarter of the time
+            self.raw_headers = [(b"content-length", b"%d" % len(self.body)), (b"content-type", b"application/json")]
 
 
 class Stream(StreamingResponse):
@@ -136,7 +148,7 @@ def wants_gzip(request: Request) -> bool:
 
 def may_compress(response: Response) -> bool:
     """Return True if a response is of a kind that is compressed; then it gets the header Vary."""
-    if type(response) is not Response or response.status_code != 200:
+    if type(response) not in (Response, Json) or response.status_code != 200:
         return False
     if (response.media_type or "").partition(";")[0] not in _MEDIA_TYPES:
         return False

@@ -28,11 +28,10 @@ from wald_gate.auth.clients import Admission, Rights
 from wald_gate.auth.origins import TrustedProxies
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
-from wald_gate.http.pool import ConnectionPool
 from wald_gate.http.server import Listening, Server, check_path
 from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.info.verbs import read_head
-from wald_gate.limits import Allowances, Limits
+from wald_gate.limits import Allowances, ConnectionPool, Limits
 from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.page.views import PAGES
 from wald_gate.records_in.daemon import DaemonClient

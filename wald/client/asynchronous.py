@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from wald.client.connection import connect
 from wald.client.payloads import Time, Value, encode_values
@@ -34,6 +34,7 @@ _OUTSIDE = "a Producer for asyncio is used in an async with block"
 
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
 _UNSENT_BYTES = 4 << 20  # buffered by a connection; with more, requests wait
+_JOINED_BYTES = 64 << 10  # sent at once, without waiting for the end of the round
 
 
 @dataclass(slots=True, eq=False)
@@ -97,14 +98,6 @@ class Pipeline:
         return len(lost)
 
 
-class Writer(Protocol):
-    """Transport of a connection, or an object that collects the written bytes."""
-
-    def write(self, data: bytes | memoryview) -> None: ...
-
-    def abort(self) -> None: ...
-
-
 class DaemonConnection(asyncio.Protocol):
     """Connection that is made when there is something to send, and made again when it is lost.
 
@@ -116,7 +109,6 @@ class DaemonConnection(asyncio.Protocol):
         resend: sends a request again that was lost or refused; by default over this connection.
         require: called for each new connection; if it raises, the waiting requests fail with that error.
         on_repeat: called with the number of requests that are sent again.
-        make_writer: wraps the transport.
     """
 
     def __init__(
@@ -129,7 +121,6 @@ class DaemonConnection(asyncio.Protocol):
         resend: Callable[[DaemonRequest], None] | None = None,
         require: Callable[[], None] = lambda: None,
         on_repeat: Callable[[int], None] = lambda _: None,
-        make_writer: Callable[[asyncio.Transport], Writer] = lambda transport: transport,
     ) -> None:
         self._path = path
         self._in_order = in_order
@@ -137,13 +128,14 @@ class DaemonConnection(asyncio.Protocol):
         self._resend = resend or self.send
         self._require = require
         self._on_repeat = on_repeat
-        self._make_writer = make_writer
         self._pause = _PAUSE_SECONDS
         self._is_refused = False
         self._has_ended = False
         self._wanted = asyncio.Event()
         self._is_full = False
-        self._writer: Writer | None = None
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes | memoryview] = []
+        self._unsent_bytes = 0
         self.requests = Pipeline(window)
         self.failure: OSError | None = None
         self._task = asyncio.create_task(self._keep_connected(), name="wald-daemon-connection")
@@ -157,8 +149,8 @@ class DaemonConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Abort the connection; requests in flight are sent again."""
-        if self._writer is not None:
-            self._writer.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def end(self) -> None:
         """Cancel all requests, and send nothing more."""
@@ -171,7 +163,7 @@ class DaemonConnection(asyncio.Protocol):
     def send(self, request: DaemonRequest) -> None:
         """Send a request, or keep it until there is a connection with room for it."""
         self.requests.waiting[request] = None
-        if self._writer is None:
+        if self._transport is None:
             self._wanted.set()
         else:
             self._send_waiting()
@@ -210,7 +202,8 @@ class DaemonConnection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Prepare to resend the requests in flight."""
-        self._writer, self._is_full = None, False
+        self._transport, self._is_full = None, False
+        self._unsent, self._unsent_bytes = [], 0
         self._on_repeat(self.requests.lose())
         if self.requests.waiting:
             self._wanted.set()
@@ -227,9 +220,19 @@ class DaemonConnection(asyncio.Protocol):
     def _send_waiting(self) -> None:
         if self._has_ended:
             return
-        while self._writer is not None and not self._is_full and (request := self.requests.next_request()):
-            self._writer.write(request.line)
-            self._writer.write(request.payload)
+        while self._transport is not None and not self._is_full and (request := self.requests.next_request()):
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unsent += (request.line, request.payload)
+            self._unsent_bytes += len(request.payload)
+            if self._unsent_bytes > _JOINED_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Send the requests of a round of the event loop with one system call."""
+        unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
+        if unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(unsent)
 
     def _repeat(self, request: DaemonRequest) -> None:
         if not request.answer.done():
@@ -243,7 +246,7 @@ class DaemonConnection(asyncio.Protocol):
                 if self._is_refused:
                     self._is_refused = False
                     await self._wait()
-                if self._writer is None:
+                if self._transport is None:
                     await self.connect()
             except Replaced as error:
                 refused, self.requests.waiting = self.requests.waiting, OrderedDict()
@@ -276,7 +279,7 @@ class DaemonConnection(asyncio.Protocol):
             raise
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        self._writer = self._make_writer(transport)
+        self._transport = transport
 
     def _connected_socket(self) -> socket.socket:
         connection = connect(self._path, seconds=self._seconds)

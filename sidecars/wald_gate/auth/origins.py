@@ -37,17 +37,18 @@ def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool)
     """Raise HttpError 421 for a host that is not among the names of the gate; if ``guarded``, it needs none."""
     if (guarded and not hosts) or PEER in request.scope:  # a unix socket, which no page can reach
         return
-    name = _name_of(request.headers.get("host", "")).lower().removesuffix(".")
-    if name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _address(name) is not None):
-        return
-    raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]}, if it is to be")
+    name = _name_of(request.headers.get("host", ""))
+    if not (
+        name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _address(name) is not None)
+    ):
+        raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]}, if it is to be")
 
 
+@lru_cache(64)
 def _name_of(host: str) -> str:
-    """Return Host without its port (RFC 9110, section 7.2)."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """Return Host in lower case without its port (RFC 9110, section 7.2)."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
 
 
 class TrustedProxies:

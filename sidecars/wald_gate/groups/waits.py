@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
 from wald import aio
 from wald.errors import NotFound, NotProcessed, WaldError
 from wald.log import Log
 from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
+from wald_gate.http.exchange import Exchange
 from wald_gate.problems import HttpError
-from wald_gate.responses import wait_for_disconnect
 from wald_gate.shapes import Leased
 
 
@@ -53,7 +53,7 @@ class WaitingLeases:
 
     async def leased(
         self,
-        request: Request,
+        request: Exchange,
         judge: Callable[[], None],
         work: aio.WorkGroup,
         worker: str,
@@ -61,7 +61,7 @@ class WaitingLeases:
     ) -> Got | None:
         """Return the leased records; None if the gate ends first."""
         waiter = _WaitingLease(judge, asyncio.create_task(lease))
-        leasing, leaving = waiter.leasing, asyncio.create_task(wait_for_disconnect(request))
+        leasing, leaving = waiter.leasing, asyncio.create_task(request.receive())
         self._waiters.add(waiter)
         try:
             if self._is_over:
@@ -131,10 +131,10 @@ class Processed:
             raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
         return Unprocessed(route, group)
 
-    async def wait(self, request: Request, unprocessed: Unprocessed, seconds: float) -> None:
+    async def wait(self, request: Exchange, unprocessed: Unprocessed, seconds: float) -> None:
         """Return once the group has processed the records."""
         sent, began = unprocessed.count, time.monotonic()
-        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(wait_for_disconnect(request))
+        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(request.receive())
         self._waiters.add(waiter)
         if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-processed")

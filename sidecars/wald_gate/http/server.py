@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import socket
-import ssl
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,12 +16,11 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
-from starlette.types import ASGIApp
-
 from wald.errors import InvalidInput
 from wald_gate.http.connection import Connection
-from wald_gate.http.pool import ConnectionPool
+from wald_gate.http.exchange import Application
 from wald_gate.http.tls import CLIENT, Handshake, TlsContext, first_expiry, server_context
+from wald_gate.limits import ConnectionPool
 from wald_gate.settings import Settings
 
 _log = logging.getLogger("wald_gate")
@@ -119,27 +117,14 @@ class TlsListener:
     """Listener that counts TLS connections before their handshakes, of which many may be slow or never complete.
 
     asyncio reports a connection only after its handshake. So the listener accepts and counts connections itself, and
-    then hands them to asyncio. An unfinished handshake may be evicted, like an idle connection.
-
-    Args:
-        tls: returns the certificates for a new connection. They are read per handshake: a loaded context keeps its
-            previous certificates, and a resumed session does not ask for certificates.
-        make: returns a connection without a transport.
+    then hands them to asyncio. An unfinished handshake may make way for another connection, like an idle connection.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        tls: Callable[[], ssl.SSLContext],
-        pool: ConnectionPool,
-        make: Callable[[], Connection],
-    ) -> None:
+    def __init__(self, listener: socket.socket, server: Server) -> None:
         self._listener = listener
-        self._tls = tls
-        self._pool = pool
-        self._make = make
+        self._server = server
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[_PendingHandshake] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._is_closed = False
         listener.setblocking(False)
         self._begin()
@@ -154,7 +139,7 @@ class TlsListener:
     def end_handshakes(self) -> None:
         """Cancel unfinished handshakes."""
         for handshake in self._handshakes:
-            handshake.evict()
+            handshake.cancel()
 
     def _begin(self) -> None:
         if not self._is_closed:
@@ -171,49 +156,43 @@ class TlsListener:
                 self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._begin)
                 return
             client = str(address[0])
-            if self._pool.enter(client):
+            if self._server.pool.enter(client):
                 self._start(accepted, client)
             else:
-                self._pool.leave(client)
+                self._server.pool.leave(client)
                 accepted.close()
 
     def _start(self, accepted: socket.socket, client: str) -> None:
-        connection = self._make()
+        connection, pool = self._server.connection(), self._server.pool
         connection.client_place = client
-        task = self._loop.create_task(self._hand_over(accepted, connection))
-        handshake = _PendingHandshake(task)
-        self._pool.idle[handshake] = None
+        handshake = self._loop.create_task(self._hand_over(accepted, connection))
+        pool.idle[handshake] = handshake.cancel
         self._handshakes.add(handshake)
 
         def end(_: asyncio.Task[None]) -> None:  # a task that is cancelled before its first step has no `finally`
-            self._pool.idle.pop(handshake, None)
+            pool.idle.pop(handshake, None)
             self._handshakes.discard(handshake)
             if not connection.is_made:
                 accepted.close()
-                self._pool.leave(client)
+                pool.leave(client)
 
-        task.add_done_callback(end)
+        handshake.add_done_callback(end)
 
     async def _hand_over(self, accepted: socket.socket, connection: Connection) -> None:
         CLIENT.set(connection.client_place)  # in this task, and in the callbacks of its connection
+        limits = self._server.pool.limits
         with suppress(OSError):  # the client has left, does not speak TLS, or was too slow
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=self._tls(),
-                ssl_handshake_timeout=self._pool.limits.head_timeout,
-                ssl_shutdown_timeout=self._pool.limits.send_timeout,
+                # Read for each handshake: a loaded context keeps its previous certificates, and a resumed session
+                # does not ask for certificates.
+                ssl=self._server.tls,
+                ssl_handshake_timeout=limits.head_timeout,
+                ssl_shutdown_timeout=limits.send_timeout,
             )
-
-
-class _PendingHandshake:
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
-    def evict(self) -> None:
-        self._task.cancel()
 
 
 def check_path(path: Path) -> None:
@@ -336,12 +315,12 @@ class Server:
         addresses: where it listens, once it does.
     """
 
-    def __init__(self, application: ASGIApp, listening: Listening, pool: ConnectionPool) -> None:
+    def __init__(self, application: Application, listening: Listening, pool: ConnectionPool) -> None:
         self._application = application
         self._listening = listening
-        self._pool = pool
+        self.pool = pool
         self._handshake = type("PooledHandshake", (Handshake,), {"pool": pool, "reported": {}})
-        self._tls = self._read_tls()
+        self.tls = self._read_tls()
         self._servers: list[asyncio.Server | TlsListener | UnixListener] = []
         self._watching: asyncio.Task[None] | None = None
         self.addresses: list[str] = []
@@ -379,13 +358,13 @@ class Server:
         Raises:
             InvalidInput: the files cannot be read; the previous certificates remain.
         """
-        before, self._tls = self._tls, self._read_tls()
-        if _authorities(before) <= _authorities(self._tls):
+        before, self.tls = self.tls, self._read_tls()
+        if _authorities(before) <= _authorities(self.tls):
             return False
         for server in self._servers:
             if isinstance(server, TlsListener):
                 server.end_handshakes()
-        for connection in list(self._pool.open):
+        for connection in list(self.pool.open):
             connection.distrust()
         return True
 
@@ -395,24 +374,24 @@ class Server:
             self._watching.cancel()
         for server in self._servers:
             server.close()
-        for connection in list(self._pool.open):
+        for connection in list(self.pool.open):
             connection.shut_down()
         await self._finish_answers()
-        for connection in list(self._pool.open):
-            connection.evict()  # requests that wait for their client end
-        await _finish(self._pool.tasks, _LAST_SECONDS)
-        for task in list(self._pool.tasks):
+        for connection in list(self.pool.open):
+            connection.transport.abort()  # requests that wait for their client end
+        await _finish(self.pool.tasks, _LAST_SECONDS)
+        for task in list(self.pool.tasks):
             task.cancel()
-        await _finish(self._pool.tasks, _LAST_SECONDS)
+        await _finish(self.pool.tasks, _LAST_SECONDS)
         for server in self._servers:
             if isinstance(server, UnixListener):
                 server.remove()
 
     async def _finish_answers(self) -> None:
         """Wait until all requests are answered, also pipelined ones that begin later, and the answers are sent."""
-        loop, tasks = asyncio.get_running_loop(), self._pool.tasks
+        loop, tasks = asyncio.get_running_loop(), self.pool.tasks
         deadline = loop.time() + _GRACE_SECONDS
-        while tasks or any(connection.has_unsent() for connection in self._pool.open):
+        while tasks or any(each.transport.get_write_buffer_size() for each in self.pool.open):
             left = deadline - loop.time()
             if left <= 0:
                 return
@@ -441,7 +420,7 @@ class Server:
 
     async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
         """Listen on a unix socket."""
-        server = UnixListener(self._connection, path, _BACKLOG, given)
+        server = UnixListener(self.connection, path, _BACKLOG, given)
         await server.start()
         self._servers.append(server)
 
@@ -461,18 +440,18 @@ class Server:
 
     async def _listen(self, listener: socket.socket) -> None:
         """Accept connections on a TCP socket, with TLS if there are certificates."""
-        if self._tls is not None:
-            self._servers.append(TlsListener(listener, self._certificates, self._pool, self._connection))
+        if self.tls is not None:
+            self._servers.append(TlsListener(listener, self))
         else:
             loop = asyncio.get_running_loop()
-            self._servers.append(await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG))
+            self._servers.append(await loop.create_server(self.connection, sock=listener, backlog=_BACKLOG))
 
     def _address(self, listener: socket.socket) -> str:
         """Return the address of a socket as a URL or a path."""
         if listener.family == socket.AF_UNIX:
             return str(listener.getsockname())
         host, port = listener.getsockname()[:2]
-        return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{'https' if self.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def _read_tls(self) -> TlsContext | None:
         tls = self._listening.tls()
@@ -480,12 +459,9 @@ class Server:
             tls.sslobject_class = self._handshake
         return tls
 
-    def _certificates(self) -> ssl.SSLContext:
-        assert self._tls is not None
-        return self._tls
-
-    def _connection(self) -> Connection:
-        return Connection(self._application, self._pool)
+    def connection(self) -> Connection:
+        """Return a connection without a transport."""
+        return Connection(self._application, self.pool)
 
 
 def _authorities(tls: TlsContext | None) -> frozenset[bytes]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wald.errors import InvalidInput
 from wald_gate.auth.tokens import read_secure_file
-from wald_gate.http.pool import ConnectionPool, Ended
+from wald_gate.limits import ConnectionPool, Ended
 
 CLIENT: ContextVar[str] = ContextVar("client", default="a client")
 """Address at the other end of the handshake."""

@@ -25,7 +25,7 @@ from wald.exposition import Histogram, Metric, Samples, counter, gauge, histogra
 from wald.hints import command_line
 from wald.log import Log
 from wald.status.findings import Life, Liveness, liveness
-from wald_gate.http.pool import ConnectionPool, Ended
+from wald_gate.limits import ConnectionPool, Ended
 from wald_gate.problems import MEDIA_TYPE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -12,13 +11,14 @@ from starlette.responses import Response
 from wald.client.session import Durable
 from wald.errors import InvalidInput, WaldError
 from wald.work.snapshot import Unprocessed
-from wald_gate.call import JSON, NDJSON, Call, wait_seconds
-from wald_gate.limits import ALLOWANCE
+from wald_gate.call import NDJSON, Call, wait_seconds
+from wald_gate.limits import MemoryReservation
 from wald_gate.problems import HttpError, problem
 from wald_gate.records_in import keys
-from wald_gate.records_in.bodies import BARE_BODIES, BODIES, Payload, Sizes, expanded
-from wald_gate.records_in.publisher import parts_of
-from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
+from wald_gate.records_in.bodies import BODIES, BODY_LARGER, JsonLines, TextLines, expander, too_large
+from wald_gate.records_in.publisher import KeyedRequest
+from wald_gate.responses import Json
+from wald_gate.shapes import GroupName, Shape, Stored, WaitTime
 
 _WAIT = "30s"
 _CHARSETS = ("", "utf-8", "utf8", "us-ascii", "ascii")
@@ -88,23 +88,67 @@ class Query(Shape, rename={"as_": "as"}):
     wait: WaitTime | UnsetType = UNSET
 
 
-class _Progress:
-    """Durable records of a request, and those that a group has still to process if the client waits for one."""
+class _Append:
+    """Request whose records are stored as they arrive.
 
-    def __init__(self, call: Call, unprocessed: Unprocessed | None) -> None:
+    Args:
+        bare: each JSON value of the body is the value of a record.
+        unprocessed: records that a group has still to process; None if the client waits for no group.
+
+    Attributes:
+        stored: the durable records.
+    """
+
+    def __init__(self, call: Call, memory: MemoryReservation, unprocessed: Unprocessed | None, *, bare: bool) -> None:
         self._call = call
-        self.unprocessed = unprocessed
+        self._route = call.route
+        self._unprocessed = unprocessed
         self.stored: Stored | None = None
+        cut, limits = _cut_of(call, bare=bare), call.state.limits
+        encoding = call.request.headers.get("content-encoding", "").strip().lower()
+        self._cut = cut(limits.settings, memory, call.state.threads, bare=bare)
+        self._expand = expander(encoding)
+        self._is_compressed = encoding not in ("", "identity")
+        self._left = limits.settings.body_max_bytes
 
-    def add(self, durable: Durable, payload_bytes: int, *, is_new: bool = True) -> None:
+    async def store(self, keyed: KeyedRequest | None) -> None:
+        """Store the body, under a key or without one."""
+        cut, request, chunk = self._cut, self._call.request, None
+        while chunk != b"":
+            chunk = b"" if request.is_read else await request.chunk(is_counted=not self._is_compressed)
+            for part in self._expand(chunk):
+                self._left -= len(part)
+                if self._left < 0:
+                    raise too_large("the body", self._call.state.limits.settings.body_max_bytes, BODY_LARGER)
+                if self._is_compressed and request.allowance is not None:
+                    request.allowance.sent_bytes -= len(part)
+                for division in cut.feed(part):
+                    await self._store(division, keyed)
+        for division in await cut.end():
+            await self._store(division, keyed)
+
+    async def _store(self, division: bytes, keyed: KeyedRequest | None) -> None:
+        cut = self._cut
+        for payload in await cut.payloads(division):
+            if keyed is not None:
+                await keyed.add(payload, columns=cut.columns)
+            else:
+                durable = await self._call.state.daemon.publish(self._route, payload, columns=cut.columns)
+                self.add(durable, len(payload), is_new=True)
+
+    def add(self, durable: Durable, payload_bytes: int, *, is_new: bool) -> None:
+        """Count durable records; ``is_new`` is False if an earlier request stored them."""
         state, records = self._call.state, durable.last - durable.first + 1
         if is_new:
             state.counts.count_stored(records, payload_bytes)
         state.following.look()
-        before = self.stored or Stored(durable.first, durable.last, 0)
-        self.stored = Stored(before.first, durable.last, before.count + records)
-        if self.unprocessed is not None:
-            self.unprocessed.add(*durable)
+        if self.stored is None:
+            self.stored = Stored(durable.first, durable.last, records)
+        else:
+            self.stored.last = durable.last
+            self.stored.count += records
+        if self._unprocessed is not None:
+            self._unprocessed.add(*durable)
 
 
 async def append(call: Call) -> Response:
@@ -112,73 +156,48 @@ async def append(call: Call) -> Response:
 
     An error reports which records before it are stored.
     """
-    query, processed = call.query(Query), call.state.processed
-    seconds, group = wait_seconds(query.wait or _WAIT), query.wait_processed
+    query, state, is_replay = call.query(Query), call.state, False
+    group, seconds = query.wait_processed, wait_seconds(query.wait or _WAIT)
     if query.wait is not UNSET and group is UNSET:
         raise InvalidInput("wait is for wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
-    progress = _Progress(call, None if group is UNSET else await processed.expected(call.route, group))
-    try:
-        with call.state.limits.keeping() as kept:
-            payloads = _payloads(call, kept.keep, bare=query.as_ is not UNSET)
-            key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
+    unprocessed = None if group is UNSET else await state.processed.expected(call.route, group)
+    with MemoryReservation(state.limits) as memory:
+        appended = _Append(call, memory, unprocessed, bare=query.as_ is not UNSET)
+        key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
+        try:
             if key is None:
-                is_replay = False
-                async for payload in payloads:
-                    durable = await call.state.daemon.publish(call.route, payload.data, columns=payload.columns)
-                    progress.add(durable, len(payload.data))
+                await appended.store(None)
             else:
-                is_replay = await _store_once(call, key, payloads, progress)
-            if progress.stored is None:
+                async with state.idempotent.request(key, call.route, appended.add) as keyed:
+                    await appended.store(keyed)
+                    await keyed.finish()
+                is_replay = keyed.is_replay
+            if appended.stored is None:
                 raise InvalidInput("the body has no record", hint="curl --data-binary @FILE; --data drops newlines")
-        if progress.unprocessed is not None:
-            await processed.wait(call.request, progress.unprocessed, seconds)
-    except WaldError as error:
-        return problem(call.shown(error), stored=progress.stored)
-    headers = {keys.REPLAYED: "true"} if is_replay else {}
-    return Response(encoded(progress.stored), headers=headers, media_type=JSON)
+            memory.give_back()
+            if unprocessed is not None:
+                await state.processed.wait(call.request, unprocessed, seconds)
+        except WaldError as error:
+            return problem(call.shown(error), stored=appended.stored)
+    return Json(appended.stored, headers={keys.REPLAYED: "true"} if is_replay else None)
 
 
-async def _store_once(call: Call, key: bytes, payloads: AsyncIterator[Payload], progress: _Progress) -> bool:
-    """Store the parts that are not stored under the key yet; return True if all are."""
-    async with call.state.idempotent.request(key) as request:
-        async for part, is_last in parts_of(payloads):
-            durable, is_new = await request.publish(call.route, part, is_last=is_last)
-            progress.add(durable, len(part), is_new=is_new)
-        return request.is_replay
-
-
-def _payloads(call: Call, keep: Callable[[int], None], *, bare: bool) -> AsyncIterator[Payload]:
-    bodies = BARE_BODIES if bare else BODIES
-    if bare and call.media_type in BODIES and call.media_type not in bodies:
-        raise InvalidInput(
-            f"as=value is not for {call.media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
-        )
-    cut = bodies.get(call.media_type)
+def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
+    """Return the class that divides the body, by its media type; InvalidInput or HttpError 415 if there is none."""
+    media_type = call.media_type
+    cut = BODIES.get(media_type)
     if cut is None:
+        known = [name for name, each in BODIES.items() if not bare or issubclass(each, JsonLines)]
         raise HttpError(
             415,
             "media-type",
-            f"{call.media_type or 'no media type'}: {' or '.join(bodies)} is accepted",
+            f"{media_type or 'no media type'}: {' or '.join(known)} is accepted",
             hint="curl -H 'Content-Type: text/plain' --data-binary @FILE",
+        )
+    if bare and not issubclass(cut, JsonLines):
+        raise InvalidInput(
+            f"as=value is not for {media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
         )
     if (charset := call.charset) not in _CHARSETS:
         raise HttpError(415, "charset", f"charset={charset[:40]}: only UTF-8 is accepted", hint="iconv -t UTF-8")
-    limits = call.state.limits
-    sizes = Sizes(
-        limits.settings.body_max_bytes,
-        limits.settings.record_max_bytes,
-        limits.settings.json_max_bytes,
-        keep,
-        call.state.threads,
-    )
-    encoding = call.request.headers.get("content-encoding", "").strip().lower()
-    is_compressed = encoding not in ("", "identity")
-    parts = expanded(limits.chunks(call.request, counted=not is_compressed), encoding, sizes)
-    return cut(_counted(call, parts) if is_compressed else parts, sizes)
-
-
-async def _counted(call: Call, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Count the parts against the client's limit of bytes per second."""
-    async for part in parts:
-        call.request.scope[ALLOWANCE].count_bytes(len(part))
-        yield part
+    return cut

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from functools import partial
-from typing import NamedTuple
+from itertools import chain
 
 import msgspec
 import zstandard
@@ -23,104 +22,126 @@ import zstandard
 from wald.client.payloads import column_payloads, json_payloads
 from wald.errors import InvalidInput
 from wald.format.protocol import FRAME_MAX_BYTES
+from wald_gate.limits import MemoryReservation
 from wald_gate.problems import HttpError
+from wald_gate.settings import LimitSettings
 
 _BLANK = b" \t\r\n"
 _ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # only between tokens: a JSON string cannot contain them
 _ELEMENT_BYTES = 100  # of memory, while a document is split
+_SHORT_BYTES = 16 << 10  # of a document that is split without a thread
 _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 _STEP_BYTES = 256 << 10  # of output, of one step of gzip
 _ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
 _ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 asks decoders to support
 _LARGER = "send it in several records; record_max_bytes in [limits] of the gate"
+BODY_LARGER = "send it in several requests; body_max_bytes in [limits] of the gate"
 
 
-class Payload(NamedTuple):
-    """Payload of one request to the daemon; ``columns`` is False for lines."""
-
-    data: bytes
-    columns: bool
-
-
-class Sizes(NamedTuple):
-    """Limits in bytes, and threads for long lines.
-
-    Attributes:
-        body: limit of a decompressed body.
-        record: limit of one record.
-        document: limit of a body that is one JSON document.
-        keep: reserves memory for an unfinished record; raises an error if the gate has no more.
-        threads: separate from those of asyncio, in which the gate connects to the daemon.
-    """
-
-    body: int
-    record: int
-    document: int
-    keep: Callable[[int], None]
-    threads: Executor
-
-
-Expand = Callable[[bytes], Iterator[bytes]]
+Expand = Callable[[bytes], Iterable[bytes]]
 """Decompresses a chunk in parts of bounded size; b"" ends the body. Raises InvalidInput for damage or a truncation."""
 
 
-async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) -> AsyncIterator[bytes]:
-    """Decompress a body in parts."""
+def expander(encoding: str) -> Expand:
+    """Return a function that decompresses a body; HttpError 415 if the encoding is not known."""
     if encoding not in _ENCODINGS:
         known = ", ".join(filter(None, _ENCODINGS))
         raise HttpError(415, "encoding", f"Content-Encoding {encoding[:40]!r} is not known", hint=f"there are {known}")
-    expand = _ENCODINGS[encoding]()
-    total = 0
-    async for chunk in chunks:
-        for part in expand(chunk) if chunk else ():
-            total += len(part)
-            if total > sizes.body:
-                raise _too_large(
-                    "the body", sizes.body, "send it in several requests; body_max_bytes in [limits] of the gate"
-                )
-            yield part
-    for part in expand(b""):
-        yield part
+    return _ENCODINGS[encoding]()
 
 
-async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Yield lines, each of which is a record; the last one may lack its newline."""
-    async for lines in _lines(parts, sizes):
-        yield Payload(lines, columns=False)
+class TextLines:
+    """Divides a text into lines, each of which is a record; the last one may lack its newline.
+
+    Args:
+        memory: for an unfinished record.
+        threads: for long lines; separate from those of asyncio, in which the gate connects to the daemon.
+        bare: each JSON value of the body is the value of a record.
+
+    Attributes:
+        columns: False if the payloads are lines.
+    """
+
+    columns = False
+
+    def __init__(
+        self, limits: LimitSettings, memory: MemoryReservation, threads: Executor, *, bare: bool = False
+    ) -> None:
+        self._limits = limits
+        self._memory = memory
+        self._threads = threads
+        self._bare = bare
+        self._held = bytearray()
+        self._searched = 0  # bytes of it, without a newline
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """Yield up to 128 KiB of whole lines at a time, or one longer line. The division depends on the body alone."""
+        held, limit = self._held, self._limits.record_max_bytes
+        held += part
+        if len(held) < FRAME_MAX_BYTES:
+            return
+        start = 0
+        while len(held) - start >= FRAME_MAX_BYTES:
+            within = start + FRAME_MAX_BYTES
+            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", max(self._searched, within)) + 1
+            if (end or len(held)) - start > max(limit + 1, FRAME_MAX_BYTES):
+                raise too_large("a line", limit, _LARGER)
+            if not end:
+                break
+            yield _checked(bytes(held[start:end]), limit)
+            start = end
+        del held[:start]
+        self._memory.keep(len(held))
+        self._searched = len(held)
+
+    async def end(self) -> Iterable[bytes]:
+        """Return an iterator over what is left."""
+        return self._rest()
+
+    def _rest(self) -> Iterator[bytes]:
+        held = bytes(self._held)
+        if held:
+            yield _checked(held if held.endswith(b"\n") else held + b"\n", self._limits.record_max_bytes)
+
+    async def payloads(self, lines: bytes) -> Iterable[bytes]:
+        """Encode a division of the body for the daemon."""
+        return (lines,)
 
 
-async def json_object_payloads(
-    parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
-) -> AsyncIterator[Payload]:
-    """Yield records from lines that are JSON objects, or with ``bare`` values."""
-    number = 1
-    async for lines in _lines(parts, sizes):
-        payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None, bare=bare)
+class JsonLines(TextLines):
+    """Divides lines that are JSON objects, or with ``bare`` values."""
+
+    columns = True
+    _number = 1
+
+    async def payloads(self, lines: bytes) -> Iterable[bytes]:
+        payloads: Iterable[bytes] = json_payloads(lines, "the body", self._number, None, bare=self._bare)
+        self._number += lines.count(b"\n")
         if len(lines) > FRAME_MAX_BYTES:  # a single one; others are answered as far as json releases the GIL
-            payloads = await asyncio.get_running_loop().run_in_executor(sizes.threads, list, payloads)
-        for payload in payloads:
-            yield Payload(payload, columns=True)
-        number += lines.count(b"\n")
+            return await asyncio.get_running_loop().run_in_executor(self._threads, list, payloads)
+        return payloads
 
 
-async def json_document_payloads(
-    parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
-) -> AsyncIterator[Payload]:
-    """Yield records from a body that is a JSON object or an array of them, or with ``bare`` of values."""
-    body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > sizes.document:
-            raise _too_large("a JSON document", sizes.document, "Content-Type: application/x-ndjson takes more")
-        sizes.keep(len(body))
-    sizes.keep(len(body) + _ELEMENT_BYTES * body.count(b","))  # every few bytes may be a record
-    lines = await asyncio.get_running_loop().run_in_executor(sizes.threads, _on_lines, bytes(body))
+class JsonDocument(JsonLines):
+    """Divides a body that is a JSON object or an array of them, or with ``bare`` of values."""
 
-    async def once() -> AsyncIterator[bytes]:
-        yield lines
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        self._held += part
+        if len(self._held) > self._limits.json_max_bytes:
+            hint = "Content-Type: application/x-ndjson takes more"
+            raise too_large("a JSON document", self._limits.json_max_bytes, hint)
+        self._memory.keep(len(self._held))
+        return iter(())
 
-    async for payload in json_object_payloads(once(), sizes, bare=bare):
-        yield payload
+    async def end(self) -> Iterable[bytes]:
+        document = bytes(self._held)
+        self._held.clear()
+        self._memory.keep(len(document) + _ELEMENT_BYTES * document.count(b","))  # every few bytes may be a record
+        if len(document) > _SHORT_BYTES:
+            lines = await asyncio.get_running_loop().run_in_executor(self._threads, _on_lines, document)
+        else:
+            lines = _on_lines(document)
+        return chain(super().feed(lines), self._rest())
 
 
 def _on_lines(document: bytes) -> bytes:
@@ -135,58 +156,36 @@ def _on_lines(document: bytes) -> bytes:
     return b"".join(bytes(each).translate(_ON_ONE_LINE) + b"\n" for each in found)
 
 
-async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Yield the whole body as one record."""
-    value = bytearray()
-    async for part in parts:
-        value += part
-        if len(value) > sizes.record:
-            raise _too_large("the record", sizes.record, _LARGER)
-        sizes.keep(len(value))
-    whole = bytes(value)
-    value.clear()  # its memory, before there is a payload of the same size
-    for payload in column_payloads([whole]):
-        yield Payload(payload, columns=True)
+class SingleRecord(TextLines):
+    """Takes the whole body as one record."""
+
+    columns = True
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        self._held += part
+        if len(self._held) > self._limits.record_max_bytes:
+            raise too_large("the record", self._limits.record_max_bytes, _LARGER)
+        self._memory.keep(len(self._held))
+        return iter(())
+
+    async def end(self) -> Iterable[bytes]:
+        whole = bytes(self._held)
+        self._held.clear()  # its memory, before there is a payload of the same size
+        return (whole,)
+
+    async def payloads(self, whole: bytes) -> Iterable[bytes]:
+        return column_payloads([whole])
 
 
-BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
-    "text/plain": text_payloads,
-    "application/x-ndjson": json_object_payloads,
-    "application/ndjson": json_object_payloads,
-    "application/jsonl": json_object_payloads,
-    "application/json": json_document_payloads,
-    "application/octet-stream": single_payload,
+BODIES: Mapping[str, type[TextLines]] = {
+    "text/plain": TextLines,
+    "application/x-ndjson": JsonLines,
+    "application/ndjson": JsonLines,
+    "application/jsonl": JsonLines,
+    "application/json": JsonDocument,
+    "application/octet-stream": SingleRecord,
 }
-"""Functions that divide a body into records, by its media type."""
-BARE_BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
-    media_type: partial(cut, bare=True)
-    for media_type, cut in BODIES.items()
-    if cut in (json_object_payloads, json_document_payloads)
-}
-"""The same for bodies of JSON values that become the values of records."""
-
-
-async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[bytes]:
-    """Yield up to 128 KiB of whole lines at a time, or one longer line. The division depends on the body alone."""
-    held = bytearray()
-    searched = 0
-    async for part in parts:
-        held += part
-        start = 0
-        while len(held) - start >= FRAME_MAX_BYTES:
-            within = start + FRAME_MAX_BYTES
-            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", max(searched, within)) + 1
-            if (end or len(held)) - start > max(sizes.record + 1, FRAME_MAX_BYTES):
-                raise _too_large("a line", sizes.record, _LARGER)
-            if not end:
-                break
-            yield _checked(bytes(held[start:end]), sizes.record)
-            start = end
-        del held[:start]
-        sizes.keep(len(held))
-        searched = len(held)
-    if held:
-        yield _checked(bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n", sizes.record)
+"""Classes that divide a body into records, by its media type."""
 
 
 def _checked(lines: bytes, limit: int) -> bytes:
@@ -195,16 +194,20 @@ def _checked(lines: bytes, limit: int) -> bytes:
     while len(lines) - start > limit + 1:
         start = lines.rfind(b"\n", start, start + limit + 1) + 1
         if not start:
-            raise _too_large("a line", limit, _LARGER)
+            raise too_large("a line", limit, _LARGER)
     return lines
 
 
-def _too_large(what: str, limit: int, hint: str) -> HttpError:
+def too_large(what: str, limit: int, hint: str) -> HttpError:
     return HttpError(413, "too-large", f"{what} is larger than {limit} bytes", hint=hint)
 
 
 def _identity() -> Expand:
-    return lambda chunk: iter([chunk] if chunk else [])
+    return _unchanged
+
+
+def _unchanged(chunk: bytes) -> Iterable[bytes]:
+    return (chunk,) if chunk else ()
 
 
 def _gzip() -> Expand:

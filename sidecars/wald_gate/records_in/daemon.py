@@ -8,6 +8,7 @@ requests wait. Routes for which the daemon makes requests wait use a second conn
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,6 @@ from wald.client.connection import status
 from wald.client.session import Durable, error_after_retries, permanent_error
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
-from wald_gate.http.connection import JoinedWrites
 from wald_gate.info.monitoring import Published
 from wald_gate.problems import RETRY_SECONDS, HttpError
 
@@ -70,12 +70,14 @@ class DaemonClient:
                 resend=self._send,
                 require=require,
                 on_repeat=self._count_repeated,
-                make_writer=JoinedWrites,
             )
             for _ in range(2)
         )
         self._held_routes: frozenset[str] = frozenset()  # all their requests use the second connection
         self._explaining: dict[str, asyncio.Future[WaldError]] = {}  # why the daemon does not answer
+        self._ends: dict[DaemonRequest, float] = {}  # the loop's times at which unanswered requests are given up
+        self._next_end = math.inf  # when a timer looks at them: one for all, as most are answered
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._watch_status(), name="wald-gate-held-routes")
 
     async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
@@ -85,7 +87,7 @@ class DaemonClient:
         for _ in range(2):
             producer.number += 1
             try:
-                durable = await self._publish(_encode(route, payload, producer, columns=columns), end)
+                answer = await self._ask(_encode(route, payload, producer, columns=columns), end)
             except Overtaken as overtaken:
                 if overtaken.code is not Code.GAP or producer.number == 1:
                     raise
@@ -94,7 +96,7 @@ class DaemonClient:
             else:
                 break
         self._idle.append(producer)  # not after an error: its last number may or may not be stored
-        return durable
+        return _durable(answer)
 
     async def publish_as(self, producer: Producer, route: str, payload: bytes, *, seen: int, until: float) -> Durable:
         """Store columns under the caller's producer id and number, by the loop's time ``until``.
@@ -102,7 +104,7 @@ class DaemonClient:
         Args:
             seen: the sequence up to which the caller knows all batches of the id.
         """
-        return await self._publish(_encode(route, payload, producer, columns=True, seen=seen), until)
+        return _durable(await self._ask(_encode(route, payload, producer, columns=True, seen=seen), until))
 
     async def command(self, *words: str) -> str:
         """Send a request other than PUB; return the text after ``OK``."""
@@ -118,18 +120,14 @@ class DaemonClient:
 
     def deadline(self) -> float:
         """Return the loop's time at which a request that starts now is given up."""
-        return asyncio.get_running_loop().time() + self.patience
-
-    async def _publish(self, request: DaemonRequest, end: float) -> Durable:
-        began = time.perf_counter()
-        try:
-            first, last = (await self._ask(request, end)).split()
-        finally:
-            self.published.seconds.observe(time.perf_counter() - began)
-        return Durable(int(first), int(last))
+        return self._loop.time() + self.patience
 
     async def _ask(self, request: DaemonRequest, end: float) -> str:
-        timer = asyncio.get_running_loop().call_at(end, request.give_up)  # a third of the cost of asyncio.timeout
+        began = time.perf_counter()
+        self._ends[request] = end
+        if end < self._next_end:
+            self._next_end = end
+            self._loop.call_at(end, self._give_up)
         try:
             self._send(request)
             return await request.answer
@@ -148,7 +146,20 @@ class DaemonClient:
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
             raise permanent_error(error, request.line, root=self._root, socket=self._socket) from None
         finally:
-            timer.cancel()
+            del self._ends[request]
+            if request.route:
+                self.published.seconds.observe(time.perf_counter() - began)
+
+    def _give_up(self) -> None:
+        """Give up the requests whose time is over."""
+        now, self._next_end = self._loop.time(), math.inf
+        for request, end in self._ends.items():
+            if end <= now:
+                request.give_up()
+            else:
+                self._next_end = min(self._next_end, end)
+        if self._next_end < math.inf:
+            self._loop.call_at(self._next_end, self._give_up)
 
     def _count_repeated(self, requests: int) -> None:
         self.published.repeated += requests
@@ -206,6 +217,11 @@ def _held_routes(state: Mapping[str, object]) -> Iterator[str]:
 def _busy(message: str) -> HttpError:
     headers = {"Retry-After": str(RETRY_SECONDS)}
     return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy", headers=headers)
+
+
+def _durable(answer: str) -> Durable:
+    first, last = answer.split()
+    return Durable(int(first), int(last))
 
 
 def _encode(route: str, payload: bytes, producer: Producer, *, columns: bool, seen: int | None = None) -> DaemonRequest:

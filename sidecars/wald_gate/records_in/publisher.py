@@ -16,14 +16,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from wald.client.payloads import column_payloads
 from wald.client.session import Durable
 from wald.errors import Unavailable, WaldError
 from wald.log import Log
 from wald_gate.problems import HttpError
-from wald_gate.records_in.bodies import Payload
 from wald_gate.records_in.daemon import DaemonClient, Overtaken, Producer
 from wald_gate.records_in.keys import KeyStore, Part, Slots, digest_of, marked
 
@@ -32,6 +31,12 @@ T = TypeVar("T")
 _READING_SECONDS = 10.0  # for which a request waits until the log is read
 _SAVING_SECONDS = 10.0  # between two readings of the log, so that little is left to read at a start
 _PAUSE_SECONDS = 0.005
+
+
+class OnStored(Protocol):
+    """Function that takes the sequences of a part, its bytes, and True unless an earlier request stored it."""
+
+    def __call__(self, durable: Durable, payload_bytes: int, /, *, is_new: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -68,8 +73,8 @@ class IdempotentPublisher:
         self._in_flight: set[bytes] = set()
 
     @asynccontextmanager
-    async def request(self, key: bytes) -> AsyncIterator[KeyedRequest]:
-        """Begin a request."""
+    async def request(self, key: bytes, route: str, on_stored: OnStored) -> AsyncIterator[KeyedRequest]:
+        """Begin a request; ``on_stored`` is called for each part of its body."""
         if key in self._in_flight:
             raise HttpError(
                 409,
@@ -82,7 +87,8 @@ class IdempotentPublisher:
         try:
             until = self._daemon.deadline()
             store = await self._opened()
-            request = KeyedRequest(self, store, key, patience=until - asyncio.get_running_loop().time())
+            patience = until - asyncio.get_running_loop().time()
+            request = KeyedRequest(self, store, key, route, on_stored, patience=patience)
             try:
                 yield request
             finally:
@@ -210,11 +216,23 @@ async def _until(end: float, reason: str) -> AsyncIterator[None]:
 class KeyedRequest:
     """Request with a key. ``stored`` are the parts that it has stored, by number; the first may take ``patience`` s."""
 
-    def __init__(self, publisher: IdempotentPublisher, store: KeyStore, key: bytes, *, patience: float) -> None:
+    def __init__(
+        self,
+        publisher: IdempotentPublisher,
+        store: KeyStore,
+        key: bytes,
+        route: str,
+        on_stored: OnStored,
+        *,
+        patience: float,
+    ) -> None:
         self._publisher = publisher
         self._store = store
         self._patience: float | None = patience
+        self._route = route
+        self._on_stored = on_stored
         self._number = 0
+        self._pending = b""
         self.key = key
         self.stored: dict[int, Part] = {}
         self.look_up()
@@ -227,18 +245,35 @@ class KeyedRequest:
         self.readings = self._publisher.readings(self.key)
         self.parts = self._store.parts(self.key)
 
-    async def publish(self, route: str, payload: bytes, *, is_last: bool) -> tuple[Durable, bool]:
-        """Store the next part, unless it is stored; return its sequences, and True if it is new."""
+    async def add(self, payload: bytes, *, columns: bool) -> None:
+        """Add the next payload of the body; lines become columns.
+
+        A part is stored when the next one has arrived, so that an invalid line never ends a part early: the corrected
+        body has the same parts before it.
+        """
+        for part in [payload] if columns else column_payloads(payload.split(b"\n")[:-1]):
+            if self._pending:
+                await self._publish(self._pending, is_last=False)
+            self._pending = part
+
+    async def finish(self) -> None:
+        """Store the last part."""
+        if self._pending:
+            await self._publish(self._pending, is_last=True)
+
+    async def _publish(self, payload: bytes, *, is_last: bool) -> None:
+        """Store the next part, unless it is stored."""
         self._number += 1
         until, self._patience = self._publisher.deadline(self._patience), None
         payload = marked(payload, self.key, self._number, is_last=is_last)
         digest = digest_of(payload)
         part = await self._stored_part()
         if part is None:
-            found = await self._publisher.store(self, self._number, route, payload, until)
+            found = await self._publisher.store(self, self._number, self._route, payload, until)
             if isinstance(found, Durable):
                 self.stored[self._number] = Part(*found, digest)
-                return found, True
+                self._on_stored(found, len(payload), is_new=True)
+                return
             part = found
         if part.digest != digest:
             raise HttpError(
@@ -247,7 +282,7 @@ class KeyedRequest:
                 f"part {self._number} of the body is not what is stored under this Idempotency-Key",
                 hint="a new key for each new body",
             )
-        return Durable(part.first, part.last), False
+        self._on_stored(Durable(part.first, part.last), len(payload), is_new=False)
 
     async def _stored_part(self) -> Part | None:
         part = self.parts.get(self._number)
@@ -264,19 +299,3 @@ class KeyedRequest:
                 hint="GET the records to see what is stored; a new key for what is to be stored again",
             )
         return part
-
-
-async def parts_of(payloads: AsyncIterator[Payload]) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield the parts of a body as columns, and True for the last one.
-
-    A part is yielded when the next one has arrived, so that an invalid line never ends a part early: the corrected body
-    has the same parts before it.
-    """
-    pending: bytes | None = None
-    async for payload in payloads:
-        for part in [payload.data] if payload.columns else column_payloads(payload.data.split(b"\n")[:-1]):
-            if pending is not None:
-                yield pending, False
-            pending = part
-    if pending is not None:
-        yield pending, True

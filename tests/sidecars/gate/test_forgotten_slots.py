@@ -34,9 +34,11 @@ KEY = bytes(16)
 
 async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b"x") -> int:
     """Store a record under a key; return its sequence."""
-    async with repeats.request(key) as request:
-        durable, _ = await request.publish("orders", *column_payloads([value]), is_last=True)
-        return durable.first
+    found: list[int] = []
+    async with repeats.request(key, "orders", lambda durable, _, *, is_new: found.append(durable.first)) as request:
+        await request.add(*column_payloads([value]), columns=True)
+        await request.finish()
+    return found[0]
 
 
 def run(

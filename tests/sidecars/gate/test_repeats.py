@@ -250,12 +250,13 @@ def test_a_clock_that_goes_back_forgets_no_key(root: Path) -> None:
 
 async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> list[int]:
     """Store the parts of a body and return their sequences; all keys share one slot."""
-    async with repeats.request(bytes([7] + [key] * 15)) as request:
-        found = []
+    found: list[int] = []
+    of_slot = bytes([7] + [key] * 15)
+    async with repeats.request(of_slot, "orders", lambda durable, _, *, is_new: found.append(durable.first)) as request:
         for value in values:
-            durable, _ = await request.publish("orders", *column_payloads([value]), is_last=value == values[-1])
-            found.append(durable.first)
-        return found
+            await request.add(*column_payloads([value]), columns=True)
+        await request.finish()
+    return found
 
 
 @pytest.mark.parametrize("by_reclaim", [True, False])

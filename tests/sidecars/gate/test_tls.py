@@ -21,9 +21,9 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run
 
 from wald.errors import InvalidInput
 from wald_gate.auth.tokens import clients_in
-from wald_gate.http.pool import ConnectionPool
 from wald_gate.http.server import Listening
 from wald_gate.http.tls import Handshake, expiry, first_expiry, server_context
+from wald_gate.limits import ConnectionPool
 from wald_gate.settings import LimitSettings, Settings
 
 ORDERS = "/v1/routes/orders/records"

@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import uvloop
 from running import TIMEOUT_SECONDS
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from wald.errors import Unavailable
-from wald_gate.http.connection import Connection, JoinedWrites
-from wald_gate.http.pool import ConnectionPool
-from wald_gate.records_in.bodies import Sizes, json_object_payloads
+from wald_gate.http.connection import Connection
+from wald_gate.http.exchange import Exchange
+from wald_gate.limits import ConnectionPool, Limits, MemoryReservation
+from wald_gate.records_in.bodies import JsonLines
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.settings import LimitSettings
 
@@ -101,18 +101,17 @@ def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> No
 def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> None:
     """A task that ends only after the line is parsed occupies all of asyncio's default threads."""
 
-    async def body() -> AsyncIterator[bytes]:
-        yield b'{"value": "%b"}\n' % (b"x" * BIG)
-
     async def ask() -> None:
         parsed = Event()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         taken = loop.run_in_executor(None, parsed.wait, 30)
         with ThreadPoolExecutor(1) as threads:
-            sizes = Sizes(2 * BIG, 2 * BIG, 2 * BIG, lambda _: None, threads)
-            [payload] = [each async for each in json_object_payloads(body(), sizes)]
-            assert len(payload.data) > BIG
+            limits = LimitSettings(record_max_bytes=2 * BIG)
+            lines = JsonLines(limits, MemoryReservation(Limits(limits)), threads)
+            [line] = lines.feed(b'{"value": "%b"}\n' % (b"x" * BIG))
+            [payload] = await lines.payloads(line)
+            assert len(payload) > BIG
         parsed.set()
         assert await taken
 
@@ -176,30 +175,9 @@ def test_a_route_that_is_free_again_waits_for_no_other(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
-def test_what_is_kept_when_the_connection_is_lost_is_dropped() -> None:
-    """The event loop logs no error, which would appear as a traceback on stderr."""
-    wrong: list[Any] = []
-
-    async def lose() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: wrong.append(context))
-        here, there = socket.socketpair()
-        transport, _ = await loop.create_connection(asyncio.Protocol, sock=here)
-        joined = JoinedWrites(transport)
-        joined.abort()
-        for _ in range(5):  # the last writes come after the socket is closed
-            joined.write(b"kept")
-            await asyncio.sleep(0)
-        there.close()
-
-    uvloop.run(lose())
-
-    assert wrong == []
-
-
 def test_a_head_that_cannot_be_written_is_answered_with_500() -> None:
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nb: c")]})
+    async def application(request: Exchange) -> None:
+        await request.answer(Response(headers={"x": "a\r\nb: c"}))
 
     async def ask() -> bytes:
         here, there = socket.socketpair()
