@@ -6,7 +6,7 @@
 # 1000 records go to the route archive, are archived in bundles of 250, checked with stock tools against the manifest,
 # and restored. RECLAIM must free nothing before, and what was sealed afterwards: archiving is what acknowledges.
 # Needs wald, wald-archive and wald-reclaim on the PATH, and jq, tar, gzip and sha256sum.
-# Its paired test: tests/sidecars/test_usecase_cold_storage.py.
+# Its paired test: tests/sidecars/test_usecases.py.
 set -euo pipefail
 
 records=1000

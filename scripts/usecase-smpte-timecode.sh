@@ -6,7 +6,7 @@
 # 750 frames HH:MM:SS:FF at 25 a second, 10:00:00:00 to 10:00:29:24, go to the route smpte. The log is cut twice on the
 # way. RECLAIM looks before any consumer has read, and must free nothing; the slave reads from the start and must miss no
 # frame and see them in order; when its cursor has moved, RECLAIM must free what was sealed.
-# Needs wald and wald-reclaim on the PATH, and jq. Its paired test: tests/sidecars/test_usecase_smpte_timecode.py.
+# Needs wald and wald-reclaim on the PATH, and jq. Its paired test: tests/sidecars/test_usecases.py.
 set -euo pipefail
 
 frames_a_second=25

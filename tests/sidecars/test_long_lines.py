@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from contents import errors
 from logs import Built
 from reclaiming import bases, reclaim
+from running import run
 from shrinking import shrink
 
 import wald
@@ -60,8 +60,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def output(module: str, *arguments: object) -> bytes:
-    line = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    done = run([sys.executable, "-m", module, *map(str, arguments)])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -127,17 +127,17 @@ def test_the_tag_files_follow_from_it() -> None:
     assert f"Payload-Oxum: {2 * (60 + len(beside))}.4\n".encode() in files["bag-info.txt"]
 
 
-@pytest.mark.parametrize("codec", Codec)
-def test_the_page_to_read_names_the_bundles_as_they_are(codec: Codec) -> None:
-    page = tag_files(Manifest(ORIGIN, codec, MANIFEST.entries))["README.txt"].decode()
+def test_the_page_to_read_names_the_bundles_as_they_are() -> None:
+    for codec in Codec:
+        page = tag_files(Manifest(ORIGIN, codec, MANIFEST.entries))["README.txt"].decode()
 
-    assert f"*{codec.suffix};" in page
-    assert max(map(len, page.splitlines())) <= 120
+        assert f"*{codec.suffix};" in page
+        assert max(map(len, page.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("folder", ["1-2", "x", "", f"{1:020d}-{2:021d}", f"{1:020d}-{2:020d}x"])
-def test_another_name_is_no_bag(folder: str) -> None:
-    assert parse_bag_name("a", folder) is None
+def test_another_name_is_no_bag() -> None:
+    for folder in ["1-2", "x", "", f"{1:020d}-{2:021d}", f"{1:020d}-{2:020d}x"]:
+        assert parse_bag_name("a", folder) is None
 
 
 def test_the_name_of_a_bag_comes_back() -> None:
@@ -165,10 +165,10 @@ def judged(*entries: dict[str, Any]) -> Past:
     return past(reversed(entries), log=LOG, route="a", group="processed", dest="/dest")
 
 
-@pytest.mark.parametrize("run", [RUN, LATER])
-def test_a_begun_run_is_done_again_as_it_was_begun(run: Run) -> None:
+def test_a_begun_run_is_done_again_as_it_was_begun() -> None:
     """Whatever is asked for now."""
-    assert judged(run.begun(at_ns=1)) == Past(run)
+    for run in [RUN, LATER]:
+        assert judged(run.begun(at_ns=1)) == Past(run)
 
 
 def test_a_finished_run_is_past() -> None:
@@ -176,21 +176,20 @@ def test_a_finished_run_is_past() -> None:
     assert judged(RUN.begun(at_ns=1), RUN.ended("finished", at_ns=2), LATER.begun(at_ns=3)).unfinished == LATER
 
 
-@pytest.mark.parametrize(("lasts", "complete"), [((), False), ((100,), False), ((100, 200), False), ((100, 250), True)])
-def test_a_run_is_complete_when_its_last_bundle_is_reported(lasts: tuple[int, ...], complete: bool) -> None:
-    found = judged(RUN.begun(at_ns=1), *(archived(RUN, last) for last in lasts))
+def test_a_run_is_complete_when_its_last_bundle_is_reported() -> None:
+    cases: list[tuple[tuple[int, ...], bool]] = [((), False), ((100,), False), ((100, 200), False), ((100, 250), True)]
+    for lasts, complete in cases:
+        found = judged(RUN.begun(at_ns=1), *(archived(RUN, last) for last in lasts))
 
-    assert found.recorded == {f"a-{last}" for last in lasts}
-    assert found.complete == complete
+        assert found.recorded == {f"a-{last}" for last in lasts}
+        assert found.complete == complete
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"route": "b"}, {"group": "other"}, {"dest": "/elsewhere"}],
-)
-def test_what_others_have_begun_holds_up_nobody(other: dict[str, str]) -> None:
+def test_what_others_have_begun_holds_up_nobody() -> None:
     """Another route, group or destination."""
-    assert judged(RUN.begun(at_ns=1) | other) == Past()
+    cases: list[dict[str, str]] = [{"route": "b"}, {"group": "other"}, {"dest": "/elsewhere"}]
+    for other in cases:
+        assert judged(RUN.begun(at_ns=1) | other) == Past()
 
 
 def test_every_order_of_two_runs_leaves_the_one_that_is_open() -> None:
@@ -201,14 +200,18 @@ def test_every_order_of_two_runs_leaves_the_one_that_is_open() -> None:
         assert judged(*lines, finished.ended("finished", at_ns=4)) == Past()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"codec": "rar"}, {"first": None}, {"previous": {}}, {"records_per_bundle": None}, {"after": "x"}],
-)
-def test_a_line_that_cannot_be_used_is_reported(changed: dict[str, Any]) -> None:
+def test_a_line_that_cannot_be_used_is_reported() -> None:
     """Never guessed: another range would make other bundles."""
-    with pytest.raises(Damaged, match=r"archive\.jsonl: the line about bag a/0+1-0+250"):
-        judged(RUN.begun(at_ns=1) | changed)
+    cases: list[dict[str, Any]] = [
+        {"codec": "rar"},
+        {"first": None},
+        {"previous": {}},
+        {"records_per_bundle": None},
+        {"after": "x"},
+    ]
+    for changed in cases:
+        with pytest.raises(Damaged, match=r"archive\.jsonl: the line about bag a/0+1-0+250"):
+            judged(RUN.begun(at_ns=1) | changed)
 
 
 def test_a_run_follows_the_latest_bundle_behind_which_it_begins() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import signal
 import subprocess
@@ -87,12 +86,6 @@ def test_success_says_nothing(stream: Stream, got: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"to stdout\n", b"")
     assert got.read_bytes() == b"one\ntwo\n"
     assert stream.is_processed()
-
-
-def test_an_empty_route_is_at_its_end(stream: Stream) -> None:
-    done = stream.drain("--", "false")
-
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_follows_two_dashes_is_the_commands(stream: Stream, got: Path) -> None:
@@ -263,18 +256,6 @@ def test_a_batch_that_fails_while_stopping_stays(stream: Stream, start: Start) -
     assert "unwanted" not in wald.open(stream.root).routes()
 
 
-def test_a_pause_is_not_sat_out(stream: Stream, start: Start) -> None:
-    stream.append("one")
-    process = start(stream.name, "--tries", 1000, "--root", stream.root, "--", "false")
-    assert process.stderr is not None
-    tells = iter(process.stderr.readline, b"")
-    next(itertools.dropwhile(lambda line: b"again in 1.6 s" not in line, tells))
-    process.send_signal(signal.SIGTERM)
-
-    assert process.wait(TIMEOUT_SECONDS) == 0
-    assert list(tells) == []
-
-
 def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Path, start: Start) -> None:
     """The error of the second drain names where to look for the first; a drain of another group may run."""
     stream.append("one")
@@ -292,14 +273,6 @@ def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Pa
     assert got.exists()
     done.let_reader_go()
     assert process.wait(TIMEOUT_SECONDS) == 0
-
-
-def test_a_command_that_reads_one_line_is_judged_by_its_exit_code(stream: Stream, got: Path) -> None:
-    stream.append(*("x" * 1000 for _ in range(1000)))
-    done = stream.drain("--", "sh", "-c", f"head -1 > {got}")
-
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert stream.is_processed()
 
 
 def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:

@@ -88,14 +88,15 @@ def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]
         assert (back.headers or b"").replace(b" ", b"") == (record.headers or b"").replace(b" ", b"")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"wald.origin.route":"orders"}'])
-def test_what_is_no_dead_letter_of_this_log_goes_nowhere(content: bytes | None) -> None:
-    with pytest.raises(InvalidInput, match="dead_letter 1: is not a dead letter of this log"):
-        original(Record("dead_letter", 1, b"x", 5, headers=content), ORIGIN.log_id, Path("/log"))
-    with pytest.raises(InvalidInput):
-        original(letter(Record("orders", 12, b"x", 5)), bytes(16), Path("/log"))
-    with pytest.raises(InvalidInput):
-        original(Record("dead_letter", 1, b"x", 5, headers=odd_route()), ORIGIN.log_id, Path("/log"))
+def test_what_is_no_dead_letter_of_this_log_goes_nowhere() -> None:
+    cases: list[bytes | None] = [None, b"", b"{}", b'{"wald.origin.route":"orders"}']
+    for content in cases:
+        with pytest.raises(InvalidInput, match="dead_letter 1: is not a dead letter of this log"):
+            original(Record("dead_letter", 1, b"x", 5, headers=content), ORIGIN.log_id, Path("/log"))
+        with pytest.raises(InvalidInput):
+            original(letter(Record("orders", 12, b"x", 5)), bytes(16), Path("/log"))
+        with pytest.raises(InvalidInput):
+            original(Record("dead_letter", 1, b"x", 5, headers=odd_route()), ORIGIN.log_id, Path("/log"))
 
 
 def odd_route() -> bytes:
@@ -134,12 +135,12 @@ def test_own_headers_are_kept_beside_ours() -> None:
     assert reported["wald.tries"] == "5"
 
 
-@pytest.mark.parametrize("odd", [b"\xff", b"[1]", b'{"a":1}', b'{"a":"\\ud800"}', b"", b"[" * 5000])
-def test_odd_headers_are_kept_in_hexadecimal(odd: bytes) -> None:
-    reported = headers(Record("orders", 12, b"x", 5, headers=odd))
+def test_odd_headers_are_kept_in_hexadecimal() -> None:
+    for odd in [b"\xff", b"[1]", b'{"a":1}', b'{"a":"\\ud800"}', b"", b"[" * 5000]:
+        reported = headers(Record("orders", 12, b"x", 5, headers=odd))
 
-    assert bytes.fromhex(reported["wald.origin.headers"]) == odd
-    assert reported["wald.origin.sequence"] == "12"
+        assert bytes.fromhex(reported["wald.origin.headers"]) == odd
+        assert reported["wald.origin.sequence"] == "12"
 
 
 @given(some_records)
@@ -176,20 +177,18 @@ def test_a_window_has_the_id_of_its_content() -> None:
     assert producer_id(SEED, window) not in others
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_another_handover_has_another_seed() -> None:
+    """Records that are given up again after a rewind are sent again."""
+    cases: list[tuple[Handover, Origin]] = [
         (HANDOVER, Origin(bytes(16), "orders", "billing")),
         (HANDOVER, Origin(ORIGIN.log_id, "order", "billing")),
         (HANDOVER, Origin(ORIGIN.log_id, "orders", "b")),
         (Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 8), ORIGIN),
         (Handover(10, 11, 21, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
         (Handover(10, 12, 20, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
-    ],
-)
-def test_another_handover_has_another_seed(other: tuple[Handover, Origin]) -> None:
-    """Records that are given up again after a rewind are sent again."""
-    assert seed_of(*other) != SEED
+    ]
+    for other in cases:
+        assert seed_of(*other) != SEED
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +201,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number in range(1, 2 * PRODUCER_WINDOW + 4)]
 
 
-@pytest.mark.parametrize("forgotten", [False, True], ids=["known to the daemon", "forgotten by it"])
 @pytest.mark.parametrize(
-    "sent", [0, 1, 7, PRODUCER_WINDOW, PRODUCER_WINDOW + 1, 2 * PRODUCER_WINDOW, 2 * PRODUCER_WINDOW + 3]
+    ("sent", "forgotten"),
+    [
+        *((sent, False) for sent in (0, 1, PRODUCER_WINDOW, PRODUCER_WINDOW + 1, 2 * PRODUCER_WINDOW + 3)),
+        *((sent, True) for sent in (7, PRODUCER_WINDOW, 2 * PRODUCER_WINDOW)),
+    ],
 )
 def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int, forgotten: bool) -> None:
     """Three windows of requests, interrupted after any request, finally exist once and in order."""

@@ -294,8 +294,6 @@ def test_a_group_that_cannot_be_opened_is_tried_again_by_the_next_request(built:
     hosting(built, main)
 
 
-pytestmark = pytest.mark.usefixtures("billing")
-
 HELD_BACK = "inject=fdatasync:delay_enter=60000000"
 FDATASYNC = 75  # the system call number on x86-64
 
@@ -311,6 +309,7 @@ def tries(answer: Answer) -> list[tuple[int, int]]:
     return [(record["sequence"], record["tries"]) for record in answer.json()["records"]]
 
 
+@pytest.mark.usefixtures("billing")
 def test_no_answer_leaves_before_the_disk_has_what_is_done(gate: Gate, tmp_path: Path) -> None:
     gate.post(RECORDS, b"1\n2\n3\n")
     assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]
@@ -323,6 +322,7 @@ def test_no_answer_leaves_before_the_disk_has_what_is_done(gate: Gate, tmp_path:
         assert tries(asked.result()) == [(2, 1)]
 
 
+@pytest.mark.usefixtures("billing")
 def test_after_a_sync_that_fails_no_record_is_answered_and_those_leased_come_again(gate: Gate, tmp_path: Path) -> None:
     gate.post(RECORDS, b"1\n2\n3\n")
     assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]

@@ -202,25 +202,20 @@ def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, root: Path) 
     assert "reclaim.lock" in hint
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
+def test_invalid_options_and_a_missing_log_are_refused(daemon: Daemon) -> None:
+    cases: list[tuple[Any, int, str]] = [
         (["--watch", "--dry-run"], InvalidInput.exit_code, "--watch excludes"),
         (["--unread", "expire"], InvalidInput.exit_code, "needs a limit"),
         (["--min-age", "soon"], InvalidInput.exit_code, "--min-age must be a duration"),
         (["--keep-bytes", "much"], InvalidInput.exit_code, "--keep-bytes must be a size"),
         (["--unread", "delete"], 2, "'delete' is not one of"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(daemon: Daemon, root: Path, arguments: Any, code: int, words: str) -> None:
-    refusal = refused(reclaim(root, *arguments))
+        (["--root", "nowhere"], NotFound.exit_code, ""),
+    ]
+    for arguments, code, words in cases:
+        refusal = refused(reclaim(daemon.root, *arguments))
 
-    assert refusal[0] == code
-    assert words in refusal[1]
-
-
-def test_without_a_log_it_says_so(tmp_path: Path) -> None:
-    assert refused(reclaim(tmp_path))[0] == NotFound.exit_code
+        assert refusal[0] == code
+        assert words in refusal[1]
 
 
 def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, combinations, product
 from pathlib import Path
 
 import pytest
 from contents import errors
+from damage import flipped
 from logs import Built
-from reclaiming import bases, ledger, reclaim
+from reclaiming import ANYTHING_READ, EXPIRE, bases, ledger, reclaim
+from running import output_of, run, sidecar
 
 from wald.format.names import Kind
-from wald.retention.backlog import Backlog
+from wald.format.sealed_index import Frame
+from wald.retention.audit import audit_deletion
+from wald.retention.backlog import Backlog, SegmentStatus
+from wald.retention.history import History
+from wald.retention.progress import measure_lags
+from wald.segments.sealed_file import FRAME_BYTES, SealedFile
+from wald_reclaim.policy import Limits
+from wald_reclaim.survey import Survey
 
 
 def damaged(path: Path, order: str, at: bytes) -> Built:
@@ -91,3 +105,252 @@ def test_a_segment_without_an_index_goes_as_it_would_with_one(tmp_path: Path) ->
 
     assert bases(built.root) == [3]
     assert ledger(built.root.path)[0]["damaged"] is True
+
+
+LASTS = {"a": 2, "b": 5}
+"""Last record of each route in the first segment."""
+
+
+@pytest.fixture
+def framed(tmp_path: Path) -> Built:
+    """Create segment 1 with records 1 and 2 of a, and 3 to 5 of b, each in a separate frame; then two segments of a."""
+    framed = Built(tmp_path / "root", segment_max_bytes=16 << 20)
+    for number, route in enumerate("aabbb"):
+        framed.lines(route, [b"%d" % number * (FRAME_BYTES * 2 // 3)])
+    for _ in range(2):
+        framed.cut()
+        framed.lines("a", [b"later"])
+    framed.seal()
+    assert len(frames(framed)) == 5
+    return framed
+
+
+def frames(framed: Built) -> Sequence[Frame]:
+    with SealedFile(framed.path(1, Kind.SEALED)) as sealed:
+        return sealed.index.frames
+
+
+def spoil_places(framed: Built, whole: bytes, places: Iterable[int]) -> None:
+    """Give segment 1 the bytes ``whole`` with a bit flipped at each of ``places``."""
+    for place in places:
+        whole = flipped(whole, 8 * place)
+    framed.path(1, Kind.SEALED).write_bytes(whole)
+
+
+def lose_rest(framed: Built, number: int) -> None:
+    """Flip a bit of a frame's header and one of the seek table: the next frame cannot be found."""
+    whole = framed.path(1, Kind.SEALED).read_bytes()
+    spoil_places(framed, whole, [frames(framed)[number].offset, len(whole) - 1])
+
+
+def cut_short(framed: Built, number: int) -> None:
+    os.truncate(framed.path(1, Kind.SEALED), frames(framed)[number].offset + 9)
+
+
+def forget_sealing(framed: Built) -> None:
+    """Remove the ledger of the sealer."""
+    (framed.root.ledger / "segments.jsonl").unlink()
+
+
+def lose_rest_unknown(framed: Built) -> None:
+    lose_rest(framed, 1)
+    forget_sealing(framed)
+
+
+def put(framed: Built, **cursors: int) -> None:
+    for route, sequence in cursors.items():
+        framed.log.set_cursor(route, sequence, rewind=True)
+
+
+def status(framed: Built) -> SegmentStatus:
+    return next(s for s in Backlog(framed.view).segments() if s.segment.base_sequence == 1)
+
+
+@pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
+    framed: Built, spoilt: Callable[[Built, int], None], number: int
+) -> None:
+    spoilt(framed, number)
+    put(framed, a=7)
+    reclaim(framed)
+    assert bases(framed.root) == [1]
+    assert [(pin.route, pin.needs) for pin in status(framed).pins] == [("b", 5)]
+    assert status(framed).last_sequence == 5
+
+    put(framed, b=5)
+    reclaim(framed)
+    assert bases(framed.root) == []
+    reported = next(line for line in ledger(framed.root.path) if line["base"] == 1)
+    assert (reported["last"], reported["damaged"]) == (5, True)
+    assert {each["route"]: (each["count"], each["first"], each["last"]) for each in reported["routes"]} == {
+        "a": (2, 1, 2),
+        "b": (3, 3, 5),
+    }
+    assert audit_deletion(reported, History(framed.root).sealing_of(1)).errors == ()
+    assert errors(framed.root.path) == []
+
+
+def test_a_route_that_has_read_its_last_record_need_not_pass_those_of_others(framed: Built) -> None:
+    """The ledger tells whose the lost ones were."""
+    lose_rest(framed, 3)
+    put(framed, a=2, b=5)
+    reclaim(framed)
+
+    assert bases(framed.root) == [6]
+
+
+def test_a_frame_of_which_no_byte_is_left_is_missed(framed: Built) -> None:
+    """The others are whole, and follow each other; the ledger tells of a record more."""
+    whole, (*_, last) = framed.path(1, Kind.SEALED).read_bytes(), frames(framed)
+    framed.path(1, Kind.SEALED).write_bytes(whole[: last.offset] + whole[last.offset + last.compressed_bytes :])
+    put(framed, a=7, b=4)
+    reclaim(framed)
+    assert bases(framed.root) == [1]
+    assert [(pin.route, pin.needs) for pin in status(framed).pins] == [("b", 5)]
+
+
+def test_whose_frames_are_whole_is_not_damaged_though_its_successor_is_lost(framed: Built) -> None:
+    path = framed.path(1, Kind.SEALED)
+    path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
+    framed.path(6, Kind.SEALED).unlink()
+    put(framed, a=7, b=5)
+    reclaim(framed)
+    (line,) = ledger(framed.root.path)
+
+    assert line["base"] == 1
+    assert "damaged" not in line
+    assert line["sha256"]
+
+
+@pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
+@pytest.mark.parametrize("number", [1, 4])
+def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
+    framed: Built, spoilt: Callable[[Built, int], None], number: int
+) -> None:
+    spoilt(framed, number)
+    forget_sealing(framed)
+    put(framed, a=7, b=7)
+    done = run(sidecar("reclaim", "--root", framed.root.path, "--grace", 0))
+    words = output_of("explain", "--root", framed.root.path).decode()
+    reported = json.loads(output_of("explain", "--json", "--root", framed.root.path).splitlines()[0])
+
+    assert bases(framed.root) == [1]
+    for answer in (done.stderr.decode(), words):
+        assert "segments.jsonl does not list the routes of their records" in answer
+        assert "give up the lost records: wald " in answer
+    assert "the routes of their records" in reported["message"]
+
+
+def lose_all(framed: Built) -> None:
+    path = framed.path(1, Kind.SEALED)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("spoilt", [lose_rest_unknown, lose_all])
+def test_what_to_type_names_the_file_that_is_there(framed: Built, spoilt: Callable[[Built], None]) -> None:
+    """A segment that was released has its old name back by the time it is reported, except in a dry run."""
+    spoilt(framed)
+    framed.reclaim(1, keep=True)
+    put(framed, a=7, b=7)
+    for arguments, kind in [(["--dry-run"], Kind.RELEASED), ([], Kind.SEALED)]:
+        done = run(sidecar("reclaim", "--root", framed.root.path, "--grace", 0, *arguments))
+        path = framed.path(1, kind)
+        assert path.exists()
+        assert "give up the lost records: wald " in done.stderr.decode()
+        assert set(re.findall(r"/\S*\.wal\S*?(?=:? )", done.stderr.decode())) == {str(path)}
+
+
+def test_without_that_line_the_frames_alone_tell_while_all_of_them_are_there(framed: Built) -> None:
+    whole = framed.path(1, Kind.SEALED).read_bytes()
+    spoil_places(framed, whole, [len(whole) - 1])
+    forget_sealing(framed)
+    put(framed, a=7, b=4)
+    reclaim(framed)
+    assert bases(framed.root) == [1]
+    put(framed, b=5)
+    reclaim(framed)
+    assert bases(framed.root) == []
+
+
+def test_frames_that_are_all_there_tell_it_all_when_the_segment_behind_is_gone(framed: Built) -> None:
+    """By its name alone it could extend to the next existing segment; the ledger proves that it does not."""
+    whole = framed.path(1, Kind.SEALED).read_bytes()
+    spoil_places(framed, whole, [len(whole) - 1])
+    framed.reclaim(6)
+    put(framed, a=2, b=5)
+    reclaim(framed)
+
+    assert bases(framed.root) == []
+    assert "damaged" not in next(line for line in ledger(framed.root.path) if line["base"] == 1)
+
+
+@pytest.mark.parametrize("damage", [b'{"event": "sealed"', None])
+def test_a_ledger_that_is_damaged_lets_nothing_go(framed: Built, damage: bytes | None) -> None:
+    path = framed.root.ledger / "segments.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'["b",3,3,5', b'["b",3,3,3') if damage is None else damage + b"\n" + data)
+    assert path.read_bytes() != data
+    lose_rest(framed, 2)
+    put(framed, a=7, b=7)
+    reclaim(framed)
+
+    assert bases(framed.root)[0] == 1
+    assert not status(framed).readable
+
+
+@pytest.mark.parametrize("sealed_line", [True, False])
+def test_whatever_is_damaged_it_goes_only_when_everybody_who_has_records_in_it_is_past(
+    framed: Built, sealed_line: bool
+) -> None:
+    """Any of its frames and its index × how far its routes are × where their last records are known from."""
+    whole, places = framed.path(1, Kind.SEALED).read_bytes(), [frame.offset for frame in frames(framed)]
+    if not sealed_line:
+        forget_sealing(framed)
+    subsets = chain.from_iterable(combinations(places, size) for size in range(len(places) + 1))
+    damages = [(whole, (*subset, len(whole) - 1)) for subset in subsets]
+    damages += [(whole[: place + 9], subset) for place in places for subset in ((), tuple(places[:1]))]
+    cursors = list(product((0, 1, LASTS["a"], 7), (0, 3, LASTS["b"], 7)))
+    went = 0
+    for number, (data, subset) in enumerate(damages):
+        spoil_places(framed, data, subset)
+        # Each damage with some of the cursors, and those with which it may go, just so.
+        for a, b in (cursors[5 * number % len(cursors)], (LASTS["a"], LASTS["b"])):
+            put(framed, a=a, b=b)
+            goes = first_goes(framed)
+            assert not goes or (a >= LASTS["a"] and b >= LASTS["b"]), (subset, len(data), a, b)
+            reported = status(framed)
+            assert goes == (reported.readable and not reported.pins)
+            went += goes
+    assert went > (len(damages) // 2 if sealed_line else 0)
+
+
+def first_goes(framed: Built) -> bool:
+    survey = Survey(framed.root, ANYTHING_READ, log_id=framed.log_id)
+    return next(iter(survey.decisions(now_ns=framed.now_ns))).verdict.is_deletion
+
+
+@pytest.mark.parametrize("sealed_line", [True, False])
+def test_lag_counts_what_a_reader_would_still_get(framed: Built, sealed_line: bool) -> None:
+    lose_rest(framed, 3)
+    if not sealed_line:
+        forget_sealing(framed)
+    for at in (0, 1, 3):
+        put(framed, a=at, b=at)
+        backlog = Backlog(framed.view)
+        list(backlog.segments())
+        cursors = [group.cursor for group in backlog.groups.values()]
+        counted = {route: sum(r.sequence > at for r in framed.log.records(route, on_damage=print)) for route in "ab"}
+        assert {group.cursor.route: group.lag.records for group in backlog.groups.values()} == counted
+        assert {route: lag.records for (route, _), lag in measure_lags(framed.view, cursors).items()} == (counted)
+
+
+@pytest.mark.parametrize(("a", "b", "lost"), [(0, 0, {"a": 2, "b": 3}), (1, 4, {"a": 1, "b": 1}), (2, 0, {"b": 3})])
+def test_of_what_expires_the_lost_records_count_as_unread(framed: Built, a: int, b: int, lost: dict[str, int]) -> None:
+    lose_rest(framed, 2)
+    put(framed, a=a, b=b)
+    reclaim(framed, Limits(max_records=1, others=EXPIRE))
+    reported: Sequence[dict[str, object]] = [line for line in ledger(framed.root.path) if line["base"] == 1]
+
+    assert [line["lost"] for line in reported] == [lost]
+    assert audit_deletion(reported[0], History(framed.root).sealing_of(1)).errors == ()

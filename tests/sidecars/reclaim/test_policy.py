@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 
-from wald_reclaim.policy import Facts, Limits, RouteFacts, RouteLimits, Verdict, exceeded_limit, judge, judge_route
+from wald.errors import InvalidInput
+from wald.files.listing import Segment
+from wald.files.uptime import Moment
+from wald.format.names import Kind
+from wald.format.sealed_index import RouteEntry, RouteTable
+from wald.retention.blockers import CursorSnapshot
+from wald.retention.cursors import Cursor, CursorState
+from wald_reclaim.apply import ShrunkSegment
+from wald_reclaim.evidence import RouteLists, merge_tables, route_fields
+from wald_reclaim.policy import (
+    Facts,
+    Limits,
+    RouteFacts,
+    RouteLimits,
+    Verdict,
+    exceeded_limit,
+    is_grace_over,
+    judge,
+    judge_route,
+)
+from wald_reclaim.report import Report, reclaim_metrics
+from wald_reclaim.settings import load_settings
+from wald_reclaim.survey import Decision
 
 AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records are newer
 EXPIRE = RouteLimits(expire=True)
@@ -125,20 +150,20 @@ def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the
 RULES = [verdict for verdict in Verdict if verdict.is_deletion and verdict is not Verdict.EACH_ROUTE]
 
 
-@pytest.mark.parametrize("young", [False, True])
-def test_a_segment_goes_when_every_route_in_it_agrees(*, young: bool) -> None:
+def test_a_segment_goes_when_every_route_in_it_agrees() -> None:
     """Those that have only read it agree once it is old enough; those that are beyond a limit, at once."""
-    limits = Limits(min_age_ns=AGE_NS + young)
-    for size in range(1, len(RULES) + 2):
-        for routes in combinations([*RULES, Verdict.UNREAD], size):
-            found = judge(facts(), limits, routes)
+    for young in [False, True]:
+        limits = Limits(min_age_ns=AGE_NS + young)
+        for size in range(1, len(RULES) + 2):
+            for routes in combinations([*RULES, Verdict.UNREAD], size):
+                found = judge(facts(), limits, routes)
 
-            if Verdict.UNREAD in routes:
-                assert found is Verdict.UNREAD
-            elif Verdict.READ in routes and young:
-                assert found is Verdict.YOUNG
-            else:
-                assert found is (routes[0] if size == 1 else Verdict.EACH_ROUTE)
+                if Verdict.UNREAD in routes:
+                    assert found is Verdict.UNREAD
+                elif Verdict.READ in routes and young:
+                    assert found is Verdict.YOUNG
+                else:
+                    assert found is (routes[0] if size == 1 else Verdict.EACH_ROUTE)
 
 
 def test_a_segment_without_records_goes_by_the_limits_of_the_log() -> None:
@@ -154,3 +179,191 @@ def test_a_route_with_a_table_of_its_own_does_not_take_over_what_the_others_lose
     assert (limits.may_lose("own"), limits.may_lose("any")) == (False, True)
     assert limits.by_route
     assert not Limits(others=EXPIRE).by_route
+
+
+UPPER = ("max_age", "max_bytes", "max_records")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "wald.toml"
+
+
+@pytest.mark.parametrize("limit", UPPER)
+def test_0_lifts_a_limit_of_the_log_as_option_and_in_the_file(file: Path, limit: str) -> None:
+    file.write_text(f'[retention]\nlog_{limit} = 0\nunread = "expire"\n')
+    as_option = load_settings(None, {limit: 0}).limits
+    assert as_option == Limits()
+    assert load_settings(file, {}).limits.max_bytes is None
+
+    file.write_text("[retention]\nlog_max_age = 7\nlog_max_bytes = 7\nlog_max_records = 7\n")
+    set_in_file = load_settings(file, {}).limits
+    lifted = load_settings(file, {limit: 0}).limits
+    names = {"max_age": "max_age_ns"}
+    assert [getattr(set_in_file, names.get(each, each)) is None for each in UPPER] == [False] * 3
+    assert [each for each in UPPER if getattr(lifted, names.get(each, each)) is None] == [limit]
+
+
+def test_without_a_limit_nothing_can_expire() -> None:
+    with pytest.raises(InvalidInput, match="needs a limit"):
+        load_settings(None, {"max_bytes": 0, "unread": "expire"})
+
+
+def test_the_option_keep_spares_what_is_unread_whatever_the_file_says(file: Path) -> None:
+    """``expire`` is only a default: a route with keep loses nothing."""
+    file.write_text(
+        '[retention]\nlog_max_records = 5\nunread = "expire"\n'
+        '[routes.a]\nunread = "expire"\nmax_records = 1\n'
+        '[routes.b]\npinned_max_bytes = 9\non_pinned = "expire"\n'
+        '[routes.c]\nunread = "keep"\n'
+    )
+
+    def losing(**options: str) -> list[str]:
+        limits = load_settings(file, options).limits
+        return [route for route in ("a", "b", "c", "other") if limits.may_lose(route)]
+
+    assert losing() == losing(unread="expire") == ["a", "b", "other"]
+    assert losing(unread="keep") == []
+    assert load_settings(file, {"unread": "keep"}).limits.of("a").max_records == 1
+
+
+def claims(**at: int) -> CursorSnapshot:
+    def cursor(route: str, group: str) -> Cursor:
+        return Cursor(route, group, Path(group), CursorState.VALID, at[route])
+
+    return CursorSnapshot(
+        {route: (cursor(route, "processed"), cursor(route, "100%d")) for route in at}, frozenset({"c"})
+    )
+
+
+def segment(base: int, *routes: str) -> RouteTable:
+    return RouteTable.from_entries(
+        [RouteEntry(route, 2 + n, base + n, base + 9 + n, 1) for n, route in enumerate(routes)]
+    )
+
+
+def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
+    early, late = claims(a=50, b=60, c=0), claims(a=51, b=60, c=0)
+    by_a = {"a": Verdict.MAX_AGE, "b": Verdict.READ, "c": Verdict.READ}
+    lists = RouteLists()
+    for held, under, rules in (
+        (segment(1, "a", "b", "c"), early, {}),
+        (segment(11, "a", "b", "c"), early, {}),
+        (segment(15, "a", "b", "c"), late, {}),
+        (segment(21, "b", "a", "gone"), early, {}),
+        (segment(21, "b", "a"), late, {}),
+        (segment(31, "a", "b"), late, by_a),
+        (segment(41, "a", "b"), late, by_a | {"a": Verdict.MAX_BYTES}),
+        (segment(51, "a", "b"), late, {}),
+        (segment(51), late, {}),
+    ):
+        text = lists.text(held, under, rules)
+        own = {route: {"rule": verdict.value} for route, verdict in rules.items()}
+        expected = [route_fields(entry, under) | own.get(entry.route, {}) for entry in held]
+
+        assert json.loads(text) == expected
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
+    segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
+    together = merge_tables(segments)
+
+    by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
+    assert sorted(together) == [
+        (
+            name,
+            sum(entry.count for entry in entries),
+            entries[0].first,
+            entries[-1].last,
+            sum(entry.payload_bytes for entry in entries),
+        )
+        for name, entries in by_route.items()
+    ]
+
+
+SEGMENT = Segment(1, Kind.SEALED, Path("1.wal.zst"))
+DELETED = Decision(SEGMENT, Verdict.MAX_AGE, 10, entry={"base": 1, "lost": {"a": 3, "b": 4}})
+KEPT = Decision(SEGMENT, Verdict.UNREAD, 10)
+
+
+def report_of(printed: list[str], *, watching: bool = True) -> Report:
+    return Report(as_json=False, is_dry_run=False, watching=watching, write=printed.append, warn=printed.append)
+
+
+def test_an_outage_is_reported_once() -> None:
+    cases: list[tuple[list[str], list[str]]] = [
+        (["disk", "disk", "disk"], ["disk"]),
+        (["disk", "", "disk"], ["disk", "disk"]),
+        (["disk", "cursor", "disk"], ["disk", "cursor", "disk"]),
+    ]
+    for passes, warned in cases:
+        printed: list[str] = []
+        report = report_of(printed)
+        for problem in passes:
+            report.begin()
+            for _ in range(2 if problem else 0):
+                report.problem(problem)
+        assert printed == warned
+
+
+def test_kept_segments_are_those_of_the_last_successful_pass() -> None:
+    report = report_of([])
+    counts = report.counts
+    times = next(each for each in reclaim_metrics(counts) if each.name.endswith("last_pass_timestamp_seconds"))
+    assert (times.samples, counts.ended_ns) == ({}, 0)
+    for _ in range(2):
+        report.begin()
+        report.decision(KEPT)
+        report.decision(DELETED)
+        report.end([])
+    report.begin()
+    report.decision(KEPT)
+    report.decision(KEPT)
+    report.failed("disk")
+
+    assert counts.kept == {Verdict.UNREAD: 1}
+    assert (counts.released, counts.released_bytes) == ({Verdict.MAX_AGE: 2}, {Verdict.MAX_AGE: 20})
+    assert (counts.lost_records, counts.failed) == (14, 1)
+    assert counts.ended_ns > 0
+
+
+def test_the_summary_of_a_pass_leaves_out_the_failed_pass_before_it() -> None:
+    printed: list[str] = []
+    report = report_of(printed)
+    for is_last in (False, True):
+        report.begin()
+        report.decision(KEPT)
+        report.decision(DELETED)
+        if is_last:
+            report.end([])
+        else:
+            report.failed("disk")
+    assert "now marked for deletion: 1 (10 B)" in printed[-1]
+    assert "kept: 1 (10 B; 1: a group has not read it)" in printed[-1]
+
+
+def test_a_released_segment_is_deleted_when_it_is_due_or_taken_back() -> None:
+    report = report_of([])
+    counts = report.counts
+    report.released(DELETED, is_due=False)
+    assert (counts.deleted, counts.deleted_bytes, counts.taken_back) == (0, 0, 0)
+    report.released(DELETED, is_due=True)
+    report.released(KEPT, is_due=True)
+    report.released(replace(KEPT, keeps_name=True), is_due=True)
+    assert (counts.deleted, counts.deleted_bytes, counts.taken_back) == (1, 10, 1)
+
+
+def test_a_restored_shrink_has_freed_nothing() -> None:
+    report, shrunk = report_of([]), ShrunkSegment(SEGMENT, 30, 100)
+    report.shrunk(shrunk)
+    report.shrunk(replace(shrunk, bytes=100, is_restored=True))
+    assert (report.counts.shrunk, report.counts.shrunk_bytes) == (1, 70)
+
+
+def test_the_grace_period_counts_from_the_line_and_ends_with_the_boot() -> None:
+    since = Moment("b", 100)
+    assert [is_grace_over(since, Moment("b", at), 50) for at in (149, 150)] == [False, True]
+    assert is_grace_over(since, Moment("c", 0), 50)
+    assert is_grace_over(None, since, 0)
+    assert not is_grace_over(None, since, 50)

@@ -198,27 +198,6 @@ def test_a_damaged_segment_is_not_touched(built: Built) -> None:
     assert [line["base"] for line in shrunk_lines(built)] == [11]
 
 
-class MovingBack(Disk):
-    """Another process moves a cursor back just before the new form gets its name."""
-
-    def __init__(self, built: Built) -> None:
-        self._built = built
-
-    def rename(self, source: Path, target: Path) -> None:
-        if source.name.endswith(".shrunk.tmp"):
-            self._built.log.set_cursor("web", 3, rewind=True)
-        super().rename(source, target)
-
-
-def test_a_cursor_that_is_set_back_meanwhile_gets_its_records(built: Built) -> None:
-    before = sizes(built)
-    reclaim(built, disk=MovingBack(built), shrink_pinned=True)
-
-    assert sizes(built) == before
-    assert next(built.log.batches("web", "cursor")).first_sequence == 4
-    assert errors(built) == illegal(built) == []
-
-
 def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
     batches = built.log.batches("web", 1, follow=True)
     first = [next(batches).first_sequence for _ in range(3)]

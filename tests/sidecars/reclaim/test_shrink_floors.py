@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faults import TracingDisk
+from faults import Died, TracingDisk
 from logs import Built
 from reclaiming import Reclaimer, reclaim
+from running import wald
 from shrinking import shrink_file
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
@@ -30,7 +33,7 @@ BATCHES = [("web", 1), ("web", 2), ("stuck", 1), ("web", 1), ("other", 2), ("web
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Iterator[Built]:
+def floored(tmp_path: Path) -> Iterator[Built]:
     """A sealed segment: web has 1, 2 to 3, 5 and 8 to 9; stuck has 4; other has 6 to 7. Record 10 is active."""
     made = Built(tmp_path / "log")
     for number, (route, count) in enumerate(BATCHES):
@@ -44,65 +47,65 @@ def built(tmp_path: Path) -> Iterator[Built]:
     made.crash()
 
 
-def index(built: Built) -> SealedIndex:
-    (segment, _) = list_segments(built.root).segments
-    return sealed_index(segment, built.log_id)
+def index(floored: Built) -> SealedIndex:
+    (segment, _) = list_segments(floored.root).segments
+    return sealed_index(segment, floored.log_id)
 
 
-def left(built: Built, floors: Floors, tmp_path: Path) -> set[int]:
+def left(floored: Built, floors: Floors, tmp_path: Path) -> set[int]:
     """The records that a shrink leaves."""
     made = tmp_path / "made"
-    shrinking = shrink_file(built.path(1, Kind.SEALED), made, floors.keeps)
+    shrinking = shrink_file(floored.path(1, Kind.SEALED), made, floors.keeps)
     made.unlink()
     dropped = {sequence for first, last in shrinking.index.shrunk.ranges for sequence in range(first, last + 1)}  # type: ignore[union-attr]
     return set(range(1, 10)) - dropped
 
 
-def bundled(built: Built, through: int) -> Callable[[str, int, int], bool]:
+def bundled(floored: Built, through: int) -> Callable[[str, int, int], bool]:
     """Archive web up to a record; return the look-up of archived ranges."""
-    path = built.root.ledger / "archive.jsonl"
+    path = floored.root.ledger / "archive.jsonl"
     path.unlink(missing_ok=True)
-    archive = Ledger(path, built.disk)
+    archive = Ledger(path, floored.disk)
     if through:
         archive.append({"event": "archived", "route": "web", "first": 1, "last": through, "after": 0, "bundle": "b"})
     archive.close()
-    return History(built.root).all_archived
+    return History(floored.root).all_archived
 
 
-@pytest.mark.parametrize("cursor", range(11))
-def test_a_batch_goes_when_its_last_record_is_read(built: Built, tmp_path: Path, cursor: int) -> None:
-    built.log.set_cursor("web", cursor, rewind=True)
-    floors = Floors.of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), None)
-    web = [(1, 1), (2, 3), (5, 5), (8, 9)]
-    stays = {4} | {sequence for first, last in web if last > cursor for sequence in range(first, last + 1)}
+def test_a_batch_goes_when_its_last_record_is_read(floored: Built, tmp_path: Path) -> None:
+    for cursor in range(11):
+        floored.log.set_cursor("web", cursor, rewind=True)
+        floors = Floors.of(index(floored), read_cursor_snapshot(floored.root, log_id=floored.log_id), None)
+        web = [(1, 1), (2, 3), (5, 5), (8, 9)]
+        stays = {4} | {sequence for first, last in web if last > cursor for sequence in range(first, last + 1)}
 
-    assert left(built, floors, tmp_path) == stays
-
-
-@pytest.mark.parametrize("cursor", [0, 1, 3, 5, 9, 10])
-def test_of_a_route_nothing_goes_before_all_of_it_is_archived(built: Built, tmp_path: Path, cursor: int) -> None:
-    built.log.set_cursor("web", cursor, rewind=True)
-    claims, held = read_cursor_snapshot(built.root, log_id=built.log_id), index(built)
-    everything = left(built, Floors.of(held, claims, None), tmp_path) | {6, 7}
-    for through in range(11):
-        floors = Floors.of(held, claims, bundled(built, through))
-        goes = through >= min(cursor, 9)
-        assert left(built, floors, tmp_path) == (everything if goes else set(range(1, 10))), through
+        assert left(floored, floors, tmp_path) == stays
 
 
-def test_a_retired_route_needs_no_bundle(built: Built, tmp_path: Path) -> None:
-    retire_route(built.root, built.disk, "web", now="")
-    floors = Floors.of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), bundled(built, 1))
-    assert left(built, floors, tmp_path) == {4, 6, 7}
+def test_of_a_route_nothing_goes_before_all_of_it_is_archived(floored: Built, tmp_path: Path) -> None:
+    for cursor in [0, 1, 3, 5, 9, 10]:
+        floored.log.set_cursor("web", cursor, rewind=True)
+        claims, held = read_cursor_snapshot(floored.root, log_id=floored.log_id), index(floored)
+        everything = left(floored, Floors.of(held, claims, None), tmp_path) | {6, 7}
+        for through in range(11):
+            floors = Floors.of(held, claims, bundled(floored, through))
+            goes = through >= min(cursor, 9)
+            assert left(floored, floors, tmp_path) == (everything if goes else set(range(1, 10))), through
+
+
+def test_a_retired_route_needs_no_bundle(floored: Built, tmp_path: Path) -> None:
+    retire_route(floored.root, floored.disk, "web", now="")
+    floors = Floors.of(index(floored), read_cursor_snapshot(floored.root, log_id=floored.log_id), bundled(floored, 1))
+    assert left(floored, floors, tmp_path) == {4, 6, 7}
 
 
 def test_half_of_the_file_and_16_kib_are_enough(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
-    built.lines("web", [b"x" * 100])
-    built.lines("stuck", [b"y" * 100])
-    built.cut()
-    built.seal()
-    held, read = index(built), Floors({"web": 1, "stuck": 0})
+    floored = Built(tmp_path / "log")
+    floored.lines("web", [b"x" * 100])
+    floored.lines("stuck", [b"y" * 100])
+    floored.cut()
+    floored.seal()
+    held, read = index(floored), Floors({"web": 1, "stuck": 0})
 
     assert read.freed_bytes(held, 32 << 10) == 16 << 10
     assert read.freed_bytes(held, (32 << 10) - 1) == 0
@@ -119,13 +122,13 @@ def test_half_of_the_file_and_16_kib_are_enough(tmp_path: Path) -> None:
 class Meanwhile(Disk):
     """A cursor is moved back just before the new form gets its name."""
 
-    def __init__(self, built: Built, route: str, sequence: int) -> None:
-        self._moved = built, route, sequence
+    def __init__(self, floored: Built, route: str, sequence: int) -> None:
+        self._moved = floored, route, sequence
 
     def rename(self, source: Path, target: Path) -> None:
-        built, route, sequence = self._moved
+        floored, route, sequence = self._moved
         if source.name.endswith(".shrunk.tmp"):
-            built.log.set_cursor(route, sequence, rewind=True)
+            floored.log.set_cursor(route, sequence, rewind=True)
         super().rename(source, target)
 
 
@@ -134,17 +137,17 @@ class Meanwhile(Disk):
     [("web", 9, False), ("web", 8, True), ("other", 7, False), ("other", 6, True)],
 )
 def test_the_old_form_stays_if_one_dropped_record_is_needed_meanwhile(
-    built: Built, route: str, sequence: int, *, stays: bool
+    floored: Built, route: str, sequence: int, *, stays: bool
 ) -> None:
-    before = built.path(1, Kind.SEALED).read_bytes()
-    reclaim(built, disk=Meanwhile(built, route, sequence), shrink_pinned=True)
-    assert (built.path(1, Kind.SEALED).read_bytes() == before) is stays
+    before = floored.path(1, Kind.SEALED).read_bytes()
+    reclaim(floored, disk=Meanwhile(floored, route, sequence), shrink_pinned=True)
+    assert (floored.path(1, Kind.SEALED).read_bytes() == before) is stays
 
 
-def test_the_old_form_goes_after_all_else_is_durable(built: Built) -> None:
+def test_the_old_form_goes_after_all_else_is_durable(floored: Built) -> None:
     disk = TracingDisk()
-    reclaim(built, disk=disk, shrink_pinned=True)
-    name = built.path(1, Kind.SEALED).name
+    reclaim(floored, disk=disk, shrink_pinned=True)
+    name = floored.path(1, Kind.SEALED).name
     steps = [step for step in disk.steps if step[0] in ("sync", "link", "rename", "sync_directory", "unlink")]
     at = steps.index(("link", name + WHOLE_SUFFIX))
 
@@ -159,28 +162,151 @@ def test_the_old_form_goes_after_all_else_is_durable(built: Built) -> None:
     ]
 
 
-def test_what_is_left_of_a_segment_that_is_deleted_does_not_bring_it_back(built: Built) -> None:
-    whole = built.path(1, Kind.SEALED).with_name(built.path(1, Kind.SEALED).name + WHOLE_SUFFIX)
-    shutil.copyfile(built.path(1, Kind.SEALED), whole)
-    built.reclaim(1)
-    reclaim(built)
+def test_what_is_left_of_a_segment_that_is_deleted_does_not_bring_it_back(floored: Built) -> None:
+    whole = floored.path(1, Kind.SEALED).with_name(floored.path(1, Kind.SEALED).name + WHOLE_SUFFIX)
+    shutil.copyfile(floored.path(1, Kind.SEALED), whole)
+    floored.reclaim(1)
+    reclaim(floored)
     assert not whole.exists()
-    assert not built.path(1, Kind.SEALED).exists()
+    assert not floored.path(1, Kind.SEALED).exists()
 
 
-def test_a_segment_is_looked_at_again_after_ten_minutes(built: Built) -> None:
+def test_a_segment_is_looked_at_again_after_ten_minutes(floored: Built) -> None:
     now = 0.0
-    reclaimer = Reclaimer(built.root, built.disk, clock=lambda: now)
+    reclaimer = Reclaimer(floored.root, floored.disk, clock=lambda: now)
     shrinker = Shrinker(reclaimer.deleter())
 
     def shrink() -> ShrunkSegment | None:
-        return shrinker.shrink(list_segments(built.root).segments[0], now_ns=built.now_ns)
+        return shrinker.shrink(list_segments(floored.root).segments[0], now_ns=floored.now_ns)
 
-    built.log.set_cursor("web", 0, rewind=True)
+    floored.log.set_cursor("web", 0, rewind=True)
     assert shrink() is None
-    built.log.set_cursor("web", 10)
+    floored.log.set_cursor("web", 10)
     now = 599.0
     assert shrink() is None
     now = 600.0
     assert shrink() is not None
     reclaimer.ledger.close()
+
+
+class Killed(Disk):
+    """The process ends as soon as the shrunk form has its name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        if source.name.endswith(".shrunk.tmp"):
+            raise Died
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Built:
+    """A sealed segment in both forms: ten batches, of which the second and the last but one are of the route stuck."""
+    made = Built(tmp_path / "log")
+    for i in range(10):
+        made.lines("stuck" if i in (1, 8) else "web", [BYTES[6000 * i : 6000 * (i + 1)]])
+    made.cut()
+    made.lines("web", [b"newest"])
+    made.seal()
+    made.log.set_cursor("web", made.last)
+    with pytest.raises(Died):
+        reclaim(made, disk=Killed(), shrink_pinned=True)
+    assert whole(made).exists()
+    made.crash()
+    return made
+
+
+def whole(interrupted: Built) -> Path:
+    path = interrupted.path(1, Kind.SEALED)
+    return path.with_name(path.name + WHOLE_SUFFIX)
+
+
+def damage(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def values(interrupted: Built, route: str, *, unread: bool = False) -> list[bytes]:
+    batches = interrupted.log.batches(route, "cursor" if unread else 1)
+    return [record.value for batch in batches for record in batch.records()]
+
+
+def findings(interrupted: Built) -> list[str]:
+    return [str(found) for found in verify(interrupted.root) if found.level is Level.ERROR]
+
+
+def index_offset(path: Path) -> int:
+    return path.read_bytes().rindex(b"\x57\x2a\x4d\x18") + 30
+
+
+@pytest.mark.parametrize("rewound", [False, True])
+@pytest.mark.parametrize("in_index", [False, True])
+def test_repair_puts_the_whole_form_back(interrupted: Built, *, in_index: bool, rewound: bool) -> None:
+    path = interrupted.path(1, Kind.SEALED)
+    damage(path, index_offset(path) if in_index else 3000)
+    if rewound:
+        interrupted.log.set_cursor("web", 0, rewind=True)
+    done = wald("repair", "--root", interrupted.root.path)
+
+    assert (done.returncode, done.stderr) == (0, b""), done.stdout
+    assert not whole(interrupted).exists()
+    assert len(values(interrupted, "web")) == 9
+    assert len(values(interrupted, "stuck")) == 2
+    reclaim(interrupted, shrink_pinned=True)
+    assert len(values(interrupted, "stuck")) == 2
+    assert len(values(interrupted, "web", unread=True)) == (9 if rewound else 0)
+    assert findings(interrupted) == []
+
+
+def test_reclaim_does_not_trust_a_form_that_was_damaged_meanwhile(interrupted: Built) -> None:
+    damage(interrupted.path(1, Kind.SEALED), 3000)
+    reclaim(interrupted, shrink_pinned=True)
+
+    assert not whole(interrupted).exists()
+    assert len(values(interrupted, "stuck")) == 2
+    assert findings(interrupted) == []
+
+
+def test_reclaim_keeps_the_good_form_beside_a_damaged_old_one(interrupted: Built) -> None:
+    """And repair clears the damaged one away."""
+    damage(whole(interrupted), 3000)
+    reclaim(interrupted, shrink_pinned=True)
+    assert whole(interrupted).exists()
+    assert len(values(interrupted, "stuck")) == 2
+
+    done = wald("repair", "--root", interrupted.root.path)
+    assert done.returncode == 0, done.stdout
+    assert not whole(interrupted).exists()
+    assert len(values(interrupted, "stuck")) == 2
+    reclaim(interrupted, shrink_pinned=True)
+    assert findings(interrupted) == []
+
+
+def test_a_form_of_a_segment_that_was_reclaimed_meanwhile_is_removed(interrupted: Built) -> None:
+    kept = whole(interrupted).with_name("kept")
+    shutil.move(whole(interrupted), kept)
+    interrupted.log.set_cursor("stuck", 10)
+    reclaim(interrupted)
+    assert not interrupted.path(1, Kind.SEALED).exists()
+    shutil.move(kept, whole(interrupted))
+    reclaim(interrupted, shrink_pinned=True)
+
+    assert not [path.name for path in interrupted.root.segments.iterdir() if "zst" in path.name]
+
+
+def test_it_may_not_be_deleted_by_hand(interrupted: Built) -> None:
+    done = wald("inspect", whole(interrupted))
+    assert b"delete it?  no" in done.stdout.replace(b"    ", b"  "), done.stdout
+    assert (
+        f"{whole(interrupted).name}: left by an interrupted shrinking"
+        in wald("verify", "--root", interrupted.root.path).stdout.decode()
+    )
+
+
+def test_a_later_pass_keeps_the_new_form_if_nobody_needs_the_old_one(interrupted: Built) -> None:
+    """Also one that shrinks nothing itself."""
+    path = interrupted.path(1, Kind.SEALED)
+    shrunk = path.read_bytes()
+    reclaim(interrupted)
+    assert path.read_bytes() == shrunk
+    assert not whole(interrupted).exists()

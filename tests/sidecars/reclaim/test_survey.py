@@ -9,14 +9,19 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+from contents import errors
 from damage import flipped
 from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
-from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
+from wald.files.layout import TEMPORARY
 from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
 from wald.format.names import WHOLE_SUFFIX, Kind
+from wald.segments.view import State
+from wald.writing.sealing import seal, segments_to_seal
 from wald_reclaim.apply import Deleter
 from wald_reclaim.policy import Limits, Verdict
 from wald_reclaim.survey import Decision, Survey
@@ -258,9 +263,186 @@ def test_a_segment_that_is_sealed_meanwhile_has_the_bytes_of_its_new_file(tmp_pa
     built.lines("web", [b"x" * 100_000])
     built.cut()
     survey = Survey(built.root, Limits(), log_id=built.log_id)
-    for seal in (False, True):
-        if seal:
+    for is_sealed in (False, True):
+        if is_sealed:
             built.seal()
         (decision,) = survey.decisions(now_ns=built.now_ns)
         assert decision.stored_bytes == decision.segment.path.stat().st_size
     built.crash()
+
+
+@pytest.fixture
+def cut_log(tmp_path: Path) -> Built:
+    """Cut 1 (a: 1–2, b: 3) and 4 (a: 4), active 5 (b: 5)."""
+    cut_log = Built(tmp_path / "root")
+    cut_log.lines("a", [b"1", b"2"])
+    cut_log.lines("b", [b"3"])
+    cut_log.cut()
+    cut_log.lines("a", [b"4"])
+    cut_log.cut()
+    cut_log.lines("b", [b"5"])
+    return cut_log
+
+
+def raw(cut_log: Built) -> list[int]:
+    return bases(cut_log.root, Kind.RAW)
+
+
+def test_a_raw_segment_that_everybody_has_read_goes(cut_log: Built) -> None:
+    """The active segment stays; the ledger describes the deleted one, and its sparse index is deleted too."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    reclaim(cut_log)
+
+    assert raw(cut_log) == [5]
+    assert sorted(path.name for path in cut_log.root.segments.iterdir() if path.name < f"{5:020d}") == []
+    first, second = ledger(cut_log.root.path)
+    assert (first["base"], first["last"], first["form"], first["rule"]) == (1, 3, "raw", "read")
+    assert [(route["route"], route["count"], route["first"], route["last"]) for route in first["routes"]] == [
+        ("a", 2, 1, 2),
+        ("b", 1, 3, 3),
+    ]
+    assert (second["base"], second["last"]) == (4, 4)
+    assert cut_log.log.where(2).state is State.RECLAIMED
+    assert [record.value for record in cut_log.log.records(start="earliest")] == [b"5"]
+    assert errors(cut_log.root.path) == []
+
+
+def test_a_raw_segment_that_somebody_has_not_read_stays(cut_log: Built) -> None:
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 2)
+    reclaim(cut_log)
+
+    assert raw(cut_log) == [1, 5]
+
+
+def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(cut_log: Built) -> None:
+    """Readable all the time."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    reclaim(cut_log, grace_ns=10**18)
+    assert [segment.kind for segment in list_segments(cut_log.root).released] == [Kind.RAW_RELEASED] * 2
+    assert cut_log.log.where(2).state is State.RELEASED
+    cut_log.log.set_cursor("a", 2, rewind=True)
+    assert [record.sequence for record in cut_log.log.records("a", start="cursor")] == [4]
+    reclaim(cut_log, grace_ns=10**18)
+
+    assert raw(cut_log) == [4, 5]
+    assert [line["event"] for line in ledger(cut_log.root.path)] == ["reclaimed", "reclaimed", "kept"]
+
+
+class _SealingMeanwhile(Unsynced):
+    """The sealer is done with everything at the moment at which the first raw segment is to be renamed."""
+
+    def __init__(self, cut_log: Built) -> None:
+        super().__init__()
+        self._built = cut_log
+
+    def rename_to_free(self, source: Path, target: Path) -> None:
+        if target == self._built.path(1, Kind.RAW_RELEASED):
+            self._built.seal()
+        super().rename_to_free(source, target)
+
+
+def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(cut_log: Built) -> None:
+    """It went from under RECLAIM, which called the disk broken."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    reclaim(cut_log, disk=_SealingMeanwhile(cut_log))
+    assert bases(cut_log.root, Kind.SEALED) == [1, 4]
+    assert [record.value for record in cut_log.log.records("a", start=1)] == [b"1", b"2", b"4"]
+    assert [line["event"] for line in ledger(cut_log.root.path)] == ["reclaimed", "reclaimed", "kept", "kept"]
+    reclaim(cut_log)
+
+    assert (raw(cut_log), bases(cut_log.root, Kind.SEALED)) == ([5], [])
+    assert all("sha256" in line for line in ledger(cut_log.root.path)[4:])
+    assert rulings(cut_log.root) == {1: (), 4: ()}
+    assert errors(cut_log.root.path) == []
+
+
+def test_what_is_unread_and_expires_is_counted(cut_log: Built) -> None:
+    cut_log.log.set_cursor("a", 1)
+    cut_log.log.set_cursor("b", 5)
+    reclaim(cut_log, Limits(max_bytes=0, others=EXPIRE))
+
+    assert [line["lost"] for line in ledger(cut_log.root.path)] == [{"a": 1}, {"a": 1}]
+
+
+def test_a_damaged_raw_segment_is_left_to_the_sealer(cut_log: Built) -> None:
+    """The routes in the damaged part are unknown."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    path = cut_log.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    reclaim(cut_log)
+
+    assert raw(cut_log) == [1, 5]
+
+
+def test_a_segment_that_is_being_sealed_is_left_alone(cut_log: Built) -> None:
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    temporary = cut_log.path(1, Kind.SEALED)
+    temporary.with_name(f"{temporary.name}.1{TEMPORARY}").touch()
+    reclaim(cut_log)
+
+    assert raw(cut_log) == [1, 5]
+
+
+def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(cut_log: Built) -> None:
+    """It has made its temporary file before the segment was renamed: the segment gets its name back, and is sealed."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    temporary = cut_log.path(1, Kind.SEALED).with_name(f"{cut_log.path(1, Kind.SEALED).name}.1{TEMPORARY}")
+    reclaimer = Reclaimer(cut_log.root, cut_log.disk)
+    rename = cut_log.disk.rename_to_free
+
+    def meet(source: Path, target: Path) -> None:
+        if target == cut_log.path(1, Kind.RAW_RELEASED):
+            temporary.touch()
+        rename(source, target)
+
+    cut_log.disk.rename_to_free = meet  # type: ignore[method-assign]  # the moment between its look and its rename
+    reclaimer.look(now_ns=cut_log.now_ns)
+    reclaimer.ledger.close()
+
+    assert raw(cut_log) == [1, 5]
+    assert [(line["base"], line["event"]) for line in ledger(cut_log.root.path)] == [
+        (1, "reclaimed"),
+        (4, "reclaimed"),
+        (1, "kept"),
+    ]
+
+
+def test_a_sealer_that_comes_too_late_makes_nothing(cut_log: Built) -> None:
+    """The segment is gone: no sealed form of it appears again."""
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    seen = segments_to_seal(cut_log.root, 5)
+    reclaim(cut_log)
+    for segment in seen:
+        with pytest.raises(FileNotFoundError):
+            seal(cut_log.root, segment, cut_log.disk, cut_log.ledger, now=lambda: cut_log.now_ns)
+
+    assert bases(cut_log.root, Kind.SEALED) == []
+    assert not [path for path in cut_log.root.segments.iterdir() if path.name.endswith(TEMPORARY)]
+
+
+def test_watching_it_leaves_the_sealer_a_while(cut_log: Built) -> None:
+    """Segments of the first pass count as old."""
+    now = [0.0]
+    reclaimer = Reclaimer(cut_log.root, cut_log.disk, clock=lambda: now[0])
+    reclaimer.look(now_ns=cut_log.now_ns)
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+    cut_log.cut()
+    cut_log.lines("a", [b"6"])
+    reclaimer.look(now_ns=cut_log.now_ns)
+    assert raw(cut_log) == [5, 6]
+    now[0] = 10.0
+    reclaimer.look(now_ns=cut_log.now_ns)
+    reclaimer.ledger.close()
+
+    assert raw(cut_log) == [6]

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from logs import Built
+from running import refused
 
 from wald.errors import InvalidInput, NotFound
 
@@ -60,3 +62,79 @@ def test_an_archive_that_is_to_be_audited_has_to_be_there(tmp_path: Path) -> Non
 
     assert done.returncode == NotFound.exit_code
     assert "no bags" in done.stderr
+
+
+PROGRAMS = ["export", "compact", "audit"]
+PACKAGES = ["pyspark", "pyarrow", "numpy", "pandas"]
+
+
+def without(package: str, program: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """Run a program in a Python that cannot import ``package``."""
+    script = f"import sys; sys.modules[{package!r}] = None; from wald_spark.{program}.command import main; main()"
+    line = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path, program: str, package: str) -> None:
+    if program == "audit":
+        programs.program("java")
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    out = ("--out", tmp_path / "out") if program != "audit" else ()
+    code, message, hint = refused(without(package, program, "--root", built.root.path, *out))
+
+    assert (code, hint) == (3, "in a clone of wald: pip install '.[spark]'")
+    assert f"there is no {package}" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_needs_no_package() -> None:
+    for program in PROGRAMS:
+        assert without("pyspark", program, "--help").returncode == 0
+
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "java"
+
+
+def found_with(java_home: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script with a PATH without other programs, so that it cannot install anything."""
+    env = {"JAVA_HOME": os.fspath(java_home), "PATH": os.fspath(java_home)}
+    return subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False)
+
+
+def java_that_says(version: str, home: Path) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "21" 2023-09-19 LTS', 21),
+        ('openjdk version "26-ea" 2026-03-17', 26),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "25.0.1" 2025-10-21', 25),
+    ],
+)
+def test_the_java_of_java_home_comes_first(tmp_path: Path, says: str, version: int) -> None:
+    """JAVA_HOME wins over any other installation."""
+    home = java_that_says(says, tmp_path / "jdk")
+
+    done = found_with(home)
+    assert (done.returncode, done.stdout) == (0, f"Java {version} in {home}\n")
+
+
+@pytest.mark.parametrize("says", ['java version "1.8.0_392"', 'openjdk version "11.0.2" 2019-01-15', "no Java at all"])
+def test_one_that_is_too_old_is_passed_over(tmp_path: Path, says: str) -> None:
+    """The script chooses another Java or names the package to install; it succeeds either way."""
+    home = java_that_says(says, tmp_path / "jdk")
+
+    done = found_with(home)
+    assert done.returncode == 0
+    assert str(home) not in done.stdout
+    assert done.stdout.startswith("Java ") or "apt install default-jre-headless" in done.stderr

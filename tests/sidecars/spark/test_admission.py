@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs import Built
+from some_logs import STEPS, Step, build
 
+from wald.log import Log
+from wald.reading.assembler import Batch
+from wald_archive.parts import Bytes, Records, Size, bundle_batches
 from wald_spark.admission import Backlog, Extent, admit
+from wald_spark.engine import Share, Stretch, decode, encode, shares, stretches
 from wald_spark.options import Limits
+from wald_spark.plan import Block, fair_share, joined_blocks, packed
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
 LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.integers(1, 120))
@@ -125,3 +135,149 @@ def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> 
 def test_records_that_are_not_wanted_cost_nothing() -> None:
     assert admit([Backlog(5, 900, []), Backlog(0, 900, [Extent(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
     assert admit([], Limits(records=1), turn=3) == []
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "root")
+
+
+def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) -> list[Share]:
+    """Measure pieces that begin at the given records, even in the middle of a batch."""
+    last = max((record.sequence for record in log.records()), default=0)
+    starts = sorted({1, *(start for start in pieces if start <= last), last + 1})
+    measured: list[Stretch] = []
+    for start, following in pairwise(starts):
+        found = stretches(log.batches("a", start, following - 1), size, limit_bytes=stretch_bytes)
+        measured += decode(encode(found))
+
+    def read(stretch: Stretch) -> Iterator[Batch]:
+        return log.batches("a", stretch.first, stretch.last)
+
+    return list(shares(measured, size, after=0, read=read))
+
+
+def expected(log: Log, size: Size) -> list[Share]:
+    found, after = [], 0
+    for portion in bundle_batches(log.batches("a"), size):
+        sequences = [record.sequence for batch in portion for record in batch.records()]
+        found.append(Share(after, sequences[0], sequences[-1]))
+        after = sequences[-1]
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    steps=STEPS,
+    size=st.builds(Bytes, st.integers(1, 60)) | st.builds(Records, st.integers(1, 9)),
+    pieces=st.lists(st.integers(1, 40), max_size=4),
+    stretch_bytes=st.sampled_from([1, 20, 1000]),
+)
+def test_shares_are_portions(steps: list[Step], size: Size, pieces: list[int], stretch_bytes: int) -> None:
+    """The batches of a share equal those of the portion: the same bytes of the same stored batches."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = build(Path(folder) / "root", steps).log
+        found = shares_of(log, size, pieces=pieces, stretch_bytes=stretch_bytes)
+        assert found == expected(log, size)
+        for share, portion in zip(found, bundle_batches(log.batches("a"), size), strict=True):
+            assert list(log.batches("a", share.first, share.last)) == list(portion)
+
+
+@pytest.mark.parametrize("size", [Records(100), Bytes(10_000)])
+def test_only_stretches_in_which_a_bundle_ends_are_read(built: Built, size: Size) -> None:
+    for _ in range(10):
+        built.lines("a", [b"x" * 99] * 10)
+    measured = list(stretches(built.log.batches("a"), size, limit_bytes=1))
+    assert len(measured) == 10
+
+    def never(stretch: Stretch) -> list[Batch]:
+        raise AssertionError(stretch)
+
+    assert list(shares(measured, size, after=0, read=never)) == [Share(0, 1, 100)]
+
+
+def test_small_batches_are_measured_together(built: Built) -> None:
+    for _ in range(10):
+        built.lines("a", [b"x" * 99])
+    assert list(stretches(built.log.batches("a"), Records(1), limit_bytes=300)) == [
+        Stretch(1, 3, 3),
+        Stretch(4, 6, 3),
+        Stretch(7, 9, 3),
+        Stretch(10, 10, 1),
+    ]
+
+
+def test_nothing_has_no_shares() -> None:
+    assert list(shares(decode(encode([])), Records(1), after=0, read=lambda _: [])) == []
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(0, 3)), max_size=30)
+
+
+def blocks(sizes: list[tuple[int, int, int]]) -> list[Block]:
+    """Return one block for each (records, bytes, gap); a gap of 3 begins another segment."""
+    made: list[Block] = []
+    segment = at = 1
+    for records, raw_bytes, gap in sizes:
+        at += gap
+        segment = at if gap == 3 else segment
+        made.append(Block(segment, at, at + records, raw_bytes))
+        at += records
+    return made
+
+
+@given(SIZES, st.integers(1, 200))
+def test_joined_blocks_cover_every_block_once_and_in_order(sizes: list[tuple[int, int, int]], limit: int) -> None:
+    made = blocks(sizes)
+    found = list(joined_blocks(made, first=1, last=10**9, limit_bytes=limit))
+    assert all(one.last < other.first for one, other in pairwise(found))
+    for block in made:
+        assert sum(joined.first <= block.first and block.next - 1 <= joined.last for joined in found) == 1
+    assert sum(joined.raw_bytes for joined in found) == sum(block.raw_bytes for block in made)
+
+
+@given(SIZES, st.integers(1, 200))
+def test_a_joined_block_is_larger_than_the_limit_only_if_its_block_is(
+    sizes: list[tuple[int, int, int]], limit: int
+) -> None:
+    made = blocks(sizes)
+    for joined in joined_blocks(made, first=1, last=10**9, limit_bytes=limit):
+        inside = [block for block in made if joined.first <= block.first <= joined.last]
+        assert joined.raw_bytes <= limit or len([block for block in inside if block.raw_bytes]) == 1
+
+
+def test_a_joined_block_ends_where_a_segment_was_passed_over() -> None:
+    apart = [Block(1, 1, 5, 10), Block(20, 20, 25, 10)]
+    assert list(joined_blocks(apart, first=1, last=99, limit_bytes=100)) == apart
+    same = [Block(1, 1, 5, 10), Block(1, 20, 25, 10), Block(25, 25, 30, 10)]
+    assert list(joined_blocks(same, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 30, 30)]
+
+
+def test_the_rest_of_a_long_record_is_no_block_of_its_own() -> None:
+    rest = [Block(1, 1, 1, 70), Block(1, 1, 5, 10), Block(5, 5, 5, 300), Block(9, 9, 9, 50), Block(9, 9, 12, 10)]
+    assert list(joined_blocks(rest, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 5, 360), Block(9, 9, 12, 10)]
+
+
+def test_joined_blocks_are_cut_to_what_is_wanted() -> None:
+    assert list(joined_blocks([Block(1, 1, 100, 10)], first=7, last=9, limit_bytes=100)) == [Block(1, 7, 10, 10)]
+
+
+@given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 150))
+def test_tasks_hold_everything_in_order_and_up_to_the_limit(sizes: list[int], limit: int) -> None:
+    pieces = [Block(1, number, number + 1, size) for number, size in enumerate(sizes)]
+    tasks = packed(pieces, limit_bytes=limit)
+    assert [piece for task in tasks for piece in task] == pieces
+    assert all(sum(piece.raw_bytes for piece in task) <= limit or len(task) == 1 for task in tasks)
+    for task, following in pairwise(tasks):
+        assert sum(piece.raw_bytes for piece in (*task, following[0])) > limit
+
+
+def test_a_small_log_is_shared_by_several_tasks_too() -> None:
+    for total, most, share in [
+        (0, 64 << 20, 8 << 20),
+        (64 << 20, 64 << 20, 8 << 20),
+        (128 << 20, 64 << 20, 16 << 20),
+        (1 << 40, 64 << 20, 64 << 20),
+        (1 << 40, 1 << 20, 1 << 20),
+    ]:
+        assert fair_share(total, most) == share

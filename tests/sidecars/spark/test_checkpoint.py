@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from logs import Built
+from running import output_of, refusal_of, wald
 
-from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, WaldError
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, UnsupportedFormat, WaldError
 from wald_spark.checkpoint import processed_by_stream
 from wald_spark.offsets import Offsets, Position, encode_offsets
 
@@ -179,3 +180,47 @@ def test_a_log_without_segments_has_nothing_to_miss(checkpoint: Checkpoint, buil
     shutil.rmtree(built.root.segments)
     built.root.segments.mkdir()
     assert processed_by_stream(checkpoint.path, built.root, built.log.cursor("a"), log_id=built.log_id) == 25
+
+
+@pytest.fixture
+def ten(tmp_path: Path) -> Built:
+    ten = Built(tmp_path / "log")
+    ten.lines("a", [b"x"] * 10)
+    return ten
+
+
+def committed(ten: Built, last: int) -> Path:
+    """Write the checkpoint of a stream on route a that has committed up to ``last``."""
+    path = ten.root.path.with_name("checkpoint")
+    source = json.dumps(encode_offsets(Offsets({ten.log_id.hex(): Position(0, last)}, frozenset("a"))))
+    for folder, text in (("offsets", f"v1\n{{}}\n{source}"), ("commits", "v1\n{}")):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+        (path / folder / "0").write_text(text)
+    return path
+
+
+def test_a_cursor_follows_a_stream(ten: Built) -> None:
+    line = ["cursor", "from-checkpoint", committed(ten, 7), "a", "--root", ten.root.path, "--group", "spark"]
+    first = wald(*line)
+    assert (first.returncode, first.stdout) == (0, b"7\n")
+    assert b"group spark is new on route a" in first.stderr
+    line[2] = f"file://{line[2]}"
+    assert output_of(*line) == b"7\n"
+    committed(ten, 9)
+    assert output_of(*line) == b"9\n"
+    assert ten.log.cursor("a", "spark").effective == 9
+
+
+def test_it_refuses_what_would_lose_something(ten: Built) -> None:
+    line = ["cursor", "from-checkpoint", committed(ten, 7), "a", "--root", ten.root.path]
+    ten.log.set_cursor("a", 8)
+    assert refusal_of(*line)[0] == Refused.exit_code  # backwards
+    committed(ten, 11)
+    code, message, _ = refusal_of(*line)
+    assert (code, "beyond the head" in message) == (Refused.exit_code, True)
+    assert ten.log.cursor("a").effective == 8
+    nowhere = ["cursor", "from-checkpoint", ten.root.path / "nowhere", "a", "--root", ten.root.path]
+    assert refusal_of(*nowhere)[0] == NotFound.exit_code
+    code, message, hint = refusal_of("cursor", "from-checkpoint", "s3://lake/ck", "a", "--root", ten.root.path)
+    assert (code, message) == (InvalidInput.exit_code, "s3://lake/ck: a URL, but a directory is needed")
+    assert "copy the checkpoint" in hint

@@ -149,9 +149,8 @@ def test_many_bad_values_do_not_cost_a_parse_each(monkeypatch: pytest.MonkeyPatc
     assert next(calls) <= 40
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_values_that_are_not_one_object_are_bad_and_shift_no_other() -> None:
+    cases: list[list[bytes | None]] = [
         [b'{"a":1}{"a":2}'],
         [b'{"a":1}\n{"a":2}', b""],
         [b'{"a":1}{"a":2}', b'{"a":'],
@@ -169,13 +168,12 @@ def test_many_bad_values_do_not_cost_a_parse_each(monkeypatch: pytest.MonkeyPatc
         [b"\xef\xbb\xbf{}"],
         [b"{}}", b"{{}", b"{]}", b"{a}", b"{'a':1}", b'{"a":1,}', b'{"a" 1}', b"{/**/}"],
         [None],
-    ],
-)
-def test_values_that_are_not_one_object_are_bad_and_shift_no_other(values: list[bytes | None]) -> None:
-    rows, bad = parse({"a": pa.int32()}, [b'{"a":10}', *values, b'{"a":20}', *values])
+    ]
+    for values in cases:
+        rows, bad = parse({"a": pa.int32()}, [b'{"a":10}', *values, b'{"a":20}', *values])
 
-    assert bad == [False, *(True for _ in values), False, *(True for _ in values)]
-    assert (rows[0], rows[len(values) + 1]) == ({"a": 10}, {"a": 20})
+        assert bad == [False, *(True for _ in values), False, *(True for _ in values)]
+        assert (rows[0], rows[len(values) + 1]) == ({"a": 10}, {"a": 20})
 
 
 def test_blanks_around_and_newlines_within_an_object_do_no_harm() -> None:

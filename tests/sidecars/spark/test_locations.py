@@ -218,17 +218,14 @@ def test_a_log_and_its_archive_come_with_advice_that_works(
     assert refused.value.hint == hint.format(archive=dest, log=built.root.path)
 
 
-@pytest.mark.parametrize(
-    ("address", "words", "hint"),
-    [
+def test_a_store_that_nothing_reaches_is_refused_in_a_line() -> None:
+    for address, words, hint in [
         ("gs://lake/logs", "gcsfs", "install the package"),
         ("hdfs://lake/logs", "libhdfs|libjvm", "a directory, where the store may be mounted"),
         ("nosuch://lake/logs", "Protocol not known", "a directory, where the store may be mounted"),
-    ],
-)
-def test_a_store_that_nothing_reaches_is_refused_in_a_line(address: str, words: str, hint: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as refused:
-        find_locations([address])
-    assert hint in refused.value.hint
-    assert "\n" not in refused.value.message
-    assert len(refused.value.message) < 300
+    ]:
+        with pytest.raises(InvalidInput, match=words) as refused:
+            find_locations([address])
+        assert hint in refused.value.hint
+        assert "\n" not in refused.value.message
+        assert len(refused.value.message) < 300

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wald.errors import InvalidInput
-from wald_spark.options import PARTITION_BYTES, Options, parse_options
+from wald.format.names import SEQUENCE_MAX
+from wald.setting_types import MIB
+from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, encode_offsets, is_offsets
+from wald_spark.options import (
+    PARTITION_BYTES,
+    STREAM_OPTIONS,
+    Limits,
+    Options,
+    StreamOptions,
+    parse_options,
+    parse_stream_options,
+)
 
 
 def parsed(**given: str) -> Options:
@@ -26,33 +41,28 @@ def test_names_are_case_insensitive() -> None:
     assert parsed(startingSequence="7", endingsequence="9").last == 9
 
 
-@pytest.mark.parametrize(
-    ("given", "routes"),
-    [
+def test_routes_are_named_one_by_one_or_in_a_list() -> None:
+    cases: list[tuple[dict[str, str], set[str]]] = [
         ({"route": "a"}, {"a"}),
         ({"routes": "a, b"}, {"a", "b"}),
         ({"route": "a", "routes": "b,c"}, {"a", "b", "c"}),
-    ],
-)
-def test_routes_are_named_one_by_one_or_in_a_list(given: dict[str, str], routes: set[str]) -> None:
-    assert parsed(**given).routes == frozenset(routes)
+    ]
+    for value, routes in cases:
+        assert parsed(**value).routes == frozenset(routes)
 
 
-@pytest.mark.parametrize(
-    ("given", "nanoseconds"),
-    [
+def test_a_time_is_iso_8601_or_milliseconds() -> None:
+    for value, nanoseconds in [
         ("1970-01-01T00:00:01Z", 1_000_000_000),
         ("1970-01-01T01:00:01.5+01:00", 1_500_000_000),
         ("1700000000123", 1_700_000_000_123_000_000),
-    ],
-)
-def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> None:
-    assert parsed(startingTimestamp=given).from_ns == nanoseconds
-    assert parsed(endingTimestamp=given).until_ns == nanoseconds
+    ]:
+        assert parsed(startingTimestamp=value).from_ns == nanoseconds
+        assert parsed(endingTimestamp=value).until_ns == nanoseconds
 
 
 def test_a_time_without_a_zone_is_in_the_one_that_was_named() -> None:
-    for given, zone, nanoseconds in [
+    for value, zone, nanoseconds in [
         ("1970-01-01T00:00:01", "UTC", 1_000_000_000),
         ("1970-01-02", "UTC", 86_400_000_000_000),
         ("19700102", "UTC", 86_400_000_000_000),
@@ -63,14 +73,14 @@ def test_a_time_without_a_zone_is_in_the_one_that_was_named() -> None:
         ("1969-12-31T18:30:01", "UTC-5:30", 1_000_000_000),
         ("1970-01-01T02:00:01", "GMT+2", 1_000_000_000),
     ]:
-        assert parsed(startingTimestamp=given, timeZone=zone).from_ns == nanoseconds
+        assert parsed(startingTimestamp=value, timeZone=zone).from_ns == nanoseconds
 
 
-@pytest.mark.parametrize("given", ["1970-01-01T00:00:01", "1970-01-02"])
-def test_a_time_that_names_no_zone_is_not_taken_for_any(given: str) -> None:
+def test_a_time_that_names_no_zone_is_not_taken_for_any() -> None:
     """The source does not know the session's time zone; assuming UTC returned twice the rows in New York."""
-    with pytest.raises(InvalidInput, match="names no time zone"):
-        parsed(startingTimestamp=given)
+    for value in ["1970-01-01T00:00:01", "1970-01-02"]:
+        with pytest.raises(InvalidInput, match="names no time zone"):
+            parsed(startingTimestamp=value)
 
 
 def test_a_table_is_refused_with_the_view_that_works() -> None:
@@ -93,7 +103,7 @@ def test_modes_and_sizes() -> None:
 
 
 def test_what_cannot_be_right_is_refused_with_its_name() -> None:
-    for given, words in [
+    for value, words in [
         ({"startingSequnce": "1"}, "unknown option 'startingsequnce'"),
         ({"startingSequence": "0"}, "startingSequence must be"),
         ({"startingSequence": "-1"}, "startingSequence must be"),
@@ -121,7 +131,7 @@ def test_what_cannot_be_right_is_refused_with_its_name() -> None:
         ({"paths": "[1]"}, "paths must be"),
     ]:
         with pytest.raises(InvalidInput) as refused:
-            parsed(**given)
+            parsed(**value)
         assert words in refused.value.message
         assert refused.value.hint
 
@@ -132,19 +142,16 @@ def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
     assert refused.value.hint == "did you mean startingSequence?"
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_options_of_streams_and_of_kafka_lead_to_those_of_queries() -> None:
+    for name, hint in [
         ("endingOffsets", "endingSequence"),
         ("endingOffsets", "availableNow=True"),
         ("startingOffsets", "startingSequence"),
         ("maxRecordsPerTrigger", "readStream"),
-    ],
-)
-def test_options_of_streams_and_of_kafka_lead_to_those_of_queries(name: str, hint: str) -> None:
-    with pytest.raises(InvalidInput, match=f"unknown option '{name.lower()}'") as refused:
-        parsed(**{name: "latest"})
-    assert hint in refused.value.hint
+    ]:
+        with pytest.raises(InvalidInput, match=f"unknown option '{name.lower()}'") as refused:
+            parsed(**{name: "latest"})
+        assert hint in refused.value.hint
 
 
 def test_a_file_url_for_reports_is_a_path() -> None:
@@ -153,3 +160,112 @@ def test_a_file_url_for_reports_is_a_path() -> None:
 
 def test_what_spark_itself_adds_does_not_matter() -> None:
     assert parse_options({"path": "/log", "spark.some.thing": "1"}).paths == ("/log",)
+
+
+LOG = "0123456789abcdef" * 2
+AS_UUID = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+def parse(**given: str) -> StreamOptions:
+    return parse_stream_options({name.lower(): value for name, value in given.items()})
+
+
+def test_without_options_a_stream_reads_everything_there_is() -> None:
+    assert parse() == StreamOptions("earliest", {}, Limits())
+
+
+def test_a_stream_begins_where_its_options_say() -> None:
+    assert parse(startingOffsets="Latest").starting == "latest"
+    assert parse(startingOffsets="earliest") == parse()
+    assert parse(startingOffsets=f'{{"{LOG}": 251}}').first == {LOG: 251}
+    assert parse(startingOffsets=f'{{"{AS_UUID}": 1}}').first == {LOG: 1}  # spelled as in log.json
+
+
+def test_limits_are_counts_and_sizes() -> None:
+    assert parse(maxRecordsPerTrigger="500", maxBytesPerTrigger="64MiB").limits == Limits(500, 64 * MIB)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for name, value in [
+        ("startingOffsets", "newest"),
+        ("startingOffsets", "251"),
+        ("startingOffsets", "[1]"),
+        ("startingOffsets", '{"me": 251}'),
+        ("startingOffsets", f'{{"{LOG}": 0}}'),
+        ("startingOffsets", f'{{"{LOG}": "latest"}}'),
+        ("startingOffsets", f'{{"{LOG}": 1.5}}'),
+        ("maxRecordsPerTrigger", "0"),
+        ("maxRecordsPerTrigger", "many"),
+        ("maxBytesPerTrigger", "0"),
+        ("maxBytesPerTrigger", "1 parsec"),
+    ]:
+        with pytest.raises(InvalidInput, match=name) as caught:
+            parse(**{name: value})
+        assert name in caught.value.hint
+        assert name in STREAM_OPTIONS
+
+
+def test_what_only_queries_have_is_refused() -> None:
+    for name in ["startingSequence", "endingTimestamp", "includeActive"]:
+        with pytest.raises(InvalidInput, match=f"a stream has no {name}"):
+            parse(**{name: "1"})
+
+
+WHOLE = encode_offsets(Offsets({LOG: Position(3, 7)}, frozenset(["a"])))
+STARTS = st.just((0, "")) | st.tuples(st.integers(1, 1 << 32), st.text(max_size=3))
+POSITIONS = st.builds(
+    lambda one, other, start: Position(min(one, other), max(one, other), *start),
+    st.integers(0, SEQUENCE_MAX),
+    st.integers(0, SEQUENCE_MAX),
+    STARTS,
+)
+LOGS = st.dictionaries(st.binary(min_size=16, max_size=16).map(bytes.hex), POSITIONS, max_size=4)
+ROUTES = st.none() | st.frozensets(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(offsets=st.builds(Offsets, LOGS, ROUTES))
+def test_offsets_come_back_from_text(offsets: Offsets) -> None:
+    assert decode_offsets(json.loads(json.dumps(encode_offsets(offsets)))) == offsets
+
+
+def test_equal_offsets_are_equal_as_text() -> None:
+    """Spark compares the text: a stream that has not moved must not look as if it had."""
+    one = Offsets({"00" * 16: Position(0, 1), LOG: Position(3, 7)}, frozenset("abc"))
+    other = Offsets({LOG: Position(3, 7), "00" * 16: Position(0, 1)}, frozenset("cba"))
+    assert json.dumps(encode_offsets(one)) == json.dumps(encode_offsets(other))
+
+
+def test_impossible_offsets_are_refused() -> None:
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"version": 2}, "version 2"),
+        ({"version": True, "logs": []}, "same logs"),
+        ({"logs": {}}, "same logs"),
+        ({"logs": {LOG: 2}}, "cannot be at 2 after 3"),
+        ({"logs": {LOG: -1}, "began": {LOG: -1}}, "not a sequence"),
+        ({"logs": {LOG: "7"}}, "not a sequence"),
+        ({"logs": {LOG: True}}, "not a sequence"),
+        ({"logs": {LOG: SEQUENCE_MAX + 1}}, "not a sequence"),
+        ({"logs": {"me": 7}, "began": {"me": 3}}, "log 'me'"),
+        ({"starts": {"me": [1, "x"]}}, "other logs"),
+        ({"starts": {LOG: [1]}}, "not a start"),
+        ({"starts": {LOG: [-1, "x"]}}, "not a sequence"),
+        ({"routes": "a"}, "not a list of routes"),
+        ({"routes": ["../a"]}, "not a list of routes"),
+        ({"routes": [1]}, "not a list of routes"),
+    ]
+    for change, words in cases:
+        with pytest.raises(BadOffsets, match=words):
+            decode_offsets(WHOLE | change)
+
+
+def test_offsets_of_other_sources_are_refused() -> None:
+    cases: list[object] = [None, 7, [], "{}", {}, {"logOffset": 0}, {"version": 1, "logs": {}, "routes": None}]
+    for content in cases:
+        assert not is_offsets(content)
+        with pytest.raises(BadOffsets):
+            decode_offsets(content)
+
+
+def test_those_of_a_newer_version_are_ours() -> None:
+    assert is_offsets(WHOLE | {"version": 2, "more": 1})

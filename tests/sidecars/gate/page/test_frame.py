@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import re
+from collections.abc import Iterator
 from http.client import HTTPResponse
+from pathlib import Path
 from urllib.parse import urljoin
 
+import pytest
+from browsing import Chromium
 from gating import Gate
+from running import Daemon, eventually
+from tracing import traced
 
-from wald_gate.page.frame import PLACES
+from wald_gate.page.frame import PLACES, Sent, changes
 
 POLICY = {
     "default-src": "'none'",
@@ -109,3 +117,128 @@ def test_a_login_has_a_bound(gate: Gate) -> None:
         answer = gate.ask("POST", "/login", form, {"Content-Type": "application/x-www-form-urlencoded"})
 
         assert answer.status == status
+
+
+def table(**rows: int) -> str:
+    return "<table>" + "".join(f'<tr id="{name}"><td>{value}</td></tr>' for name, value in rows.items()) + "</table>"
+
+
+def test_a_part_is_sent_whole_first_and_then_row_by_row() -> None:
+    sent: Sent = {}
+
+    assert changes("live_x", table(a=1, b=2), sent) == [("live_x", table(a=1, b=2))]
+    assert changes("live_x", table(a=1, b=2), sent) == []
+    assert changes("live_x", table(a=1, b=3), sent) == [("b", '<tr id="b"><td>3</td></tr>')]
+    assert changes("live_x", table(a=1, b=3), sent) == []
+
+
+def test_a_part_is_sent_whole_when_rows_come_go_or_change_places() -> None:
+    sent: Sent = {}
+    for part in (table(a=1, b=2), table(a=1), table(b=2, a=1), table(a=1, b=2), table(a=1, b=2, c=3), "<p>", "<q>"):
+        assert changes("live_x", part, sent) == [("live_x", part)]
+
+
+def test_of_rows_that_have_gone_nothing_is_kept() -> None:
+    """Otherwise a page that follows records for days would keep every row ever sent."""
+    sent: Sent = {}
+    for number in range(3):
+        changes("live_x", table(**{f"r{number}": number}), sent)
+
+    _, rows = sent["live_x"]
+    assert list(rows) == ["r2"]
+
+
+def test_parts_of_a_picture_are_rows_too() -> None:
+    sent: Sent = {}
+    changes("live_x", '<svg><g id="s-1" class="x"><rect/></g></svg>', sent)
+
+    assert changes("live_x", '<svg><g id="s-1" class="y"><rect/></g></svg>', sent) == [
+        ("s-1", '<g id="s-1" class="y"><rect/></g>')
+    ]
+
+
+def shown(gate: Gate, path: str) -> str:
+    answer = gate.get(path)
+    assert answer.status == 200, answer.body
+    return html.unescape(answer.body.decode())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("flock:error=ENOLCK", "it is unknown whether a daemon runs: No locks available"),
+        ("statfs:error=EIO", "/log/segments: Input/output error"),
+    ],
+)
+def test_a_look_that_is_refused_is_said_until_one_succeeds(gate: Gate, tmp_path: Path, call: str, said: str) -> None:
+    gate.post("/v1/routes/orders/records", b"one\n")
+    assert said not in shown(gate, "/")
+    with traced(gate.process.pid, tmp_path / "trace", f"inject={call}", threads=True):
+        eventually(lambda: said in shown(gate, "/"))
+        for path in ("/routes", "/routes/orders"):
+            shown(gate, path)
+    eventually(lambda: said not in shown(gate, "/"))
+    assert "Traceback" not in gate.log
+
+
+BUG = """
+import os
+from wald_gate.page import views
+sound = views._spark
+
+def broken(rates):
+    if os.path.exists(os.environ["BROKEN"]):
+        raise ZeroDivisionError("a bug of the test")
+    return sound(rates)
+
+views._spark = broken
+"""
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Path:
+    """A file that makes every overview fail while it exists."""
+    return tmp_path / "broken"
+
+
+@pytest.fixture
+def faulty(daemon: Daemon, tmp_path: Path, flag: Path) -> Iterator[Gate]:
+    """A gate whose overview has a bug."""
+    place = tmp_path / "bug"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(BUG)
+    path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+    with Gate(daemon.root, env={"PYTHONPATH": path, "BROKEN": str(flag)}) as running:
+        yield running
+
+
+def test_a_page_with_a_bug_says_that_it_is_old_and_goes_on_by_itself(
+    chromium: Chromium, faulty: Gate, flag: Path
+) -> None:
+    with chromium.visit(faulty.origin) as visit:
+        visit.page.goto("/")
+        notice = visit.page.locator("#connection")
+        visit.page.evaluate("window.same = true")
+        eventually(lambda: "running" in visit.page.locator("#live_state").inner_text())
+        flag.touch()
+        eventually(lambda: "The gate has failed at this page (ZeroDivisionError)" in notice.inner_text())
+        assert "What you see is from" in notice.inner_text()
+
+        flag.unlink()
+        assert faulty.post("/v1/routes/orders/records", b"one\ntwo\n").status == 200
+        eventually(lambda: visit.page.locator("#live_extent").inner_text().endswith("records 1 to 2"))
+        assert not notice.is_visible()
+        assert visit.page.evaluate("window.same")
+    assert faulty.log.count("ZeroDivisionError: a bug of the test") == 1
+
+
+def test_a_stream_with_a_bug_stays_open_and_is_tried_more_and_more_rarely(faulty: Gate, flag: Path) -> None:
+    flag.touch()
+    with faulty.asked("GET", "/", headers={"Accept": "text/event-stream"}) as response:
+        found = b"".join(response.readline() for _ in range(2 + 1 + 3 * 3))
+        assert found.count(b"event: failed") == 3
+        flag.unlink()
+        while b"event: parts" not in (line := response.readline()):
+            assert line, "the stream has ended"
+    assert faulty.log.count("ZeroDivisionError: a bug of the test") == 1
+    assert "no page: /" in faulty.log

@@ -11,10 +11,15 @@ from pathlib import Path
 from urllib.parse import quote, urljoin
 
 import pytest
+from effort import steps
 from gating import Answer, Gate
+from logs import Built
+from reading import result_of
 from running import Daemon, eventually, reclaim, wald
 
-from wald_gate.page.records import COUNT
+from wald.log import Log
+from wald_gate.page import records
+from wald_gate.page.records import COUNT, Excerpt, Query, excerpt
 
 LINES = [b"line %d" % number for number in range(1, 3 * COUNT + 1)]
 
@@ -49,9 +54,8 @@ def link(answer: Answer, text: str) -> str:
     return urljoin("/records", html.unescape(found[1]))
 
 
-@pytest.mark.parametrize(
-    ("query", "first", "last"),
-    [
+def test_records_are_shown_from_a_position_on(filled: Gate) -> None:
+    for query, first, last in [
         ("route=orders", 101, 150),
         ("route=orders&from=end", 101, 150),
         ("route=orders&from=earliest", 1, 50),
@@ -62,10 +66,8 @@ def link(answer: Answer, text: str) -> str:
         ("route=rare", 151, 153),
         ("", 104, 153),
         ("route=&from=149", 149, 153),
-    ],
-)
-def test_records_are_shown_from_a_position_on(filled: Gate, query: str, first: int, last: int) -> None:
-    assert rows(filled.get(f"/records?{query}")) == list(range(first, last + 1))
+    ]:
+        assert rows(filled.get(f"/records?{query}")) == list(range(first, last + 1))
 
 
 def test_links_lead_over_all_records_in_both_directions(filled: Gate) -> None:
@@ -80,35 +82,28 @@ def test_links_lead_over_all_records_in_both_directions(filled: Gate) -> None:
     assert [number for page in pages for number in rows(page)] == list(range(1, len(LINES) + 1))
 
 
-@pytest.mark.parametrize(
-    "query", ["from=nowhere", "before=0", "before=x", "before=null", "follow=2", "from=1&from=2", "colour=red"]
-)
-def test_a_position_that_is_none_is_an_error(filled: Gate, query: str) -> None:
-    answer = filled.get(f"/records?route=orders&{query}")
-    assert answer.status == 400
-    assert answer.headers["content-type"].startswith("text/html")
+def test_a_position_that_is_none_is_an_error(filled: Gate) -> None:
+    for query in ["from=nowhere", "before=0", "before=x", "before=null", "follow=2", "from=1&from=2", "colour=red"]:
+        answer = filled.get(f"/records?route=orders&{query}")
+        assert answer.status == 400
+        assert answer.headers["content-type"].startswith("text/html")
 
 
-@pytest.mark.parametrize(
-    ("position", "status", "why"),
-    [
+def test_a_wrong_position_keeps_the_form_and_says_what_is_wrong_beside_it(filled: Gate) -> None:
+    for position, status, why in [
         ("nowhere", 400, "neither a sequence nor a time"),
         ("99999", 404, "record 99999 was never issued"),
         ('"><script>', 400, "neither a sequence nor a time"),
-    ],
-)
-def test_a_wrong_position_keeps_the_form_and_says_what_is_wrong_beside_it(
-    filled: Gate, position: str, status: int, why: str
-) -> None:
-    answer = filled.get(f"/records?route=orders&from={quote(position)}")
-    page = answer.body.decode()
-    assert answer.status == status
-    assert f'name="from" value="{html.escape(position).replace("&quot;", "&#34;")}"' in page
-    said = re.search(r'<p id="from-wrong"[^>]*>(.*?)</p>', page)
-    assert said
-    assert why in html.unescape(said[1])
-    assert "<option selected>orders</option>" in page
-    assert '<nav aria-label="Views">' in page
+    ]:
+        answer = filled.get(f"/records?route=orders&from={quote(position)}")
+        page = answer.body.decode()
+        assert answer.status == status
+        assert f'name="from" value="{html.escape(position).replace("&quot;", "&#34;")}"' in page
+        said = re.search(r'<p id="from-wrong"[^>]*>(.*?)</p>', page)
+        assert said
+        assert why in html.unescape(said[1])
+        assert "<option selected>orders</option>" in page
+        assert '<nav aria-label="Views">' in page
 
 
 def test_a_route_that_is_not_there_and_a_name_that_none_can_have_are_errors(filled: Gate) -> None:
@@ -131,11 +126,11 @@ def test_a_record_has_all_that_is_known_of_it(filled: Gate) -> None:
     assert '<th scope="row"><bdi class="mono">a</bdi></th><td><bdi class="mono">1</bdi></td>' in page
 
 
-@pytest.mark.parametrize("form", ["text", "json", "hex"])
-def test_a_value_can_be_had_in_each_form(filled: Gate, form: str) -> None:
-    page = filled.get(f"/records/151?as={form}").body.decode()
-    assert f'aria-label="Value as {form}"' in page
-    assert {"text": "{}", "json": "{}", "hex": "000000  7b 7d"}[form] in page
+def test_a_value_can_be_had_in_each_form(filled: Gate) -> None:
+    for form in ["text", "json", "hex"]:
+        page = filled.get(f"/records/151?as={form}").body.decode()
+        assert f'aria-label="Value as {form}"' in page
+        assert {"text": "{}", "json": "{}", "hex": "000000  7b 7d"}[form] in page
 
 
 def test_the_bytes_of_a_value_are_a_file_that_no_browser_shows(filled: Gate) -> None:
@@ -208,3 +203,52 @@ def test_a_client_sees_records_of_its_routes_only(daemon: Daemon, tmp_path: Path
             assert "of secret" not in answer.body.decode()
         assert "never issued" in gate.get("/records/3", **allowed).body.decode()
         assert gate.get("/records?route=orders").status == 303  # to the login page
+
+
+SEGMENTS = 40
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Forty segments, of which the first, a middle one and the last have a record of the rare route."""
+    monkeypatch.setattr(records, "_SEGMENTS", 5)
+    return made(tmp_path / "log", SEGMENTS)
+
+
+def made(path: Path, segments: int) -> Built:
+    log = Built(path)
+    for number in range(segments):
+        log.lines("common", [b"%d" % number])
+        if number in (0, segments // 2, segments - 1):
+            log.lines("rare", [b"rare %d" % number])
+        log.cut()
+    log.seal()
+    return log
+
+
+def walked(log: Log, query: Query, *, back: bool) -> list[Excerpt]:
+    found = []
+    while True:
+        found.append(result_of(excerpt(log, "rare", query)))
+        following = found[-1].older if back else found[-1].newer
+        if following is None:
+            return found
+        query = Query(before=following) if back else Query(from_=str(following))
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_links_lead_to_all_records_of_a_rare_route(built: Built, back: bool) -> None:
+    found = walked(built.log, Query() if back else Query(from_="earliest"), back=back)
+    sequences = [row.sequence for page in found for row in page.rows]
+    assert sequences == sorted((record.sequence for record in built.log.records("rare")), reverse=back)
+    assert len(found) == SEGMENTS // 6 + 1 if back else len(found) > 5
+    assert all(page.searched for page in found[:-1])
+
+
+def test_a_page_of_a_rare_route_costs_what_its_stretch_does(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cost(segments: int) -> int:
+        monkeypatch.setattr(records, "_SEGMENTS", segments)
+        result_of(excerpt(built.log, "rare", Query()))  # warm up imports, which do not count
+        return steps(lambda: result_of(excerpt(built.log, "rare", Query())))
+
+    assert 2 * cost(5) < cost(SEGMENTS)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 
 import hostile
 import pytest
+from browsing import PHONE, Chromium
+from gating import Gate
 from hypothesis import given
 from hypothesis import strategies as st
+from running import Daemon, eventually, wald
 
-from wald_gate.page.frame import marked, visible
+from wald_gate.page.frame import PLACES, marked, visible
 from wald_gate.page.records import SHOWN_BYTES, headers, line, shown
 
 SAMPLES = [*hostile.MARKUP, *hostile.CONTROLS, *hostile.SHAPES]
@@ -93,31 +98,30 @@ def test_json_that_is_set_out_is_the_same_json(value: object) -> None:
             assert json.loads(Parsed(found.html).meant) == value
 
 
-@pytest.mark.parametrize("value", hostile.SHAPES, ids=range(len(hostile.SHAPES)))
-def test_json_keeps_numbers_and_keys_as_they_were_sent(value: bytes) -> None:
-    found = shown(value, "json")
-    if found.form == "json":
-        assert re.sub(r"\s", "", Parsed(found.html).meant) == re.sub(r"\s", "", value.decode())
-    else:
-        assert found.note
+def test_json_keeps_numbers_and_keys_as_they_were_sent() -> None:
+    for value in hostile.SHAPES:
+        found = shown(value, "json")
+        if found.form == "json":
+            assert re.sub(r"\s", "", Parsed(found.html).meant) == re.sub(r"\s", "", value.decode())
+        else:
+            assert found.note
 
 
-@pytest.mark.parametrize("form", [None, "text", "json", "hex"])
-@pytest.mark.parametrize(
-    "value", [hostile.LONG, b"\x01a" * 500_000, b"[" * 1_000_000, b"\xff" * 1_000_000, b'{"a":[' * 9_000]
-)
-def test_a_large_value_makes_a_bounded_page(value: bytes, form: str | None) -> None:
-    found = shown(value, form)  # type: ignore[arg-type]
-    assert found.size <= SHOWN_BYTES
-    assert found.of == len(value)
-    assert len(found.html) < 64 * SHOWN_BYTES
-    assert found.html.count("<span") <= SHOWN_BYTES
+def test_a_large_value_makes_a_bounded_page() -> None:
+    cases: list[str | None] = [None, "text", "json", "hex"]
+    for value in [hostile.LONG, b"\x01a" * 500_000, b"[" * 1_000_000, b"\xff" * 1_000_000, b'{"a":[' * 9_000]:
+        for form in cases:
+            found = shown(value, form)  # type: ignore[arg-type]
+            assert found.size <= SHOWN_BYTES
+            assert found.of == len(value)
+            assert len(found.html) < 64 * SHOWN_BYTES
+            assert found.html.count("<span") <= SHOWN_BYTES
 
 
-@pytest.mark.parametrize("cut", range(1, 4))
-def test_a_character_is_not_cut_into_bytes_where_a_page_ends(cut: int) -> None:
-    value = b"x" * (SHOWN_BYTES - cut) + "\U0001f600 and more".encode()
-    assert Parsed(shown(value, "text").html).text == "x" * (SHOWN_BYTES - cut)
+def test_a_character_is_not_cut_into_bytes_where_a_page_ends() -> None:
+    for cut in range(1, 4):
+        value = b"x" * (SHOWN_BYTES - cut) + "\U0001f600 and more".encode()
+        assert Parsed(shown(value, "text").html).text == "x" * (SHOWN_BYTES - cut)
 
 
 def test_headers_are_some_of_many_and_what_is_no_object_of_strings_is_shown_as_it_is() -> None:
@@ -133,3 +137,234 @@ def test_headers_are_some_of_many_and_what_is_no_object_of_strings_is_shown_as_i
 def test_plain_text_is_escaped_where_it_does_not_print(text: str) -> None:
     assert all(map(prints, visible(text)))
     assert Parsed(marked(text)).text == visible(text)
+
+
+RECORDS = hostile.records()
+VALUES = [*hostile.MARKUP, *hostile.CONTROLS, *hostile.SHAPES]
+_STATE = """() => ({
+    title: document.title,
+    elements: [...new Set([...document.querySelectorAll("main *")].map((each) => each.localName))],
+    handlers: [...document.querySelectorAll("*")].flatMap((each) => [...each.attributes])
+        .filter((each) => /^on|^style$|^srcdoc$/.test(each.name)).map((each) => each.name),
+    links: [...document.querySelectorAll("[href], [src], [action]")]
+        .map((each) => each.href || each.src || each.action).filter((each) => !each.startsWith(location.origin)),
+    polluted: {}.polluted,
+})"""
+FORMS = ("", "?as=text", "?as=json", "?as=hex")
+OURS = {
+    *(
+        "a",
+        "abbr",
+        "b",
+        "bdi",
+        "button",
+        "caption",
+        "code",
+        "datalist",
+        "dd",
+        "details",
+        "div",
+        "dl",
+        "dt",
+        "form",
+        "h1",
+    ),
+    *(
+        "h2",
+        "h3",
+        "input",
+        "label",
+        "li",
+        "nav",
+        "ol",
+        "option",
+        "p",
+        "path",
+        "pre",
+        "section",
+        "select",
+        "small",
+        "span",
+    ),
+    *(
+        "summary",
+        "svg",
+        "table",
+        "tbody",
+        "td",
+        "th",
+        "thead",
+        "time",
+        "tr",
+        "ul",
+        "rect",
+        "line",
+        "text",
+        "g",
+        "title",
+    ),
+    *(
+        "polyline",
+        "circle",
+        "desc",
+        "figure",
+        "figcaption",
+        "strong",
+        "em",
+        "kbd",
+        "th",
+        "tfoot",
+        "defs",
+        "pattern",
+        "use",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate on a log full of hostile content."""
+    root = tmp_path_factory.mktemp("hostile") / "log"
+    with Daemon(root) as daemon:
+        for name in ("hostile", *hostile.EDGE_NAMES):
+            assert daemon.ask(f"ROUTE ADD {name}").startswith("OK"), name
+            cursor = wald("cursor", "set", name, 0, "--group", name, "--root", root)
+            assert cursor.returncode == 0, cursor.stderr
+            append(root, name, {"value": "<script>alert(0)</script>", "key": "<b>"})
+        append(root, "hostile", *RECORDS)
+        with Gate(root) as running:
+            yield running
+
+
+def append(root: Path, route: str, *records: dict[str, object]) -> None:
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    done = wald("append", route, "--root", root, "--jsonl", stdin=lines)
+    assert done.returncode == 0, done.stderr
+
+
+def first_of(gate: Gate) -> int:
+    """Return the sequence of the first hostile record."""
+    return int(gate.get("/v1/head").json()["sequence"]) - len(RECORDS) + 1
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
+@pytest.mark.parametrize("query", ["route=hostile", "route=hostile&from=20", "route=hostile&follow=1", "from=1"])
+def test_no_record_in_a_table_is_carried_out(chromium: Chromium, gate: Gate, query: str, javascript: bool) -> None:
+    with chromium.visit(gate.origin, javascript=javascript) as visit:
+        visit.page.goto(f"/records?{query}")
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+
+
+def test_no_value_key_or_header_is_carried_out_in_any_form(chromium: Chromium, gate: Gate) -> None:
+    first = first_of(gate)
+    with chromium.visit(gate.origin) as visit:
+        for sequence in range(first, first + len(RECORDS)):
+            for form in FORMS:
+                visit.page.goto(f"/records/{sequence}{form}")
+                state = visit.page.evaluate(_STATE)
+                assert state["title"].startswith(f"Record {sequence}"), sequence
+                assert set(state["elements"]) <= OURS, sequence
+                assert (state["handlers"], state["links"], state.get("polluted")) == ([], [], None), sequence
+
+
+def test_markup_is_seen_as_it_was_sent(chromium: Chromium, gate: Gate) -> None:
+    first = first_of(gate)
+    with chromium.visit(gate.origin) as visit:
+        for number, value in enumerate(hostile.MARKUP[:14]):
+            visit.page.goto(f"/records/{first + number}?as=text")
+            assert visit.page.locator("pre.value").text_content() == value.decode()
+        visit.page.goto("/records?route=hostile&from=earliest")
+        table = visit.page.locator("table.records").inner_text()
+        assert all(value.decode() in table for value in hostile.MARKUP[:10] if len(value) < 100)
+
+
+def test_what_does_not_print_is_written_out(chromium: Chromium, gate: Gate) -> None:
+    at = {value: first_of(gate) + number for number, value in enumerate(VALUES)}
+    seen = {
+        hostile.CONTROLS[0]: r"\x1b[2J\x1b[31mred\x1b]0;title\x07\x9b1m",
+        hostile.CONTROLS[4]: r"user\u202egnp.exe \u2066isolated\u2069 \u200e\u200f\u061c",
+        hostile.CONTROLS[5]: r"zero\u200bwidth\u200cjoin\u200der\u2060\ufeff\xad",
+    }
+    with chromium.visit(gate.origin) as visit:
+        for value, text in seen.items():
+            visit.page.goto(f"/records/{at[value]}?as=text")
+            assert visit.page.locator("pre.value").text_content() == text
+            assert visit.page.locator("pre.value .escape").count() > 0
+        visit.page.goto(f"/records/{at[hostile.TYPED]}?as=text")
+        assert visit.page.locator("pre.value .escape").count() == 0
+
+
+def test_a_reason_in_the_history_is_only_text(chromium: Chromium, gate: Gate) -> None:
+    why = "</li></ol><script>alert(15)</script>{{7*7}}\u202e\x1b[2J"
+    first = gate.get("/v1/routes/a/records?limit=1").lines()[0]["sequence"]
+    done = wald("cursor", "skip", "a", first, "--group", "a", "--why", why, "--root", gate.root)
+    assert done.returncode == 0, done.stderr
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/history")
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+        assert r"</li></ol><script>alert(15)</script>{{7*7}}\u202e\x1b[2J" in visit.page.locator("main").inner_text()
+
+
+def test_text_from_right_to_left_moves_nothing_around_it(chromium: Chromium, gate: Gate) -> None:
+    at = first_of(gate) + VALUES.index(hostile.CONTROLS[10])
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto(f"/records?route=hostile&from={at}")
+        row = visit.page.locator(f"#r{at}")
+        left = [cell.bounding_box() for cell in row.locator("th, td").all()]
+        places = [box["x"] for box in left if box]
+        assert places == sorted(places)
+        assert row.locator("bdi").last.evaluate("each => getComputedStyle(each).unicodeBidi") == "isolate"
+
+
+def test_ten_thousand_headers_and_a_line_of_a_megabyte_make_small_pages(chromium: Chromium, gate: Gate) -> None:
+    last = first_of(gate) + len(RECORDS) - 1
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        for sequence in (last - 1, last):
+            answer = visit.page.goto(f"/records/{sequence}")
+            assert answer
+            assert len(answer.body()) < 300_000
+            assert visit.page.evaluate("document.querySelectorAll('*').length") < 1500
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("link", name="The bytes, as a file").click()
+        assert download.value.path().read_bytes() == hostile.LONG
+
+
+def test_a_value_that_is_opened_in_the_browser_becomes_a_file(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/records")
+        with visit.page.expect_download() as download:
+            visit.page.evaluate(f"location = '/records/{first_of(gate)}/value'")
+        assert download.value.path().read_bytes() == hostile.MARKUP[0]
+
+
+def test_names_at_the_ends_of_the_grammar_are_only_names(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        for place in PLACES:
+            visit.page.goto(place.path)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], place
+        for name in hostile.EDGE_NAMES:
+            visit.page.goto(f"/history?route={name}")
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
+            visit.page.goto(f"/records?route={name}")
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
+            assert visit.page.locator("select[name=route]").input_value() == name
+            assert visit.page.locator("table.records td.value").inner_text() == "<script>alert(0)</script>", name
+
+
+def test_hostile_records_that_arrive_while_a_page_follows_are_only_shown(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/records?route=x..&follow=1")
+        records: list[dict[str, object]] = [{"value_hex": value.hex()} for value in hostile.MARKUP]
+        append(gate.root, "x..", *records)
+        rows = visit.page.locator("table.records tbody tr")
+        eventually(lambda: rows.count() == len(records) + 1)
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+        texts = visit.page.locator("td.value").all_text_contents()
+        assert texts[: len(hostile.MARKUP)][::-1][0] == hostile.MARKUP[0].decode()

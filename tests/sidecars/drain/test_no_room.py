@@ -1,12 +1,17 @@
-"""A record too large for a dead letter stops drain with an error that names it; skipping it loses no other record."""
+"""A full disk, or a record too large for a dead letter, stops a drain without losing or repeating a record."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from contents import values
-from draining import InProcess, Start, await_line
+from draining import InProcess, Start, await_line, cursor, drain
+from full_disk import fill, small_file_system
+from jobs import Jobs
+from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, output_of
 
 import wald
@@ -88,3 +93,65 @@ def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> N
     inside.run("sh", "-c", f"cat > {got}", letter_max_bytes=131_072)
     assert got.read_bytes() == LARGE + b"\nfour\n"
     assert wald.open(limited.root).cursor("a").effective == 4
+
+
+VALUES = [str(number) for number in range(1, 251)]  # enough for the journal to outgrow its preallocation
+
+
+def values_for(options: tuple[object, ...]) -> list[str]:
+    return VALUES if "--workers" in options else VALUES[:40]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_file_system(tmp_path / "disk", 16 << 20) as at:
+        yield at
+
+
+@pytest.fixture
+def on_disk(disk: Path, options: tuple[object, ...]) -> Built:
+    """Records 1 to 250 on route a, or 40 without workers, each with its sequence as value."""
+    log = Built(disk / "log")
+    log.lines("a", [value.encode() for value in values_for(options)])
+    return log
+
+
+@pytest.fixture(params=[("--workers", 2), ("--batch-records", 1)], ids=["workers", "one"])
+def options(request: pytest.FixtureRequest) -> tuple[object, ...]:
+    found: tuple[object, ...] = request.param
+    return found
+
+
+def test_it_goes_on_once_there_is_room(
+    on_disk: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
+) -> None:
+    jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
+    process = start(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end"))
+    jobs.await_running(1)
+    fill(disk / "filling")
+    jobs.let_go(1, 2)
+    await_line(process, "No space left on device")
+    (disk / "filling").unlink()
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == dict.fromkeys(values_for(options), 1)
+    assert cursor(on_disk.root.path) == len(values_for(options))
+
+
+def test_a_signal_ends_the_waiting_for_room(
+    on_disk: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
+) -> None:
+    """Records processed before the signal are not processed again by the next start."""
+    jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
+    process = start(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end"))
+    jobs.await_running(1)
+    fill(disk / "filling")
+    jobs.let_go(1, 2)
+    await_line(process, "No space left on device")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was writing to the disk at that moment
+    (disk / "filling").unlink()
+    assert drain(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end")).returncode == 0
+
+    assert jobs.processed == dict.fromkeys(values_for(options), 1)
+    assert cursor(on_disk.root.path) == len(values_for(options))
