@@ -177,28 +177,6 @@ def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp
     assert_sound(root)
 
 
-def test_nothing_comes_between_the_pieces_of_a_long_line(start: Start, root: Path) -> None:
-    """Requests for its route wait; requests for another route do not."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    daemon.ask("ROUTE ADD other")
-    with (
-        (root / "routes/r/in").open("wb", buffering=0) as fifo,
-        Client(daemon.socket_path) as here,
-        Client(daemon.socket_path) as there,
-    ):
-        fifo.write(b"a" * CHUNK)
-        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
-        here.publish("r", b"between\n")
-        there.publish("other", b"meanwhile\n")
-        assert there.reply() == "OK 2 2"
-        fifo.write(b"end\n")
-        assert here.reply() == "OK 3 3"
-
-    assert text(root, "r") == b"a" * CHUNK + b"end\nbetween\n"
-    assert_sound(root)
-
-
 def test_publishers_never_meet_a_long_line_half_way(start: Start, root: Path) -> None:
     """Long lines begin in the same turns in which others publish on their route."""
     daemon = start()
@@ -278,36 +256,6 @@ def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start,
         fifo.write(b"after\n")
         eventually(lambda: text(root, "r") == b"before\nmeanwhile\nafter\n")
     assert_sound(root)
-
-
-def test_a_fifo_that_was_made_anew_is_opened(start: Start, root: Path) -> None:
-    """The old one is read until its writers have left, and a long line in it stays in one piece."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
-        fifo.write(b"a" * CHUNK)
-        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
-        (root / "routes/r/in").unlink()
-        assert daemon.ask("ROUTE ADD r fifo") == "OK added r"
-        with (root / "routes/r/in").open("wb", buffering=0) as another:
-            another.write(b"next\n")
-            fifo.write(b"b\n")
-            eventually(lambda: text(root, "r") == b"a" * CHUNK + b"b\nnext\n")
-    assert_sound(root)
-
-
-def test_two_inputs_of_one_route_are_refused(start: Start, root: Path) -> None:
-    """Stdin and a FIFO on one route would come between each other's lines."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    daemon.stop()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
-        assert cat.stdout
-        refused = start("--stdin", "r", stdin=cat.stdout.fileno(), ready=False)
-        assert refused.wait() == 2
-        assert cat.stdin
-        cat.stdin.close()
-    assert "routes/r/in: the route has a FIFO" in refused.log
 
 
 @pytest.mark.slow

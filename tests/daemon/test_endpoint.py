@@ -1,4 +1,4 @@
-"""HTTP endpoints for scrapers and load balancers."""
+"""HTTP endpoints for scrapers and load balancers; metrics of the directory come from a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually, run
 
-from wald.daemon.metrics import Metrics, daemon_metrics
+from wald.daemon.metrics import Metrics, MetricsProcess, daemon_metrics
 from wald.files.disk import Disk
 from wald.files.identity import create_root
 
@@ -36,42 +36,18 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
     before = metrics(address)
     counted = {metric.name for metric in daemon_metrics(Metrics(), failures=0) if metric.type != "histogram"}
-    assert {
-        name: before[name]
-        for name in before
-        if (name in counted or name.endswith(("_sum", "_count")))
-        and name not in ("wald_free_bytes", "wald_needed_bytes", "wald_connections", "wald_recovery")
-    } == {
-        "wald_commit_rounds_total": 0,
-        "wald_records_total": 0,
-        "wald_payload_bytes_total": 0,
-        "wald_written_bytes_total": 0,
-        "wald_info": 1,
-        "wald_disk_wait_seconds_total": 0,
-        "wald_stalled_seconds": 0,
-        **{
-            f"wald_{name}_{part}": 0
-            for name in ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
-            for part in ("sum", "count")
-        },
-        "wald_cuts_total": 0,
-        "wald_sealed_total": 0,
-        "wald_sealed_bytes_total": 0,
-        "wald_seal_failures_total": 0,
-        "wald_measurement_failures_total": 0,
-        "wald_write_failures_total": 0,
-        "wald_connections_refused_total": 0,
-        "wald_seal_stalled_seconds": 0,
-        "wald_fifos_replaced_total": 0,
-        "wald_fifo_problems": 0,
-        "wald_head_sequence": 0,
-        "wald_epoch": 1,
-        "wald_degraded": 0,
-        "wald_degraded_by": 0,
-        "wald_held_requests": 0,
-        "wald_recovery_errors": 0,
-        "wald_trimmed_bytes": 0,
+    histograms = ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
+    counted |= {f"wald_{name}_{part}" for name in histograms for part in ("sum", "count")}
+    counted -= {
+        "wald_free_bytes",
+        "wald_needed_bytes",
+        "wald_connections",
+        "wald_recovery",
+        "wald_route_over_quota_bytes",
     }
+    begins_at_0 = {name: before[name] for name in counted if name in before and before[name] != 0}
+    assert begins_at_0 == {"wald_info": 1, "wald_epoch": 1}
+    assert counted <= before.keys()
 
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB r 6\none\n2\n") == "OK 1 2"
@@ -193,3 +169,52 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
     after = metrics(address)
     assert (after["wald_degraded"], after["wald_stalled_seconds"]) == (0, 0)
     assert after["wald_disk_wait_seconds_total"] > 1  # it has waited for longer than stall_timeout
+
+
+def test_metrics_have_what_the_directory_shows_and_scrapers_share_a_measurement(start: Start) -> None:
+    """The next one is due some seconds after it, and not for each that asks."""
+    address = free_address()
+    daemon = start(metrics=address)
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r 6\none\n2\n") == "OK 1 2"
+    eventually(lambda: metrics(address).get("wald_group_lag_records") == 2, timeout=60)
+    found = metrics(address)
+
+    assert found["wald_until_full_bytes"] > 0
+    assert found["wald_measurement_failures_total"] == 0
+    assert len({metrics(address)["wald_measured_timestamp_seconds"] for _ in range(20)}) == 1
+
+
+def test_a_directory_that_cannot_be_measured_costs_no_other_number(tmp_path: Path) -> None:
+    """No old text is shown then: the numbers in it would look like new ones."""
+    process = MetricsProcess(tmp_path, lambda: 0)
+
+    assert process.text() == b""
+    eventually(lambda: process.failures == 1)
+
+
+@pytest.mark.slow
+def test_scrapers_that_never_read_keep_no_other_from_the_answer(start: Start) -> None:
+    """A hundred of them: each has a place until another wants it, and the daemon takes records all the while."""
+    address = free_address()
+    daemon = start(metrics=address)
+    host, _, port = address.partition(":")
+    daemon.ask("ROUTE ADD r")
+    scrapers = []
+    try:
+        for _ in range(100):
+            scraper = socket.create_connection((host, int(port)))
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            scrapers.append(scraper)
+        eventually(lambda: get(address, "/metrics")[0] == 200)
+        with Client(daemon.socket_path) as client:
+            assert client.ask(b"PUB r 2\nx\n") == "OK 1 1"
+        threads = len(os.listdir(f"/proc/{daemon.process.pid}/task"))
+        assert threads < 20
+    finally:
+        for scraper in scrapers:
+            scraper.close()
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log

@@ -1,18 +1,24 @@
-"""A daemon whose lock was taken away harms nothing of the one that has it now."""
+"""A daemon that lost its lock or socket, or that started together with another one, harms nothing."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, values
-from running import Client, Daemon, eventually
-from tracing import hangs_in, traced
+from running import TIMEOUT_SECONDS, Client, Daemon, command, eventually, output_of
+from tracing import hangs_in, strace, traced
 
 Start = Callable[..., Daemon]
+
 
 FDATASYNC = 75  # its number on x86-64
 
@@ -121,3 +127,142 @@ def test_a_pipe_is_not_taken_by_two(start: Start, root: Path) -> None:
     assert second.stop() == 0
     assert_sound(root)
     os.close(descriptor)
+
+
+@contextmanager
+def unlocked(root: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many daemons on one root, started at once, for each of which flock(2) succeeds and does nothing."""
+    prefix = [strace(), "-f", "-qq", "-o", os.devnull, "-e", "trace=flock", "-e", "inject=flock:retval=0"]
+    with root.with_name("log.log").open("ab") as log:
+        line = [*prefix, *command("run", "--root", root)]
+        started = [subprocess.Popen(line, stderr=log, start_new_session=True) for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for each in started:
+            if each.poll() is None:
+                os.killpg(each.pid, signal.SIGKILL)  # strace alone would let go of its daemon
+                each.wait()
+
+
+def listens(root: Path) -> bool:
+    """Return True if a daemon listens on the root's socket."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(str(root / "wald.sock")) == 0
+
+
+def test_all_but_one_give_up(tmp_path: Path) -> None:
+    root, log, count = tmp_path / "log", tmp_path / "log.log", 3
+    with unlocked(root, count) as started:
+        eventually(lambda: sum(each.poll() is None for each in started) == 1 and '"ready"' in log.read_text())
+        assert sorted(str(each.poll()) for each in started) == ["5"] * (count - 1) + ["None"]
+        assert "two daemons" in log.read_text() or "another daemon has taken over" in log.read_text()  # one came late
+        eventually(lambda: listens(root))  # the line "ready" may be one of a daemon that has given up
+        with Client(root / "wald.sock") as client:
+            assert client.ask(b"ROUTE ADD a\n").startswith("OK")
+            assert client.ask(b"PUB a 4\nx\ny\n") == "OK 1 2"
+        survivor = next(each for each in started if each.poll() is None)
+        pid = int((Path("/proc") / str(survivor.pid) / "task" / str(survivor.pid) / "children").read_text().split()[0])
+        os.kill(pid, signal.SIGTERM)
+        assert survivor.wait(TIMEOUT_SECONDS) == 0
+    assert_sound(root)
+    assert values(root) == [b"x", b"y"]
+
+
+def test_a_removed_socket_is_made_again(start: Start, root: Path) -> None:
+    """It keeps its mode, the connections that are open stay, and a stop removes it."""
+    daemon = start(socket_mode="0600")
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as before:
+        for _ in range(2):
+            assert before.ask(b"PUB a 2\nx\n").startswith("OK ")
+            daemon.socket_path.unlink()
+            output_of("append", "a", "--root", root, stdin=b"y\n")
+        assert before.ask(b"PUB a 2\nz\n").startswith("OK ")
+    assert stat.S_IMODE(daemon.socket_path.stat().st_mode) == 0o600
+    assert daemon.log.count("the socket was removed; the daemon recreated it") == 2
+    assert daemon.stop() == 0
+    assert not daemon.socket_path.exists()
+    assert values(root) == [b"x", b"y", b"x", b"y", b"z"]
+    assert_sound(root)
+
+
+def test_one_whose_directory_is_removed_is_made_again_once_it_is_back(start: Start, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    daemon = start(socket=directory / "s", ready=False)
+    eventually(lambda: '"ready"' in daemon.log)
+    shutil.rmtree(directory)
+    eventually(lambda: "cannot listen" in daemon.log)
+    directory.mkdir()
+    with Client(eventually_there(directory / "s")) as client:
+        assert client.ask(b"PING\n").startswith("OK")
+    assert daemon.log.count("cannot listen") == 1
+    assert daemon.stop() == 0
+
+
+def test_a_dead_socket_in_its_place_is_replaced(start: Start) -> None:
+    daemon = start()
+    dead = daemon.socket_path.with_name("dead")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(dead))
+    dead.rename(daemon.socket_path)
+    eventually(lambda: "; the daemon recreated it" in daemon.log)
+    assert daemon.ask("PING").startswith("OK")
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("instead", ["another", "a file"])
+def test_what_is_not_a_dead_socket_stays(start: Start, root: Path, instead: str) -> None:
+    """It is reported once, and the daemon listens again once it is gone."""
+    daemon = start()
+    other = root / "other"
+    with socket.socket(socket.AF_UNIX) as listener:
+        if instead == "a file":
+            other.write_bytes(b"precious")
+        else:
+            listener.bind(os.fspath(other))
+            listener.listen()
+        other.rename(daemon.socket_path)
+        eventually(lambda: f"the socket was replaced by {instead}" in daemon.log)
+        assert stat.S_ISSOCK(daemon.socket_path.stat().st_mode) == (instead == "another")
+        daemon.socket_path.unlink()
+        eventually(lambda: "; the daemon recreated it" in daemon.log)
+        assert daemon.ask("PING").startswith("OK")
+    assert daemon.log.count("the socket was replaced by") == 1
+    assert daemon.stop() == 0
+
+
+def test_a_removed_lock_ends_the_daemon_and_names_the_lock(start: Start, root: Path) -> None:
+    daemon = start()
+    (root / "lock").unlink()
+    assert daemon.wait() == 3
+    assert f"wald: {root}/lock: the lock file was removed while the daemon was running" in daemon.log
+    assert "another daemon" not in daemon.log
+    daemon.start_again()
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
+def test_a_lock_that_is_restored_from_a_copy_is_no_other_daemon(start: Start, root: Path) -> None:
+    daemon = start()
+    shutil.copy2(root / "lock", root / "copy")
+    (root / "copy").rename(root / "lock")
+    assert daemon.wait() == 5
+    assert "the lock file of this daemon was replaced by a copy" in daemon.log
+    assert "another daemon" not in daemon.log
+
+
+def test_an_emptied_root_is_not_another_daemon(start: Start, root: Path) -> None:
+    """Its mount point is left, as after an unmount."""
+    daemon = start()
+    root.rename(root.with_name("away"))
+    root.mkdir()
+    assert daemon.wait() == 3
+    assert "the log is gone" in daemon.log or "the root is gone" in daemon.log
+    assert "another daemon" not in daemon.log
+
+
+def eventually_there(path: Path) -> Path:
+    eventually(path.is_socket)
+    return path

@@ -64,22 +64,6 @@ def test_a_round_costs_nothing_for_idle_fifos(tmp_path: Path) -> None:
     assert costs[1] == costs[2]
 
 
-def test_an_empty_pipe_needs_no_further_round(tmp_path: Path) -> None:
-    with reading(tmp_path, 1) as (root, intake, poller):
-        descriptor = os.open(root.fifo("r0"), os.O_WRONLY)
-        for rest in (b"", b"more\n"):
-            os.write(descriptor, b"line\n")
-            for ready, events in poller.poll(0):
-                intake.mark_ready(ready, events, 0.0)
-            collected = CommitRound(LogState(1).producers, Arena())
-            intake.collect(collected)
-            os.write(descriptor, rest)
-            intake.before_write(collected.drafts, 1)
-            assert intake.after_sync(collected.drafts) == []
-            assert intake.can_collect == bool(rest)
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_check_paths_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> None:
     costs = []

@@ -1,20 +1,26 @@
-"""The socket protocol from outside: refusals, accepted requests, and the order of replies."""
+"""The socket protocol from outside: refusals, the order of replies, repeated requests, and senders of records."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
-from asking import REQUEST_MAX, SPOOLED, sequence, written
-from contents import records, text, values
-from running import Client, Daemon, eventually
+from asking import REQUEST_MAX, SPOOLED, sequence, stat, written
+from contents import assert_sound, records, text, values
+from running import Client, Daemon, command, eventually
 from users import acting_as
 
+import wald
+from wald.format.log_state import PRODUCERS_MAX
 from wald.format.records import PREFIX, encode_columns
 
 Start = Callable[..., Daemon]
@@ -30,8 +36,6 @@ def offsets(*ends: int, data: bytes = b"") -> bytes:
 def columns(payload: bytes) -> bytes:
     return b"PUB r %d enc=columns\n%b" % (len(payload), payload)
 
-
-# Refused requests.
 
 WRONG_COMMANDS = (
     *(b"PING twice", b"HEAD r", b"CUT now", b"ROUTE", b"ROUTE ADD", b"ROUTE DROP r", b"ROUTE RETIRE r now"),
@@ -107,9 +111,6 @@ def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, rout
     assert replies[2][1] == "no-route"
 
 
-# Accepted requests, and the order of their answers.
-
-
 def test_a_route_is_retired_while_a_large_payload_arrives(shared: Daemon, client: Client, route: str) -> None:
     payload = b"y" * SPOOLED + b"\n"
     client.send(b"PUB %b %d\n" % (route.encode(), len(payload)) + payload[:-1])
@@ -179,7 +180,7 @@ def test_a_request_may_come_byte_by_byte(shared: Daemon, client: Client, route: 
     assert text(shared.root, route) == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("size", [SPOOLED - 1, SPOOLED, REQUEST_MAX])
+@pytest.mark.parametrize("size", [SPOOLED, REQUEST_MAX])
 def test_large_payloads_are_taken_whole(shared: Daemon, client: Client, route: str, size: int) -> None:
     """Lines that do not fit into a connection's memory, up to the limit, each followed by another request."""
     payload = os.urandom(size - 1).replace(b"\n", b"\n\n")[: size - 1] + b"\n"
@@ -192,13 +193,13 @@ def test_large_payloads_are_taken_whole(shared: Daemon, client: Client, route: s
     assert text(shared.root, route) == payload + b"x\n"
 
 
-@pytest.mark.parametrize("count", [3, 3000])
-def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Client, route: str, count: int) -> None:
-    """In memory and spooled; newlines in values are content."""
+def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Client, route: str) -> None:
+    """Spooled; newlines in values are content."""
+    count = 3000
     contents = [b"%d\n" % number * 50 for number in range(count)]
     keys = [None if number % 3 else b"key %d" % number for number in range(count)]
     payload = encode_columns(contents, keys=keys, times_ns=range(count))
-    assert (len(payload) > SPOOLED) == (count > 3)
+    assert len(payload) > SPOOLED
     client.publish(route, payload, "enc=columns")
 
     first = sequence(client.reply())
@@ -207,9 +208,6 @@ def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Cli
     assert [record.value for record in found] == contents
     assert [record.key for record in found] == keys
     assert [record.event_time_ns for record in found] == list(range(count))
-
-
-# Who may write.
 
 
 def test_only_the_named_writers_may_write(
@@ -236,3 +234,252 @@ def test_only_the_named_writers_may_write(
         expected += [b"theirs", b"all"]
 
     assert values(root) == expected
+
+
+def numbered(route: str, producer: int, number: int, payload: bytes = b"") -> bytes:
+    payload = payload or b"%d\n" % number
+    return b"PUB %b %d pid=%x pseq=%d\n%b" % (route.encode(), len(payload), producer, number, payload)
+
+
+def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) -> None:
+    """A producer may start at any number; a refused batch can be sent again once the gap is filled."""
+    assert client.ask(numbered(route, 0xA1, 5)).startswith("OK ")
+    assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 7 of this producer arrived before batch 6"
+    assert client.ask(numbered(route, 0xA1, 7, bytes(SPOOLED) + b"\n")).startswith("ERR gap ")
+    assert client.ask(numbered(route, 0xA1, 6, b"no newline")).startswith("ERR bad-lines ")
+    assert client.ask(numbered(route, 0xA1, 7)).startswith("ERR gap ")
+    assert client.ask(numbered(route, 0xA1, 6)).startswith("OK ")
+    assert client.ask(numbered(route, 0xA1, 7)).startswith("OK ")
+
+    assert text(shared.root, route) == b"5\n6\n7\n"
+
+
+def test_a_repetition_in_the_same_turn_is_acknowledged_alike(shared: Daemon, client: Client, route: str) -> None:
+    """In one write, twice each; and a gap is one however it is sent."""
+    one, two, four = (numbered(route, 0xA2, number) for number in (1, 2, 4))
+    client.send(one + one + two + one + four + two)
+    replies = [client.reply() for _ in range(6)]
+
+    first = sequence(replies[0])
+    assert [sequence(reply) for reply in replies if reply != replies[4]] == [first, first, first + 1, first, first + 1]
+    assert replies[4].startswith("ERR gap ")
+    assert text(shared.root, route) == b"1\n2\n"
+
+
+def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, route: str) -> None:
+    """After a reconnect, the old connection may still exist: order and deduplication cover both."""
+    with Client(shared.socket_path) as other:
+        first = sequence(client.ask(numbered(route, 0xA3, 1)))
+        assert sequence(other.ask(numbered(route, 0xA3, 1))) == first
+        assert sequence(other.ask(numbered(route, 0xA3, 2))) == first + 1
+        assert client.ask(numbered(route, 0xA3, 4)).startswith("ERR gap ")
+        assert sequence(client.ask(numbered(route, 0xA3, 3))) == first + 2
+        client.send(numbered(route, 0xA3, 4))
+        other.send(numbered(route, 0xA3, 4))
+        assert client.reply() == other.reply() == f"OK {first + 3} {first + 3}"
+
+    assert text(shared.root, route) == b"1\n2\n3\n4\n"
+
+
+def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
+    """An older one cannot be distinguished from a repetition or from something new."""
+    first = sequence(client.ask(numbered(route, 0xA4, 1)))
+    client.send(b"".join(numbered(route, 0xA4, number) for number in range(2, 19)))
+    assert [sequence(client.reply()) for _ in range(17)] == list(range(first + 1, first + 18))
+
+    assert sequence(client.ask(numbered(route, 0xA4, 3))) == first + 2
+    assert (
+        client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be deduplicated"
+    )
+    assert client.ask(numbered(route, 0xA4, 1)).startswith("ERR forgotten ")
+
+
+def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, root: Path) -> None:
+    """Even after a kill and a cut: any record up to the last batch of the next evicted producer may be its own."""
+
+    def seeing(number: int, seen: int) -> bytes:
+        return numbered("r", 7, number).replace(b"\n", b" seen=%d\n" % seen, 1)
+
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(seeing(1, 0)) == "OK 1 1"
+        client.send(b"".join(numbered("r", 1000 + number, 1) for number in range(PRODUCERS_MAX)))
+        assert [client.reply() for _ in range(PRODUCERS_MAX)][-1] == "OK 1025 1025"
+    for disturb in (lambda: None, daemon.kill, lambda: daemon.ask("CUT"), daemon.kill):
+        disturb()
+        if daemon.process.poll() is not None:
+            daemon.start_again()
+        with Client(daemon.socket_path) as client:
+            for number in (1, 2):
+                refusal = (
+                    "ERR forgotten the daemon may have forgotten this producer; it may have records up to sequence 1"
+                )
+                assert client.ask(seeing(number, 0)) == refusal
+    with Client(daemon.socket_path) as client:
+        assert client.ask(seeing(2, 1)) == "OK 1026 1026"
+        assert client.ask(seeing(2, 0)) == "OK 1026 1026"
+        assert client.ask(numbered("r", 8, 5)) == "OK 1027 1027"
+        assert client.ask(seeing(4, 1025)).startswith("ERR gap ")
+
+
+def test_repetitions_and_conflicts_are_recognised_after_kills_and_cuts(start: Start, root: Path) -> None:
+    """In batches that recovery scans and in the state that a cut passes on."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    large = b"l" * SPOOLED + b"\n"
+    with Client(daemon.socket_path) as client:
+        assert client.ask(numbered("r", 7, 1) + numbered("r", 7, 2)) == "OK 1 1"
+        assert client.reply() == "OK 2 2"
+        assert client.ask(numbered("r", 8, 1, large)) == "OK 3 3"
+    for first, disturb in enumerate([daemon.kill, lambda: daemon.ask("CUT"), daemon.kill, daemon.stop], start=3):
+        disturb()
+        if daemon.process.poll() is not None:
+            daemon.start_again()
+        with Client(daemon.socket_path) as client:
+            assert client.ask(numbered("r", 7, 1)) == "OK 1 1"
+            assert client.ask(numbered("r", 8, 1, large)) == "OK 3 3"
+            assert client.ask(numbered("r", 7, 1, b"eno\n")).startswith("ERR conflict ")
+            assert client.ask(numbered("r", 8, 1, large[1:] + b"\n")).startswith("ERR conflict ")
+            assert client.ask(numbered("r", 7, first + 1)).startswith("ERR gap ")
+            assert client.ask(numbered("r", 7, first)) == f"OK {first + 1} {first + 1}"
+
+    assert text(root, "r") == b"1\n2\n" + large + b"3\n4\n5\n6\n"
+    assert_sound(root)
+
+
+def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, client: Client, route: str) -> None:
+    """Never acknowledged and dropped: in one write, in a later one, from another connection. The route is content."""
+    other_route = route[:96] + ".two"
+    assert shared.ask(f"ROUTE ADD {other_route}").startswith("OK ")
+    first = sequence(client.ask(numbered(route, 0xC1, 1, b"one\n")))
+    client.send(numbered(route, 0xC1, 2, b"two\n") + numbered(route, 0xC1, 2, b"tow\n") + b"PING\n")
+    assert sequence(client.reply()) == first + 1
+    assert client.reply().startswith("ERR conflict batch 2 was already sent")
+    assert client.reply() == "OK pong"
+    with Client(shared.socket_path) as other:
+        for payload in (b"eno\n", b"o\ne\n", b"one\n\n", b"x" * SPOOLED + b"\n"):
+            assert other.ask(numbered(route, 0xC1, 1, payload)).startswith("ERR conflict ")
+        assert other.ask(numbered(other_route, 0xC1, 1, b"one\n")).startswith("ERR conflict ")
+        assert sequence(other.ask(numbered(route, 0xC1, 1, b"one\n"))) == first
+
+    assert text(shared.root, route) == b"one\ntwo\n"
+    assert text(shared.root, other_route) == b""
+
+
+def test_the_end_of_a_route_and_the_beginning_of_a_payload_are_distinguished(shared: Daemon, client: Client) -> None:
+    """A batch's body is the route and then the payload: the same bytes, parted elsewhere, are other content."""
+    for name in ("ROUTE ADD shifted1", "ROUTE ADD shifted1payload1"):
+        assert shared.ask(name).startswith("OK ")
+    assert client.ask(numbered("shifted1", 0xC2, 1, b"payload1text\n" + b"x" * 10 + b"\n")).startswith("OK ")
+
+    assert client.ask(numbered("shifted1payload1", 0xC2, 1, b"text\n" + b"x" * 10 + b"\n")).startswith("ERR conflict ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
+def test_a_producer_id_is_its_users_own(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has read it elsewhere, in a segment or over a shoulder, can neither be taken for it nor be in its way."""
+    daemon = start(socket_mode="0666")
+    daemon.ask("ROUTE ADD r")
+    monkeypatch.chdir(root)  # the way to a test's directory is closed to others
+    root.chmod(0o755)
+    with Client(daemon.socket_path) as mine:
+        assert mine.ask(numbered("r", 7, 1, b"mine\n")) == "OK 1 1"
+        with acting_as(os.geteuid() + 1), Client(Path("wald.sock")) as theirs:
+            for number in (1, 2):
+                assert theirs.ask(numbered("r", 7, number, b"theirs\n")) == f"OK {1 + number} {1 + number}"
+        assert mine.ask(numbered("r", 7, 2, b"mine\n")) == "OK 4 4"
+        assert mine.ask(numbered("r", 7, 1, b"mine\n")) == "OK 1 1"
+
+    assert values(root) == [b"mine", b"theirs", b"theirs", b"mine"]
+
+
+PUBLISH = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+sys.stdin.readline()
+connection.sendall(b"PUB a 2\\nx\\n")
+print("sent", flush=True)
+print(connection.recv(100).decode(), end="", flush=True)
+"""
+
+
+def fileno(pipe: IO[bytes] | None) -> int:
+    """The descriptor of a pipe to a program."""
+    assert pipe is not None
+    return pipe.fileno()
+
+
+def line_of(program: subprocess.Popen[bytes]) -> bytes:
+    """The next line that a program prints."""
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(fileno(program.stdout), 1)
+        assert read, line
+        line += read
+    return line
+
+
+def senders(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the sender of each record by route, from ``wald read --format json``. ``Any``: JSON."""
+    line = command("read", "--root", root, "--format", "json")
+    done = subprocess.run(line, capture_output=True, check=True, text=True)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in map(json.loads, done.stdout.splitlines()):
+        found.setdefault(record["route"], []).append(record["sender"])
+    return found
+
+
+def test_each_way_in_says_who_it_was(start: Start, root: Path) -> None:
+    """In the active segment, and in a sealed one; also after a kill."""
+    reading, writing = os.pipe()
+    daemon = start("--stdin", "typed", stdin=reading)
+    os.close(reading)
+    daemon.ask("ROUTE ADD a")
+    daemon.ask("ROUTE ADD piped fifo")
+    os.write(writing, b"typed\n")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB a 2\nx\n").startswith("OK")
+        assert client.ask(b"PUB a 2 pid=7 pseq=1\ny\n").startswith("OK")
+    (root / "routes" / "piped" / "in").write_bytes(b"piped\n")
+    eventually(lambda: wald.open(root).where(4).durable)
+    me = {"via": "socket", "user": os.getuid(), "pid": os.getpid(), "process": Path("/proc/self/comm").read_text()[:-1]}
+
+    def told() -> None:
+        found = senders(root)
+        first, second = found.pop("a")
+        assert found == {"typed": [{"via": "stdin"}], "piped": [{"via": "fifo"}]}
+        assert first == me
+        assert second == me | {"producer_id": second["producer_id"]}
+
+    told()
+    daemon.kill()
+    os.close(writing)
+    told()
+    with start():
+        eventually((root / "segments" / f"{1:020}.wal.zst").exists)
+        told()
+    assert_sound(root)
+
+
+def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Path) -> None:
+    """On one route and without producer ids, where those of one process become one batch."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a")
+    line = [sys.executable, "-c", PUBLISH, str(daemon.socket_path)]
+    with ExitStack() as running:
+        processes = [
+            running.enter_context(subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(2)
+        ]
+        eventually(lambda: stat(daemon)["connections"] == 3)
+        running.callback(daemon.process.send_signal, signal.SIGCONT)
+        daemon.process.send_signal(signal.SIGSTOP)  # both requests have arrived when it continues
+        for each in processes:
+            os.write(fileno(each.stdin), b"\n")
+            assert line_of(each) == b"sent\n"
+        daemon.process.send_signal(signal.SIGCONT)
+        numbers = {int(line_of(each).split()[1]): each.pid for each in processes}
+    assert numbers == dict(enumerate((sender["pid"] for sender in senders(root)["a"]), start=1))
+    assert_sound(root)

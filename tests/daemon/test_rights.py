@@ -1,15 +1,27 @@
-"""Permissions of users towards the daemon: FIFOs, their modes, and routes with writers."""
+"""Permissions of users towards the daemon, its FIFOs, routes and cursors, and harmful files that they may leave."""
 
 from __future__ import annotations
 
+import grp
+import json
 import os
+import re
+import shutil
+import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
-from running import Client, Daemon, command, refused, run, wald
-from users import MEMBER, OWNER, User, daemon_of, needs_root
+import programs
+import pytest
+from running import Client, Daemon, command, eventually, refused, run, sidecar, wald
+from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, needs_root
 
-from wald.errors import InvalidInput, NotPermitted
+from wald.errors import InvalidInput, NotPermitted, Refused
+from wald.format.work import Commit, JournalStart, encode_work
+from wald.log import Log
+from wald.retention.blockers import read_cursor_snapshot
+from wald.retention.handovers import encode_pin
 
 pytestmark = needs_root
 
@@ -158,3 +170,350 @@ def test_who_may_run_no_daemon_is_told_so_while_one_runs() -> None:
     with daemon_of(OWNER) as daemon:
         code, message, _ = refused(run([*MEMBER.prefix, *command("run", "--root", daemon.root)]))
     assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message
+
+
+def succeed(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
+    """Return the output of a successful command."""
+    done = run([*user.prefix, *command(*words, "--root", daemon.root)], stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refusal(daemon: Daemon, user: User, *words: object) -> tuple[int, str, str]:
+    return refused(run([*user.prefix, *command(*words, "--root", daemon.root)]))
+
+
+def wald_exits(daemon: Daemon, user: User, code: int, *words: object) -> str:
+    """Return the output of a command that exits with ``code``."""
+    done = run([*user.prefix, *command(*words, "--root", daemon.root)])
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def group_and_mode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_gid, stat.S_IMODE(status.st_mode)
+
+
+def reload(daemon: Daemon, settings: str) -> None:
+    daemon.root.with_name("wald.toml").write_text(settings)
+    before = len(re.findall("reloaded|reload failed", daemon.log))
+    daemon.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(re.findall("reloaded|reload failed", daemon.log)) > before)
+
+
+def test_the_group_changes_with_the_settings_and_cursors_stay() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/cursors"
+        assert group_and_mode(consumers) == (CONSUMERS, 0o3775)
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        assert succeed(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g") == "2\n"
+        assert (consumers / "g.cursor").stat().st_uid == ALICE.user_id
+
+        reload(daemon, "[routes.a]\n")
+        assert group_and_mode(consumers) == (CONSUMERS, 0o3775)
+
+        reload(daemon, '[routes.a]\nconsumers = "group"\n')
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o3775)
+        assert succeed(daemon, MEMBER, "cursor", "set", "a", 1, "--group", "member") == "1\n"
+
+        reload(daemon, '[routes.a]\nconsumers = ""\n')
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o1750)
+        code, message, _ = refusal(daemon, ALICE, "cursor", "set", "a", 3, "--group", "g")
+        assert (code, message) == (NotPermitted.exit_code, f"{consumers}/g.cursor: permission denied")
+        assert succeed(daemon, HOST, "cursor", "get", "a", "--group", "g") == "2\n"
+        assert succeed(daemon, HOST, "cursor", "remove", "a", "--group", "g") == f"{consumers}/g.cursor\n"
+
+
+def test_the_log_owner_refuses_a_cursor_of_another_user_and_root_moves_it() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        succeed(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
+        path, root = daemon.root / "routes/a/cursors/g.cursor", User("root", 0, 0)
+        shown = succeed(daemon, HOST, "cursor", "show", "a", "--group", "g")
+        assert f"at 2, of user {ALICE.user_id}" in shown
+        assert "3 records, 3 to 5" in shown
+        (reading,) = [line for line in shown.splitlines() if line.startswith("to read")]
+        assert reading.endswith(" read a --from 3"), "not --group, which the log's owner may not use"
+        assert f"valid, of user {ALICE.user_id}" in succeed(daemon, HOST, "cursor", "list", "a")
+
+        for words in (
+            ("cursor", "set", "a", 3, "--group", "g"),
+            ("cursor", "set", "a", 0, "--group", "g", "--rewind"),
+            ("cursor", "skip", "a", 3, "--group", "g"),
+            ("read", "a", "--from", "cursor", "--group", "g"),
+            ("read", "a", "--group", "g", "--commit"),
+        ):
+            code, message, hint = refusal(daemon, HOST, *words)
+            assert (code, message) == (
+                Refused.exit_code,
+                f"{path}: the cursor belongs to user {ALICE.user_id}, who could make the log's owner skip records",
+            ), words
+            assert f"remove this one: wald --root {daemon.root} cursor remove a --group g;" in hint
+        code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")
+        assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/ledger/skips.lock: permission denied")
+        assert hint == f"as user {OWNER.user_id} or root: wald --root {daemon.root} cursor skip a 3 --group g"
+        assert path.read_text().startswith("2\n")
+
+        succeed(daemon, root, "cursor", "skip", "a", 3, "--group", "g")
+        succeed(daemon, root, "cursor", "set", "a", 4, "--group", "g")
+        assert path.stat().st_uid == ALICE.user_id
+        assert succeed(daemon, ALICE, "cursor", "set", "a", 5, "--group", "g") == "5\n"
+        code, _, _ = refusal(daemon, root, "read", "a", "--from", "cursor", "--group", "g")
+        assert code == Refused.exit_code
+
+
+def test_no_program_of_the_log_owner_starts_from_a_cursor_that_another_user_left() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        destination = daemon.root.with_name("archive")
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        succeed(daemon, HOST, "cut")
+        succeed(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
+        consuming = f"import wald\nwith wald.Consumer('{daemon.root}', 'a', 'g') as c:\n    list(c)"
+        working = f"import wald\nwith wald.WorkGroup('{daemon.root}', 'a', 'g') as g:\n    g.lease('w', 1)"
+        looking = f"import wald\nprint(wald.open('{daemon.root}').cursor('a', 'g').effective)"
+        python = command()[0]
+        for line in (
+            sidecar("archive", "pack", "a", "--group", "g", "--root", daemon.root, "--dest", destination),
+            sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat"),
+            sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--workers", 2, "--exit-at-end", "--", "cat"),
+            [python, "-c", consuming],
+            [python, "-c", working],
+            [python, "-c", looking],
+        ):
+            for prefix in (HOST.prefix, []) if "pack" in line else (HOST.prefix,):  # the log's owner, and root
+                done = run([*prefix, *line])
+                assert (done.returncode, done.stdout) == (1 if "-c" in line else Refused.exit_code, b""), done.stderr
+                assert f"the cursor belongs to user {ALICE.user_id}" in done.stderr.decode()
+        assert not list(destination.rglob("manifest*"))
+        assert (daemon.root / "routes/a/cursors/g.cursor").stat().st_uid == ALICE.user_id
+
+        succeed(daemon, HOST, "cursor", "remove", "a", "--group", "g")
+        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat")
+        done = run([*HOST.prefix, *draining])
+        assert (done.returncode, done.stdout) == (0, b"x\n" * 4), done.stderr.decode()
+
+
+def test_what_a_cursor_owner_leaves_beside_a_cursor_of_the_log_owner_has_no_effect() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n[routes.b]\n") as daemon:
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        succeed(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
+        log = Log(daemon.root)
+        directory = daemon.root / "routes/a/cursors"
+        start = JournalStart(log.identity.log_id, "a", "g", 1, 4)
+        planted = {
+            ".work": encode_work(start, 0) + encode_work(Commit(done=[(2, 4)]), 0),
+            ".pin": encode_pin(log.identity.log_id, {"drain": {"b": 0}}),
+            ".drain": b"",
+            ".command": b"",
+        }
+        for suffix, content in planted.items():
+            path = directory / f"g{suffix}"
+            done = run([*ALICE.prefix, "sh", "-c", 'cat > "$1"', "sh", str(path)], stdin=content)
+            assert (done.returncode, path.stat().st_uid) == (0, ALICE.user_id)
+
+        assert json.loads(succeed(daemon, HOST, "where", 3, "--json"))["processed"] == {"g": False}
+        assert read_cursor_snapshot(log.root, log_id=log.identity.log_id).positions("b") == {"processed": 0}
+        (seen,) = [
+            json.loads(line) for line in wald_exits(daemon, HOST, 4, "group", "list", "a", "--json").splitlines()
+        ]
+        assert "another user than the cursor" in seen["damage"]
+        assert succeed(daemon, HOST, "read", "a", "--group", "g", "--from", "cursor") == "x\n" * 3
+        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat")
+        done = run([*HOST.prefix, *draining])
+        code, message, hint = refused(done)
+        assert (code, message) == (NotPermitted.exit_code, f"{directory}/g.drain: permission denied")
+        assert hint.endswith(f": rm {directory}/g.drain")
+        for name in ("g.drain", "g.command"):
+            assert run([*HOST.prefix, "rm", str(directory / name)]).returncode == 0
+        done = run([*HOST.prefix, *draining])
+        assert (done.returncode, done.stdout) == (0, b"x\n" * 3), done.stderr.decode()
+
+
+def test_of_two_users_that_create_a_cursor_at_once_one_gets_the_name() -> None:
+    """The log's owner, too, replaces no cursor that appears while it creates its own."""
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        path = daemon.root / "routes/a/cursors/g.cursor"
+        racing = (
+            "import os, sys\nfrom wald.files.disk import Disk\nfrom wald.log import Log\n"
+            "write = Disk.write\n"
+            "def late(*args):\n"
+            "    path = sys.argv[2]\n"
+            "    if not os.path.exists(path):\n"
+            "        os.system(f'echo 4 > {path}; chown 54324 {path}')\n"
+            "    return write(*args)\n"
+            "Disk.write = late\n"
+            "Log(sys.argv[1]).set_cursor('a', 1, 'g')\n"
+        )
+        done = run([command()[0], "-c", racing, str(daemon.root), str(path)])
+        assert "Refused" in done.stderr.decode(), done.stderr.decode()
+        assert (path.read_text(), path.stat().st_uid) == ("4\n", ALICE.user_id)
+
+
+def test_a_refusal_names_the_command_that_helps() -> None:
+    """The user that a namespace does not have is not called nobody."""
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/cursors"
+        code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
+        joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}; then log in again"
+        assert (code, hint) == (NotPermitted.exit_code, f"{joining}; ls -ld {consumers}")
+        path = consumers / "g.cursor"
+        path.write_text("0\n")
+        os.chown(path, 65534, 65534)
+        _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
+    assert hint == f"run this command as the user who created the file; ls -l {path}"
+
+
+def test_only_a_member_gives_a_route_to_a_group() -> None:
+    """And the daemon's user is one once it was added and the daemon was started again."""
+    with daemon_of(OWNER, "[routes.a]\n") as daemon:
+        code, message, hint = refusal(daemon, OWNER, "route", "add", "a", "--consumers", CONSUMERS)
+        directory = daemon.root / "routes/a/cursors"
+        not_in = (
+            f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not in it when this program started"
+        )
+        assert (code, message) == (NotPermitted.exit_code, not_in)
+        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}; then restart the daemon"
+
+        code, message, hint = refusal(daemon, MEMBER, "route", "add", "a", "--consumers", CONSUMERS)
+        assert (code, hint) == (
+            NotPermitted.exit_code,
+            f"omit --consumers, or run this command as user {OWNER.user_id}",
+        )
+
+        reload(daemon, f"[routes.a]\nconsumers = {CONSUMERS}\n")
+        assert not_in in daemon.log
+        assert group_and_mode(directory) == (OWNER.group_id, 0o750)
+        assert daemon.stop() == 0
+
+        line = command("run", "--root", daemon.root, "--config", daemon.root.with_name("wald.toml"))
+        code, message, hint = refused(run([*OWNER.prefix, *line]))
+        assert (code, message) == (NotPermitted.exit_code, not_in)
+        assert hint.startswith(f"usermod --append --groups {CONSUMERS} {OWNER.user_id}")
+        adding = command("route", "add", "a", "--consumers", CONSUMERS, "--root", daemon.root)
+        assert run([*HOST.prefix, *adding]).returncode == 0
+        assert group_and_mode(directory) == (CONSUMERS, 0o3775)
+
+
+@pytest.mark.parametrize("group", ["no-such-group", "4294967295"])
+def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group: str) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text(f'[routes.a]\nfifo = true\nconsumers = "{group}"\n')
+    code, message, _ = refused(run(command("run", "--root", tmp_path / "log", "--config", config)))
+    assert (code, message.startswith(f"{config}:3: routes.a.consumers must be an OS group")) == (
+        InvalidInput.exit_code,
+        True,
+    )
+
+    code, message, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
+    assert (code, hint) == (InvalidInput.exit_code, "getent group")
+
+
+def test_a_group_that_is_none_is_refused_by_the_daemon(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    for group in ("no-such-group", "4294967295", "9999999999", "-1"):
+        assert daemon.ask(f"ROUTE ADD a consumers={group}").startswith("ERR bad-request ")
+    assert not daemon.root.joinpath("routes/a").exists()
+    assert daemon.ask("PING") == "OK pong"
+
+
+def test_a_group_may_be_named(tmp_path: Path) -> None:
+    name = grp.getgrall()[1].gr_name
+    run(command("init", "--root", tmp_path / "log"))
+    assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0
+    assert group_and_mode(tmp_path / "log/routes/a/cursors") == (grp.getgrnam(name).gr_gid, 0o3775)
+    assert b"consumers=" + name.encode() in run(command("route", "list", "--root", tmp_path / "log")).stdout
+
+
+PLANTS = {
+    "fifo": 'mkfifo "$1"',
+    "device": 'ln -s /dev/zero "$1"',
+    "terminal": 'ln -s /dev/tty "$1"',
+    "fifo elsewhere": 'mkfifo fifo; ln -s fifo "$1"',
+    "outside": 'ln -s /etc/passwd "$1"',
+    "huge": 'truncate -s 1T huge; ln -s huge "$1"',
+    "huge file": 'truncate -s 1T "$1"',
+    "hard link": 'echo 4 > number; ln number "$1"',
+    "directory": 'mkdir "$1"; mkdir "$1/deep"; ln -s / "$1/deep/root"',
+    "loop": 'ln -s "$1" "$1"',
+    "socket": 'exec python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])" "$1"',
+    "beyond": 'echo 4000000 > "$1"',
+    "unreadable": 'echo 4 > "$1"; chmod 0 "$1"',
+}
+
+
+NAMES = ("retired", "in", "in.found-1", "evil.drain", "evil.command", "evil.cursor")
+
+
+def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for() -> None:
+    """Four records in a complete segment; each group but those that are planted has read them."""
+    with daemon_of(HOST, f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/cursors"
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        succeed(daemon, HOST, "cut")
+        eventually(lambda: list((daemon.root / "segments").glob("*.zst")))
+        for name, script in PLANTS.items():
+            cursor = consumers / f"{name.replace(' ', '-')}.cursor"
+            done = run([*ALICE.prefix, "sh", "-euc", f"cd {consumers}; {script}", "sh", cursor.name])
+            assert done.returncode == 0, (name, done.stderr)
+        for name in NAMES[:3]:
+            assert run([*ALICE.prefix, "touch", str(consumers / name)]).returncode == 0
+        succeed(daemon, BOB, "cursor", "set", "a", 4, "--group", "bob")
+
+        looks = [
+            sidecar("reclaim", "--grace", 0, "--root", daemon.root),
+            *(command(*words, "--root", daemon.root) for words in LOOKS),
+        ]
+        for line in looks:
+            done = run([*HOST.prefix, *line], timeout=30)
+            assert done.returncode in (0, 4), (line, done.stderr.decode())  # verify reports damage
+        assert len(list((daemon.root / "segments").glob("*.zst"))) == 1
+        listed = [json.loads(line) for line in succeed(daemon, HOST, "cursor", "list", "--json").splitlines()]
+        states = {each["group"]: each["state"] for each in listed}
+        assert states.pop("bob") == "valid"
+        assert {group for group, state in states.items() if state == "valid"} == set()
+        assert states["hard-link"] == "linked"
+        assert states["beyond"] == "beyond"
+
+        assert daemon.stop() == 0
+        daemon.start_again()
+        assert stat.S_ISFIFO((daemon.root / "routes/a/in").stat().st_mode)
+        assert succeed(daemon, HOST, "append", "a", stdin=b"y\n") == "5 5\n"
+
+        planted = [str(consumers / f"{name.replace(' ', '-')}.cursor") for name in PLANTS]
+        removing = [*HOST.prefix, "rm", "-rf", *planted]  # which the owner of the directory may
+        assert run(removing).returncode == 1  # except for files in a directory of another user
+        shutil.rmtree(consumers / "directory.cursor")
+        run([*HOST.prefix, *looks[0]])
+        assert not list((daemon.root / "segments").glob("*.zst"))
+
+
+LOOKS = (
+    ("explain",),
+    ("top", "--once"),
+    ("cursor", "list"),
+    ("route", "list"),
+    ("where", 1),
+    ("verify",),
+    ("read",),
+)
+
+
+def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None:
+    """Every open has O_NONBLOCK and O_NOFOLLOW and is read-only."""
+    strace = programs.program("strace")
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/cursors"
+        succeed(daemon, HOST, "append", "a", stdin=b"x\n")
+        succeed(daemon, HOST, "cut")
+        assert run([*ALICE.prefix, "mkfifo", str(consumers / "evil.cursor")]).returncode == 0
+        trace = tmp_path / "trace"
+        opened = []
+        for line in (command("explain"), command("cursor", "list"), sidecar("reclaim")):
+            tracing = [strace, "--follow-forks", "--trace=open,openat,openat2", f"--output={trace}"]
+            assert run([*tracing, *line, "--root", str(daemon.root)], timeout=60).returncode == 0
+            opened += [found for found in trace.read_text().splitlines() if "evil" in found]
+    assert len(opened) >= 3
+    for found in opened:
+        assert "O_RDONLY|O_NONBLOCK|O_NOFOLLOW" in found, found

@@ -1,11 +1,20 @@
-"""Torture: no acknowledged record is lost or stored twice. ``scripts/torture`` runs for longer."""
+"""Storms of faults lose and double nothing, and verification under load reports no damage."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from contents import errors
 from endurance import CUTS, KILLS, MIXED, Storm, endure
+from running import Client, Daemon, eventually, output_of
+
+from wald.files.layout import Root
+from wald.files.listing import list_segments
+from wald.format.names import Kind
 
 
 @pytest.mark.parametrize(
@@ -24,3 +33,44 @@ def test_a_storm_loses_and_doubles_nothing(tmp_path: Path, storm: Storm, seconds
     assert tally.faults
     assert tally.cuts > 0
     assert (tally.lost, tally.doubled) == (0, 0)
+
+
+Start = Callable[..., Daemon]
+
+
+@pytest.mark.parametrize("enough_sealed", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_verifying_under_load_never_tells_of_damage(root: Path, start: Start, enough_sealed: int) -> None:
+    """Batches over the socket and records in pieces out of a FIFO, in segments that last for some milliseconds."""
+    daemon = start(segment_max_bytes="256KiB")
+    output_of("route", "add", "web", "--root", root)
+    output_of("route", "add", "long", "--fifo", "--root", root)
+    done = threading.Event()
+
+    def publish() -> None:
+        with Client(daemon.socket_path) as client:
+            while not done.is_set():
+                client.publish("web", (b"q" * 59 + b"\n") * 100)
+                assert client.reply().startswith("OK")
+
+    def write() -> None:
+        fifo = os.open(root / "routes" / "long" / "in", os.O_WRONLY)
+        while not done.is_set():
+            os.write(fifo, b"z" * 200_000 + b"\n")
+        os.close(fifo)
+
+    writers = [threading.Thread(target=target, daemon=True) for target in (publish, write)]
+    for writer in writers:
+        writer.start()
+    found: list[str] = []
+
+    def enough() -> bool:
+        found.extend(errors(root))
+        return bool(found) or sum(s.kind is Kind.SEALED for s in list_segments(Root(root)).segments) >= enough_sealed
+
+    try:
+        eventually(enough)
+    finally:
+        done.set()
+    for writer in writers:
+        writer.join()
+    assert found == []

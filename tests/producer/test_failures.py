@@ -172,16 +172,6 @@ def test_a_producer_waits_for_a_socket_that_does_not_exist_yet(daemon: Daemon, t
         making.result().close()
 
 
-def test_a_missing_route_is_reported_with_the_command_that_makes_it(daemon: Daemon) -> None:
-    with Producer(daemon.root) as producer:
-        producer.publish("nosuch", b"x\n")
-        with pytest.raises(NotFound) as caught:
-            producer.flush()
-
-    assert caught.value.message == "there is no route 'nosuch'"
-    assert caught.value.hint.startswith(f"to create the route: wald --root {daemon.root} route add nosuch;")
-
-
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:
     """The answers are unread in the socket when sending the next request fails."""
     path = tmp_path / "peer.sock"

@@ -22,18 +22,7 @@ from wald.client.producer import Durable, Producer, frames
 from wald.client.session import WINDOW
 from wald.errors import InvalidInput, NotFound, NotPermitted, Refused, Unavailable
 from wald.format.protocol import FRAME_MAX_BYTES, Publish
-from wald.format.records import decode_columns, encode_columns, not_before
-
-
-def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
-    with Producer(daemon.root) as producer:
-        producer.publish("a", b"one\ntwo\n")
-        producer.publish("a", encode_columns([b"three"], keys=[b"k"]), columns=True)
-
-        assert producer.flush() == [Durable(1, 2), Durable(3, 3)]
-        assert producer.flush() == []
-    records = list(wald.open(daemon.root).records("a"))
-    assert [(record.key, record.value) for record in records] == [(None, b"one"), (None, b"two"), (b"k", b"three")]
+from wald.format.records import decode_columns, not_before
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=20))

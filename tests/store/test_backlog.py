@@ -1,16 +1,23 @@
-"""Backlog of a log: its size, the groups that need it and its growth, compared with numbers counted by hand."""
+"""Backlog of a log and lag of its groups, compared with numbers counted by hand or by reading."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 from logs import SECOND_NS, START_NS, Built
+from running import output_of
 
+from wald.files.listing import list_segments
 from wald.files.routes import retire_route
 from wald.format.names import Kind
 from wald.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
+from wald.retention.cursors import read_cursors
+from wald.retention.progress import measure_lags
+from wald.segments.view import read_view
 
 
 @pytest.fixture
@@ -174,3 +181,99 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
 
     assert seen == [1, 2, 7, 9]
     assert backlog.groups["b", "processed"].lag.records == 4
+
+
+@pytest.fixture
+def mixed_log(tmp_path: Path) -> Built:
+    """Routes a, b and c mixed over sealed, cut and active segments, a long record of b among them."""
+    mixed_log = Built(tmp_path / "root")
+    chance = random.Random(1)
+    for number in range(8):
+        for _ in range(6):
+            mixed_log.lines(chance.choice("aab"), [b"x"] * chance.randrange(1, 5))
+        if number == 2:
+            mixed_log.columns("c", [b"1", b"2"])
+        mixed_log.cut()
+        if number == 4:
+            mixed_log.seal()
+    mixed_log.piece("b", b"long", begins=True, ends=False)
+    mixed_log.cut()
+    mixed_log.piece("b", b"er\n", begins=False, ends=True)
+    mixed_log.lines("a", [b"y"])
+    return mixed_log
+
+
+def counted(mixed_log: Built, route: str, cursor: int) -> int:
+    """The records behind a cursor, read one by one."""
+    return sum(record.sequence > cursor for record in mixed_log.log.records(route))
+
+
+def asked(mixed_log: Built, route: str) -> set[int]:
+    """The lag of a route's one group, from everybody who tells it."""
+    root, log_id = mixed_log.root, mixed_log.log_id
+    cursors = [
+        cursor
+        for name in root.route_names()
+        for cursor in read_cursors(root, name, log_id=log_id, head_sequence=mixed_log.last)
+    ]
+    backlog = Backlog(read_view(root, log_id))
+    list(backlog.segments())
+    return {
+        measure_lags(read_view(root, log_id), cursors)[route, "processed"].records,
+        backlog.groups[route, "processed"].lag.records,
+    }
+
+
+def test_lag_is_what_a_reader_would_get(mixed_log: Built) -> None:
+    """With a damaged index too: the lag counts the salvaged records; a cursor that is not trusted counts as none."""
+    for route in "abc":
+        for cursor in range(0, mixed_log.last + 1, 7):
+            mixed_log.log.set_cursor(route, cursor)
+            assert asked(mixed_log, route) == {counted(mixed_log, route, cursor)}
+    (mixed_log.root.cursor("a", "processed")).write_text("99999999\n")
+    assert asked(mixed_log, "a") == {counted(mixed_log, "a", 0)}
+    path = next(path for path in sorted(mixed_log.root.segments.iterdir()) if path.name.endswith(".zst"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert asked(mixed_log, "a") == {counted(mixed_log, "a", 0)}
+
+
+def test_what_was_reclaimed_is_not_counted(mixed_log: Built) -> None:
+    for route in "abc":
+        mixed_log.log.set_cursor(route, mixed_log.last)
+    second = list_segments(mixed_log.root).segments[1].base_sequence
+    mixed_log.reclaim(1)
+    mixed_log.log.set_cursor("a", 0, rewind=True)
+
+    assert asked(mixed_log, "a") == {counted(mixed_log, "a", second - 1)}
+    assert asked(mixed_log, "b") == {0}
+
+
+def test_a_cursor_moved_back_into_what_is_released_counts_it(mixed_log: Built) -> None:
+    """Readers still get it during the grace period."""
+    before = counted(mixed_log, "a", 0)
+    for route in "abc":
+        mixed_log.log.set_cursor(route, mixed_log.last)
+    mixed_log.reclaim(1, keep=True)
+    mixed_log.log.set_cursor("a", 0, rewind=True)
+
+    assert asked(mixed_log, "a") == {before}
+
+
+def test_every_command_tells_the_same_lag(mixed_log: Built) -> None:
+    """Not the sequences between cursor and head, which are other routes' too."""
+    mixed_log.log.set_cursor("a", 5)
+    mixed_log.log.set_cursor("b", 9)
+    mixed_log.log.set_cursor("c", 0)
+    expected = {"a": counted(mixed_log, "a", 5), "b": counted(mixed_log, "b", 9), "c": 2}
+    reported = json.loads(output_of("route", "list", "--json", "--root", mixed_log.root.path))["routes"]
+    routes = {route["route"]: route["groups"][0]["lag_records"] for route in reported}
+    lines = map(json.loads, output_of("explain", "--json", "--root", mixed_log.root.path).splitlines())
+    explained = {line["route"]: line["lag_records"] for line in lines if line["kind"] == "group"}
+    table = [line.split() for line in output_of("route", "list", "--root", mixed_log.root.path).decode().splitlines()]
+
+    assert routes == explained == expected
+    assert {row[0]: int(row[4]) for row in table[1:]} == expected
+    shown = [line.split() for line in output_of("top", "--once", "--root", mixed_log.root.path).decode().splitlines()]
+    heading = next(row for row in shown if "LAG" in row)
+    lag = heading.index("LAG")
+    assert {row[0]: int(row[lag]) for row in shown if row and row[0] in expected} == expected

@@ -1,4 +1,4 @@
-"""Sealed files: they give back the raw segment, byte for byte, to us and to stock tools, or say that they cannot."""
+"""Sealed files give back the raw segment, byte for byte, to us and to stock tools, or say that they cannot."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import pyzstd
+import zstandard
+from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs import Built
 from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, segment, segment_header
 
 from wald.errors import Damaged
@@ -24,7 +27,8 @@ from wald.files.disk import Disk
 from wald.format import records
 from wald.format.batch import Encoding, Flag, ParseOutcome, parse_batch, seed
 from wald.format.log_state import LogState
-from wald.format.sealed_index import BadSealed, FrameTable, SealedIndex, encode_sealed_index, encode_seek_table
+from wald.format.names import Kind
+from wald.format.sealed_index import BadSealed, Frame, FrameTable, SealedIndex, encode_sealed_index, encode_seek_table
 from wald.format.segment import BadHeader
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 from wald.segments.sealed_file import FRAME_BYTES, CompressedSegment, SealedFile, compress_segment
@@ -423,15 +427,6 @@ def test_a_file_that_does_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("lines", [2_000, 60_000])
-def test_a_batch_longer_than_a_frame_reads_back_as_a_stream(tmp_path: Path, lines: int) -> None:
-    raw = raw_segment(batch(LINE * lines), batch(b"after\n", base=1 + lines))
-    path, compressed = compress(tmp_path, raw)
-    with SealedFile(path) as sealed:
-        assert sealed.sha256() == hashlib.sha256(raw).digest() == compressed.index.sha256
-        assert sealed.frame(0) + b"".join(sealed.frame(n) for n in range(1, len(sealed.index.frames))) == raw
-
-
 def test_sealing_a_long_batch_takes_no_memory_for_it(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     path.write_bytes(raw_segment(batch(LINE * 300_000)))
@@ -439,3 +434,42 @@ def test_sealing_a_long_batch_takes_no_memory_for_it(tmp_path: Path) -> None:
     assert peak_bytes(lambda: _compress_file(path)) < 6 << 20
     with SealedFile(tmp_path / "sealed.zst") as sealed:
         assert peak_bytes(sealed.sha256) < 4 << 20
+
+
+def plant(path: Path, raw_bytes: int) -> None:
+    """Give a sealed segment another frame of ``length`` zeros, and an index that lists it."""
+    with SealedFile(path) as file:
+        index, batches = file.index, file.index.batch_table()
+    last = index.frames[-1]
+    end = last.offset + last.compressed_bytes
+    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=raw_bytes)
+    pieces = [compressor.compress(ZEROS[: min(MIB, raw_bytes - at)]) for at in range(0, raw_bytes, MIB)]
+    frame = b"".join([*pieces, compressor.flush()])
+    more = Frame(end, len(frame), index.raw_bytes, raw_bytes, index.next_sequence, 1000, 0, 1 << 62, (0,))
+    index = replace(
+        index,
+        frames=FrameTable.from_frames([*index.frames, more]),
+        raw_bytes=index.raw_bytes + raw_bytes,
+        next_sequence=1000,
+    )
+    section = encode_sealed_index(index, batches)
+    sizes = [(each.compressed_bytes, each.raw_bytes) for each in index.frames]
+    path.write_bytes(path.read_bytes()[:end] + frame + section + encode_seek_table([*sizes, (len(section), 0)]))
+    assert path.stat().st_size < 200 << 10
+
+
+def test_a_frame_of_a_gigabyte_is_not_expanded(tmp_path: Path) -> None:
+    """Only a batch may have a frame of more than about 1 MiB, and a batch has a maximum size."""
+    root = tmp_path / "log"
+    built = Built(root)
+    built.lines("a", [b"one", b"two"])
+    built.cut()
+    built.seal()
+    path = built.path(1, Kind.SEALED)
+    plant(path, GIB)
+
+    for arguments in (("inspect", "--content", path), ("verify", "--root", root), ("read", "a", "--root", root)):
+        _, reported, memory = run("wald", *arguments)
+        assert "Traceback" not in reported
+        assert memory < MEMORY_MAX_BYTES, arguments
+        assert "claims" in reported or arguments[0] == "read", reported

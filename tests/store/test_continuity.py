@@ -163,10 +163,19 @@ def test_a_start_is_told_from_another_one_of_the_same_epoch(root: Path, copy: Pa
         log.view()
 
 
-def lose_a_seen_piece(built: Built, copy: Path) -> None:
-    """Restore a copy from before a piece that a reader has seen: joined with a later one, it would forge a record."""
-    root = built.root.path
-    built.piece("a", b"begins", begins=True, ends=False)
+@pytest.mark.parametrize("repaired", [False, True])
+def test_pieces_that_were_seen_and_are_gone_are_noticed(root: Path, copy: Path, *, repaired: bool) -> None:
+    """A copy is from before a piece that a reader has seen: joined with a later one, it would forge a record."""
+    built = Built(root)
+    if repaired:
+        write(built, "1", "2")
+        built.crash()
+        data = bytearray(built.path(1, Kind.RAW).read_bytes())
+        data[data.find(b"2\n")] ^= 1
+        built.path(1, Kind.RAW).write_bytes(data)
+        repair(root)
+        built = restart(root, 8)
+    built.piece("a", b"begins ", begins=True, ends=False)
     shutil.copytree(root, copy)
     built.piece("a", b", goes on", begins=False, ends=False)
     log = built.log
@@ -175,21 +184,6 @@ def lose_a_seen_piece(built: Built, copy: Path) -> None:
     restart(root, built.writer.epoch + 1).piece("a", b" and ends\n", begins=False, ends=True)
     with pytest.raises(Replaced):
         log.view()
-
-
-def test_pieces_that_were_seen_and_are_gone_are_noticed(root: Path, copy: Path) -> None:
-    lose_a_seen_piece(Built(root), copy)
-
-
-def test_they_are_noticed_although_the_segment_was_repaired_before_that(root: Path, copy: Path) -> None:
-    built = Built(root)
-    write(built, "1", "2")
-    built.crash()
-    data = bytearray(built.path(1, Kind.RAW).read_bytes())
-    data[data.find(b"2\n")] ^= 1
-    built.path(1, Kind.RAW).write_bytes(data)
-    repair(root)
-    lose_a_seen_piece(restart(root, 8), copy)
 
 
 def test_another_log_is_noticed_whatever_its_head(root: Path, tmp_path: Path) -> None:

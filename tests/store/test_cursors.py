@@ -1,8 +1,14 @@
-"""A cursor moves forward only, is replaced in one step, and pins when it cannot be trusted."""
+"""A cursor moves forward only, is replaced in one step, and pins segments that it has not passed."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,10 +17,16 @@ from effort import steps
 from logs import Built
 from running import TIMEOUT_SECONDS
 
-from wald.errors import InvalidInput, NotFound, Refused
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.listing import Segment
+from wald.files.routes import add_route, retire_route
 from wald.format.head import CursorLines, encode_cursor
+from wald.format.names import Kind
+from wald.format.sealed_index import RouteTable
 from wald.retention import cursors
+from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot, sealed_index
 from wald.retention.cursor_moves import cursor_lock, move_cursor
 from wald.retention.cursors import Cursor, CursorState, SlowestCursor, read_cursor
 
@@ -179,3 +191,245 @@ def test_a_cursor_beyond_the_head_counts_once_the_head_has_reached_it(
 
     found = [slowest.find(built.root, "a", log_id=built.log_id, head_sequence=head) for head in (9, 10, 11)]
     assert [cursor.effective for cursor in found] == [0, 0, 11]
+
+
+@pytest.fixture
+def two_routes(tmp_path: Path) -> Built:
+    """One sealed segment: records 1 to 3 of route a, 4 and 5 of route b; record 6 of a is in the active one."""
+    two_routes = Built(tmp_path / "root")
+    two_routes.lines("a", [b"x"] * 3)
+    two_routes.lines("b", [b"y"] * 2)
+    two_routes.cut()
+    two_routes.seal()
+    two_routes.lines("a", [b"z"])
+    return two_routes
+
+
+def claims(two_routes: Built) -> CursorSnapshot:
+    return read_cursor_snapshot(two_routes.root, log_id=two_routes.log_id)
+
+
+def pins(two_routes: Built) -> list[tuple[str, str, int, int]]:
+    index = sealed_index(Segment(1, Kind.SEALED, two_routes.path(1, Kind.SEALED)), two_routes.log_id)
+    return [(pin.route, pin.group, pin.at, pin.needs) for pin in claims(two_routes).pins(index.routes)]
+
+
+BOTH = {("a", "processed"): 3, ("b", "processed"): 5}
+
+
+CASES: dict[str, tuple[dict[tuple[str, str], int], Callable[[Built], object], list[tuple[str, str, int, int]]]] = {
+    "no cursor": ({("b", "processed"): 5}, lambda _: None, [("a", "processed", 0, 3)]),
+    "each group of each route": (
+        {("a", "processed"): 3, ("a", "slow"): 2, ("b", "processed"): 4},
+        lambda _: None,
+        [("a", "slow", 2, 3), ("b", "processed", 4, 5)],
+    ),
+    "idle routes that have read everything in it": (BOTH, lambda _: None, []),
+    "a route without records in it": (BOTH, lambda two_routes: two_routes.lines("late", [b"x"]), []),
+    "a retired route": (
+        BOTH | {("a", "processed"): 0},
+        lambda two_routes: retire_route(two_routes.root, two_routes.disk, "a", now=""),
+        [],
+    ),
+    "a route without its directory": (
+        BOTH,
+        lambda two_routes: shutil.rmtree(two_routes.root.route("a")),
+        [("a", "processed", 0, 3)],
+    ),
+    "a late group": (
+        BOTH,
+        lambda two_routes: two_routes.root.cursor("a", "audit").write_text("0\n"),
+        [("a", "audit", 0, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cursors_pin_records_that_they_have_not_passed(two_routes: Built, case: str) -> None:
+    cursors, change, expected = CASES[case]
+    for (route, group), at in cursors.items():
+        two_routes.log.set_cursor(route, at, group)
+    change(two_routes)
+
+    assert pins(two_routes) == expected
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def content(data: bytes) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.write_bytes(data)
+
+    return make
+
+
+OTHER = encode_cursor(CursorLines(3, b"another log 0123"))
+
+
+FOUND: list[tuple[Callable[[Path], object], CursorState, bool]] = [
+    (content(b""), CursorState.UNREADABLE, False),
+    (content(b"\0" * 4096), CursorState.UNREADABLE, False),
+    (content(b"three\n"), CursorState.UNREADABLE, False),
+    (content(b"-1\n"), CursorState.UNREADABLE, False),
+    (content(b"3\n{}\n"), CursorState.UNREADABLE, False),
+    (content(b'3\n{"log": "00'), CursorState.UNREADABLE, False),
+    (content(OTHER), CursorState.FOREIGN, False),
+    (content(b"7\n"), CursorState.BEYOND, False),
+    (content(b"18446744073709551615\n"), CursorState.BEYOND, False),
+    (content(b"3" * 5000), CursorState.UNREADABLE, False),
+    (directory, CursorState.UNREADABLE, False),
+    (fifo, CursorState.UNREADABLE, False),
+    (loop, CursorState.UNREADABLE, False),
+    (content(b"2\n"), CursorState.VALID, False),
+    (content(b"3\n"), CursorState.VALID, True),
+    (content(b"3"), CursorState.VALID, True),
+    (content(b"  3 \n\n"), CursorState.VALID, True),
+]
+
+
+def test_whatever_is_in_place_of_a_cursor_is_accepted_or_pins_with_a_message(two_routes: Built) -> None:
+    """Nothing that is not certainly a cursor at 3 or behind it lets the segment go."""
+    two_routes.log.set_cursor("b", 5)
+    path = two_routes.root.cursor("a", "processed")
+    for make, state, frees in FOUND:
+        make(path)
+        (cursor,) = claims(two_routes).cursors["a"]
+
+        assert cursor.state is state
+        assert bool(cursor.message) == (state is not CursorState.VALID)
+        assert pins(two_routes) == ([] if frees else [("a", "processed", cursor.effective, 3)])
+        path.rmdir() if make is directory else path.unlink()
+
+
+def test_a_cursor_file_that_no_group_can_have_holds_back_with_a_message(two_routes: Built) -> None:
+    """Somebody means it; so it is not passed over."""
+    two_routes.log.set_cursor("a", 3)
+    two_routes.log.set_cursor("b", 5)
+    (two_routes.root.cursor_directory("a") / "my group.cursor").write_text("3\n")
+
+    assert pins(two_routes) == [("a", "my group", 0, 3)]
+    assert "my group.cursor" in claims(two_routes).cursors["a"][-1].message
+
+
+@pytest.fixture
+def unlocked() -> Iterator[Path]:
+    """A directory that another user may look into, which those of pytest are not."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("hidden", ["cursors/processed.cursor", "."])
+def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
+    """Mode 000 of the file, its directory or the route's, for a user other than root."""
+    two_routes = Built(unlocked / "root")
+    two_routes.lines("a", [b"x"] * 3)
+    two_routes.cut()
+    two_routes.log.set_cursor("a", 3)
+    for path in (two_routes.root.path, *two_routes.root.path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (two_routes.root.route("a") / hidden).chmod(0)
+    script = (
+        "import os, sys; from wald.log import Log; from wald.retention.blockers import read_cursor_snapshot\n"
+        "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
+        "log = Log(sys.argv[1]); claims = read_cursor_snapshot(log.root, log_id=log.identity.log_id)\n"
+        "(cursor,) = claims.cursors['a']; print(cursor.state.value, cursor.effective, cursor.message)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, two_routes.root.path], capture_output=True, text=True, check=False
+    )
+    two_routes.root.route("a").chmod(0o755)
+    two_routes.root.cursor_directory("a").chmod(0o755)
+
+    assert done.stdout.startswith("unreadable 0 "), done.stderr
+    assert "permission denied" in done.stdout.lower()
+
+
+def test_a_cursor_that_moves_beyond_a_head_read_before_it_counts(two_routes: Built) -> None:
+    """The head is read first; a cursor that seems beyond it is judged once more with the head of by then."""
+
+    class Growing(Root):
+        def route_names(self) -> list[str]:
+            two_routes.log.set_cursor("a", two_routes.lines("a", [b"meanwhile"]))
+            return super().route_names()
+
+    (cursor,) = read_cursor_snapshot(Growing(two_routes.root.path), log_id=two_routes.log_id).cursors["a"]
+
+    assert (cursor.state, cursor.effective) == (CursorState.VALID, 7)
+
+
+def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(two_routes: Built) -> None:
+    two_routes.log.set_cursor("a", 3)
+    two_routes.log.set_cursor("b", 5)
+    two_routes.root.head.unlink()
+
+    assert pins(two_routes) == []
+
+
+def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(two_routes: Built) -> None:
+    two_routes.log.set_cursor("a", 3)
+    retire_route(two_routes.root, two_routes.disk, "b", now="")
+    for pin, still in [
+        (Pin("a", "processed", 0, 3), False),
+        (Pin("a", "processed", 0, 4), True),
+        (Pin("a", "removed", 0, 3), False),
+        (Pin("a", "removed", 0, 4), False),
+        (Pin("b", "processed", 0, 5), False),
+        (Pin("gone", "processed", 0, 1), True),
+    ]:
+        assert claims(two_routes).still_pins(pin) == still
+
+
+def test_a_retired_route_has_said_no_more_than_its_groups_have_read(two_routes: Built) -> None:
+    """Unread records of a retired route are waived, and problems with its cursors do not matter."""
+    index = sealed_index(Segment(1, Kind.SEALED, two_routes.path(1, Kind.SEALED)), two_routes.log_id)
+    routes = RouteTable.from_entries(index.routes)
+    two_routes.log.set_cursor("a", 3)
+    two_routes.log.set_cursor("b", 4)
+    for route in ("a", "b"):
+        retire_route(two_routes.root, two_routes.disk, route, now="")
+    assert claims(two_routes).waived_routes(routes) == ("b",)
+
+    two_routes.root.cursor("a", "processed").write_text("three")
+    assert claims(two_routes).waived_routes(routes) == ("a", "b")
+    assert claims(two_routes).problems() == []
+    add_route(two_routes.root, two_routes.disk, "a")
+    assert len(claims(two_routes).problems()) == 1
+
+
+def test_of_a_route_whose_directory_is_gone_nothing_is_read(two_routes: Built) -> None:
+    two_routes.log.set_cursor("a", 3)
+    before = claims(two_routes)
+    shutil.rmtree(two_routes.root.route("a"))
+
+    assert (before.floor("a"), claims(two_routes).floor("a")) == (3, 0)
+    assert not claims(two_routes).pins_nothing_new(before)
+
+
+def test_only_a_cursor_that_is_moved_back_pins_anything_new(two_routes: Built) -> None:
+    two_routes.log.set_cursor("a", 2)
+    two_routes.log.set_cursor("b", 5)
+    before = claims(two_routes)
+    for at, lets_go in ((1, False), (2, True), (3, True)):
+        two_routes.log.set_cursor("a", at, rewind=True)
+        assert claims(two_routes).pins_nothing_new(before) is lets_go
+
+
+def test_a_segment_that_is_not_what_its_name_says_is_reported(two_routes: Built) -> None:
+    path = two_routes.path(2, Kind.SEALED)
+    shutil.copy(two_routes.path(1, Kind.SEALED), path)
+    with pytest.raises(Damaged, match="contains segment 1"):
+        sealed_index(Segment(2, Kind.SEALED, path), two_routes.log_id)
+    with pytest.raises(Damaged, match="belongs to log"):
+        sealed_index(Segment(1, Kind.SEALED, two_routes.path(1, Kind.SEALED)), b"0123456789abcdef")

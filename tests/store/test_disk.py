@@ -1,25 +1,35 @@
-"""The disk: every write is complete or raises, and replacing a file shows the old or the new, never a mixture."""
+"""Writes to the disk, the identity of files, and sparse indexes."""
 
 from __future__ import annotations
 
-import errno
+import itertools
 import os
 import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from itertools import product
 from pathlib import Path
 
 import pytest
+from damage import every_truncation
 from faults import FailingDisk, TracingDisk, until_it_survives
 from full_disk import fill, small_file_system
 from running import run
+from sample_segments import LOG_ID, TIME_NS, segment
 from tracing import strace
 
 from wald.files.disk import Disk
+from wald.files.listing import Segment
+from wald.files.safe_open import FileIdentity, is_regular
 from wald.format.batch import Buffer
+from wald.format.names import Kind, segment_name
+from wald.format.segment import SPARSE_INTERVAL_BYTES, SegmentHeader, SparseIndex
+from wald.segments.index_builder import SparseIndexWriter, find_index
+from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.segments.reader import RawSegment
 
 
 @pytest.fixture
@@ -160,21 +170,6 @@ def test_a_rename_to_a_free_name_replaces_no_file(
     assert not (tmp_path / "directory").exists()
 
 
-def test_without_renameat2_an_old_name_that_cannot_be_removed_is_reported_as_such(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unlink(path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
-
-    monkeypatch.setattr("wald.files.disk._libc", object)
-    monkeypatch.setattr(os, "unlink", unlink)
-    old = tmp_path / "old"
-    old.write_bytes(b"old")
-
-    with pytest.raises(OSError, match=f"Input/output error: '{old}'"):
-        disk.rename_to_free(old, tmp_path / "new")
-
-
 def test_a_full_disk_is_reported_with_the_file_that_found_no_room(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 1 << 20) as disk:
         fill(disk / "filler")
@@ -214,3 +209,191 @@ for step in (
         assert (done.stdout.decode().splitlines(), done.stderr) == ([f"5 {tmp_path}/{name}"] * count, b"")
         for each in ("file", "source"):
             (tmp_path / each).unlink()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    return path
+
+
+@pytest.fixture(params=["early", "late"])
+def name(path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FileIdentity]:
+    """The first calls of a process are by stat(2), the others by statx(2)."""
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 9 if request.param == "early" else []))
+    with path.open("rb") as file:
+        yield FileIdentity(path, file.fileno())
+
+
+def test_it_holds_whatever_is_written_and_not_if_it_is_removed_moved_or_replaced(
+    path: Path, name: FileIdentity
+) -> None:
+    path.write_bytes(b"more")
+    assert name.is_current()
+    path.rename(path.with_name("elsewhere"))
+    assert not name.is_current()
+    path.write_bytes(b"")
+    assert not name.is_current()
+    path.unlink()
+    path.symlink_to("elsewhere")
+    assert not name.is_current()  # readers do not follow links
+    path.unlink()
+    path.with_name("elsewhere").rename(path)
+    assert name.is_current()
+
+
+def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
+    """Numbers are given out by each file system for itself: here both roots have the same one, mostly."""
+    for folder in (Path("/proc"), Path("/sys"), path.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        assert [
+            FileIdentity(other, descriptor).is_current() for other in (Path("/proc"), Path("/sys"), path.parent)
+        ] == [other == folder for other in (Path("/proc"), Path("/sys"), path.parent)]
+        os.close(descriptor)
+
+
+def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
+    """Some container runtimes of 2019 forbid it."""
+    script = """
+import pathlib, sys
+from wald.files import safe_open
+from wald.files.safe_open import FileIdentity, is_regular
+safe_open._early_calls = iter(())
+path = pathlib.Path(sys.argv[1])
+file = path.open("wb")
+name = FileIdentity(path, file.fileno())
+held = name.is_current()
+path.rename(path.with_name("elsewhere"))
+print(is_regular(file.fileno()), held, name.is_current())
+"""
+    line: list[str | Path] = [sys.executable, "-c", script, tmp_path / "file"]
+    trace = tmp_path / "trace"
+
+    done = subprocess.run(
+        [strace(), "-o", trace, "-e", "inject=statx:error=EPERM", *line], capture_output=True, check=True
+    )
+
+    assert done.stdout == b"True True False\n"
+    assert trace.read_text().count("EPERM") == 4
+
+
+def test_only_a_regular_file_is_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By statx(2), by stat(2) in the first calls of a process, and with a C library without statx."""
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 4))
+    for _ in range(2):
+        for place in (path, path.parent, Path("/dev/null")):
+            descriptor = os.open(place, os.O_RDONLY)
+            assert is_regular(descriptor) == place.is_file()
+            os.close(descriptor)
+        assert not is_regular(descriptor)
+        assert not FileIdentity(path, descriptor).is_current()
+    monkeypatch.setattr("wald.files.safe_open._statx", lambda: lambda *_: -1)
+    with path.open("rb") as file:
+        assert FileIdentity(path, file.fileno()).is_current()
+        assert is_regular(file.fileno())
+
+
+HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
+
+
+def scanned(raw: Path) -> list[ScannedBatch]:
+    """The batches of records in a raw segment."""
+    with raw.open("rb") as file:
+        found = RawFile(file.fileno()).scan()
+        return [batch for batch in found if isinstance(batch, ScannedBatch) and not batch.header.is_control]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A raw segment of some 600 KB in batches of 1 to 40 KB."""
+    payloads = [b"a line of some bytes\n" * (50 + 1900 * (number % 7 == 0)) for number in range(100)]
+    path = tmp_path / segment_name(7, Kind.RAW)
+    path.write_bytes(segment(payloads, base=7)[0])
+    return path
+
+
+@pytest.fixture
+def index(raw: Path) -> Path:
+    """The index a writer makes of it."""
+    path = raw.with_name(segment_name(7, Kind.INDEX))
+    writer = SparseIndexWriter(path, HEADER)
+    for batch in scanned(raw):
+        writer.add(batch.header.base_sequence, batch.offset, batch.header.append_time_ns)
+    writer.close()
+    return path
+
+
+def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
+    """Entries are at least an interval apart: the index of any segment stays small, and a seek scans little."""
+    positions = [position for _, position, _ in find_index(index.parent, LOG_ID, 7).entries]
+    assert len(positions) > 5
+    largest = max(batch.header.total_bytes for batch in scanned(raw))
+    distances = [after - before for before, after in itertools.pairwise(positions)]
+    assert all(SPARSE_INTERVAL_BYTES <= distance < SPARSE_INTERVAL_BYTES + largest for distance in distances)
+    with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
+        for batch in scanned(raw):
+            header = batch.header
+            for find, wanted in (
+                (opened.position_of_sequence, header.base_sequence),
+                (opened.position_of_sequence, header.end_sequence - 1),
+                (opened.position_of_time, header.append_time_ns),
+            ):
+                place = find(wanted, None)
+                assert place in {64, *positions}
+                assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
+                assert place == 64 or find(wanted, place) < place
+    index.unlink()
+    with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
+        assert (opened.position_of_sequence(999, None), opened.position_of_time(TIME_NS + 999, None)) == (64, 64)
+
+
+def test_an_index_that_cannot_be_written_stops_nobody() -> None:
+    """A full disk fails the append itself, where it matters."""
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("/dev/full", "/nowhere/at/all.idx"):
+        writer = SparseIndexWriter(Path(path), HEADER)
+        writer.add(8, 1 << 20, TIME_NS)
+        writer.add(9, 2 << 20, TIME_NS)
+        writer.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
+    """A file size limit makes the kernel write a part, as a full disk does; then there is room again."""
+    path = tmp_path / segment_name(7, Kind.INDEX)
+    writer = SparseIndexWriter(path, HEADER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 + 32 + 10, hard))
+    try:
+        writer.add(8, 1 << 20, TIME_NS)
+        writer.add(9, 2 << 20, TIME_NS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.add(10, 3 << 20, TIME_NS)
+    writer.close()
+    assert path.stat().st_size == 64 + 32 + 10
+    assert find_index(path.parent, LOG_ID, 7) == SparseIndex([(8, 1 << 20, TIME_NS)], HEADER.salt)
+
+
+def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
+    """It is not synced: after a power cut any part of it may be missing."""
+    whole = find_index(index.parent, LOG_ID, 7)
+    for cut in every_truncation(index.read_bytes()):
+        index.write_bytes(cut)
+        read = find_index(index.parent, LOG_ID, 7)
+        assert read.salt == (None if len(cut) < 64 else HEADER.salt)
+        entries = max(0, len(cut) - 64) // 32
+        assert read.entries == whole.entries[:entries]
+
+
+def test_no_index_and_that_of_another_segment_are_none(index: Path) -> None:
+    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
+    assert find_index(index.parent, bytes(16), 7) == SparseIndex()
+    index.rename(index.with_name(segment_name(8, Kind.INDEX)))
+    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
+    index.write_bytes(b"\0" * 4096)
+    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()
+    index.unlink()
+    index.mkdir()
+    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()

@@ -1,21 +1,26 @@
-"""A ledger file: an entry is there when append returns, is not there when it raises, and the chain never breaks."""
+"""A ledger file: an entry is there when append returns, not if it raises, and is read once while the file is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from damage import flipped
 from faults import TracingDisk
 from logs import Unsynced
 
+from wald.checking.audit_report import DeletionAudit
 from wald.errors import Damaged, Locked
 from wald.files.disk import Disk
-from wald.files.ledger_read import entries_of, read_ledger
+from wald.files.layout import Root
+from wald.files.ledger_read import LedgerLine, LedgerLines, entries_of, parts_of, read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.batch import Buffer
+from wald.retention.history import History
 
 
 class FailingDisk(Disk):
@@ -281,3 +286,119 @@ def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(tmp_path: Pat
         with pytest.raises(Damaged, match=r"l\.jsonl: line [123]: "):
             seen.extend(entry["n"] for entry in entries_of(path))
         assert seen == [1, 2][: len(seen)]
+
+
+BASES = [10 * number + 1 for number in range(60)]
+
+
+READINGS: dict[str, Callable[[LedgerLines], Iterator[LedgerLine]]] = {
+    "oldest first": LedgerLines.oldest_first,
+    "newest first": LedgerLines.newest_first,
+    "about": lambda lines: lines.about(1, 600),
+    "written": lambda lines: lines.written_between(0, 1000),
+}
+
+
+def deletion(base: int) -> dict[str, Any]:
+    last = base + 9
+    held = {"route": "a", "count": 10, "first": base, "last": last, "cursors": {"processed": last}}
+    return {
+        "event": "reclaimed",
+        "base": base,
+        "last": last,
+        "at": base,
+        "rule": "read",
+        "sha256": "x",
+        "routes": [held],
+    }
+
+
+def append(parted: Path, bases: list[int], part_bytes: int) -> None:
+    """Delete, and cut the ledger if it is longer than a part."""
+    ledger = Ledger(parted, Unsynced(), part_bytes=part_bytes)
+    ledger.append(*map(deletion, bases))
+    ledger.cut()
+    ledger.close()
+
+
+def cut(parted: Path) -> None:
+    """Seal the active file in parts of a few lines."""
+    before = len(parts_of(parted))
+    append(parted, [], 1000)
+    assert len(parts_of(parted)) > before + 1
+
+
+@pytest.fixture
+def log_root(tmp_path: Path) -> Root:
+    """Forty deletions in parts, twenty in the active file."""
+    (tmp_path / "ledger").mkdir()
+    parted = tmp_path / "ledger" / "reclaim.jsonl"
+    append(parted, BASES[:40], 3000)
+    append(parted, BASES[40:], 1 << 20)
+    assert len(parts_of(parted)) > 1
+    return Root(tmp_path)
+
+
+@pytest.fixture
+def parted(log_root: Root) -> Path:
+    return log_root.ledger / "reclaim.jsonl"
+
+
+@pytest.mark.parametrize("begun", [1, 45])
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_meanwhile(
+    parted: Path, reading: str, begun: int
+) -> None:
+    lines, found = LedgerLines(parted), list[int]()
+    for number, line in enumerate(READINGS[reading](lines)):
+        if number == begun:
+            cut(parted)
+        if line.is_range("reclaimed"):
+            found.append(line.entry["base"])
+            # The blocks of the new parts start where those of the old active file did, and end elsewhere.
+            about = [each.number for base in (line.low, 401, 591) for each in lines.about(base, base)]
+            assert about == [line.number, *about[1:]]
+            assert len(set(about[1:])) == len(about[1:]) == 2
+
+    assert sorted(found) == BASES
+
+
+def test_no_file_of_a_ledger_stays_open_between_lines(parted: Path) -> None:
+    def held() -> list[str]:
+        links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        return [link for link in links if link.startswith(str(parted.parent))]
+
+    lines = LedgerLines(parted)
+    readings = [lines.newest_first(), lines.oldest_first(), lines.about(1, 600), lines.written_between(0, 1000)]
+    found = [[next(reading)] for reading in readings]
+    cut(parted)
+    assert held() == []
+    assert [len([*each, *reading]) for each, reading in zip(found, readings, strict=True)] == [
+        len(list(lines.newest_first())) - 1
+    ] * 2 + [60] * 2
+
+    parts_of(parted)[0].path.write_bytes(b"damaged")
+    for _ in range(3):
+        with pytest.raises(Damaged):
+            list(LedgerLines(parted).oldest_first())
+    assert held() == []
+
+
+def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(log_root: Root, parted: Path) -> None:
+    gone = History(log_root).reclaimed_segments(1, 600)
+    found = [next(gone).first]
+    cut(parted)
+    assert sorted([*found, *(each.first for each in gone)]) == BASES
+
+
+def test_legal_deletions_stay_legal_though_the_ledger_is_cut_meanwhile(log_root: Root, parted: Path) -> None:
+    story = DeletionAudit(log_root)
+    events = story.events()
+    found = [next(events)]
+    append(parted, [601], 1 << 20)
+    cut(parted)
+    found += events
+
+    assert [event.entry["base"] for event in found if event.ruling] == BASES
+    assert [event.ruling.errors for event in found if event.ruling and event.ruling.errors] == []
+    assert story.not_allowed == 0

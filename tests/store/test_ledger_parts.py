@@ -134,23 +134,6 @@ def test_look_ups_find_the_same_before_and_after_a_cut(root: Root, path: Path) -
     assert {entry["base"] for entry in history.latest_deletions({1, 31, 41})} == {31, 41}
 
 
-def test_archived_records_are_known_from_the_parts(root: Root) -> None:
-    path = root.ledger / "archive.jsonl"
-    ledger = opened(path)
-    history = History(root)
-    for number in range(60):
-        route = "ab"[number % 2]
-        ledger.append(
-            {"event": "archived", "route": route, "first": number + 1, "last": number + 1, "after": number - 1}
-        )
-        ledger.cut()
-        for known in (history, History(root)):
-            assert known.all_archived(route, number % 2 + 1, number + 1)
-            assert not known.all_archived(route, 1, number + 2)
-    ledger.close()
-    assert len(parts_of(path)) > 1
-
-
 def test_a_ledger_from_before_is_cut_into_parts_at_once(path: Path) -> None:
     ledger = Ledger(path, Unsynced())
     for number in range(200):
@@ -392,15 +375,6 @@ def test_a_ledger_behind_moved_parts_keeps_its_line_numbers(root: Root, path: Pa
     numbers = [line.number for line in LedgerLines(path).oldest_first()]
     assert numbers == list(range(1, len(numbers) + 1))
     assert bases(path)[-60:] == [10 * number + 1 for number in range(100, 160)]
-
-
-def test_a_ledger_whose_oldest_parts_were_moved_away_keeps_its_line_numbers(root: Root, path: Path) -> None:
-    filled(path, 100)
-    numbers = [line.number for line in LedgerLines(path).oldest_first()]
-    parts = parts_of(path)
-    for part in parts[:-1]:
-        part.path.unlink()
-    assert [line.number for line in LedgerLines(path).oldest_first()] == numbers[parts[-1].line - 1 :]
 
 
 def test_a_long_ledger_is_read_with_a_few_steps_a_line_and_a_look_up_reads_the_lines_of_one_frame(

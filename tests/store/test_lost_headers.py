@@ -1,23 +1,33 @@
-"""Segments that have lost their header, which holds the salt of all checksums.
-
-The salt is also in the sparse index, in the index of the sealed form, and at the start of the next segment.
-"""
+"""Segments that lost header or sectors: only the salt and known positions are trusted; nothing forged is read."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, errors, values
 from crashed import ALL, BASE, newest, quarantined, readable, start_again, story
+from crc32c import crc32c
 from logs import Built, Unsynced
 from repairing import repair
+from sample_segments import batch, joined
 
+import wald
+from wald.checking.dump import dump
+from wald.checking.verifier import verify
+from wald.errors import Damaged
+from wald.format.batch import HEADER, TRAILER, padded, seed
 from wald.format.names import Kind
-from wald.segments.raw_scan import FIRST_BATCH
+from wald.format.segment import SEGMENT_HEADER, SPARSE_INTERVAL_BYTES, encode_sparse_entry
+from wald.segments import raw_scan
+from wald.segments.index_builder import find_index
+from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 
 SECTOR = 512
+
+
 LINE = b"x" * 200
 
 
@@ -147,3 +157,263 @@ class TestNewestSegment:
         built.piece("long", b" end\n", begins=False, ends=True)
         assert values(path) == [b"begin middle end"]
         assert_sound(path)
+
+
+SHORT_LINE = b"x" * 80
+
+
+COUNT = 2000
+
+
+@pytest.fixture
+def small_batches(tmp_path: Path) -> Built:
+    """Batches of one record of about 170 bytes each: a sector holds three, and the sparse index has five entries."""
+    small_batches = Built(tmp_path, segment_max_bytes=1 << 20)
+    for number in range(COUNT):
+        small_batches.lines("a", [b"%d " % number + SHORT_LINE])
+    return small_batches
+
+
+def batches(small_batches: Built) -> list[ScannedBatch]:
+    with small_batches.path(1, Kind.RAW).open("rb") as file:
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)][1:]
+
+
+def lose(small_batches: Built, *offsets: int) -> set[int]:
+    """Zero the sectors that hold these offsets; returns the records that are hit."""
+    met = batches(small_batches)
+    path = small_batches.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    hit = set()
+    for offset in offsets:
+        begin = offset // SECTOR * SECTOR
+        data[begin : begin + SECTOR] = bytes(SECTOR)
+        hit |= {each.header.base_sequence for each in met if each.offset < begin + SECTOR and begin < each.end}
+    path.write_bytes(data)
+    return hit
+
+
+def missing(small_batches: Built) -> set[int]:
+    reported: list[Damaged] = []
+    found = {record.sequence for record in small_batches.log.records("a", on_damage=reported.append)}
+    assert reported
+    return set(range(1, COUNT + 1)) - found
+
+
+@pytest.mark.parametrize("places", [(200,), (10, 1990), (3, 500, 1000, 1500, 1990)])
+def test_lost_sectors_cost_the_records_they_hit(small_batches: Built, places: tuple[int, ...]) -> None:
+    met = batches(small_batches)
+    hit = lose(small_batches, *(met[place - 1].offset for place in places))
+    assert missing(small_batches) == hit
+    small_batches.cut()
+    small_batches.seal()
+    assert missing(small_batches) == hit
+
+
+def test_without_a_sparse_index_only_what_is_between_two_lost_sectors_is_not_believed(small_batches: Built) -> None:
+    """Bytes between two lost sectors may be a payload that looks like batches; the index entries bound the loss."""
+    index = small_batches.path(1, Kind.INDEX)
+    kept, reported = index.read_bytes(), find_index(index.parent, small_batches.log_id, 1)
+    assert len(reported.entries) == small_batches.writer.position // SPARSE_INTERVAL_BYTES
+    index.unlink()
+    met = batches(small_batches)
+    hit = lose(small_batches, met[499].offset)
+    assert missing(small_batches) == hit
+    hit |= lose(small_batches, met[1499].offset)
+    between = set(range(500, 1500))
+    assert missing(small_batches) == hit | between
+    for wrong in ((1, 0, 0), (0, 8, 0), (0, 0, 1)):  # an entry counts only if such a batch is there
+        lies = (
+            encode_sparse_entry(sequence + wrong[0], position + wrong[1], time_ns + wrong[2])
+            for sequence, position, time_ns in reported.entries
+        )
+        index.write_bytes(kept[: SEGMENT_HEADER.size] + b"".join(lies))
+        assert missing(small_batches) == hit | between
+    index.write_bytes(kept)
+    assert missing(small_batches) == hit
+
+
+FORGED = b"forged"
+
+
+def forge(built: Built, *, depth: int = 4, length: int = 0, route: bytes = b"secure") -> bytes:
+    """Return a payload of route "web" with batches of a route that its producer may not write."""
+    writer = built.writer
+    at = writer.position + HEADER.size + padded(len(b"web"))
+    base = writer.state.next_sequence
+    made = [
+        batch(FORGED + b"\n", base=base + number, route=route, append_time_ns=built.now_ns + 10**9)
+        for number in range(depth)
+    ]
+    data = joined(made, start=at, salt=writer._salt)
+    data += b"x" * max(0, length - len(data) - 1)
+    return data + b"\n"
+
+
+def bits(number: int, *more: int) -> Callable[[bytes], bytes]:
+    def change(header: bytes) -> bytes:
+        changed = bytearray(header)
+        for bit in (number, *more):
+            changed[bit >> 3] ^= 1 << (bit & 7)
+        return bytes(changed)
+
+    return change
+
+
+FIELDS = [0, 4, 8, 12, 16, 24, 32, 40, 48, 52, 56, 57, 58, 60]  # where each field of the header begins
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    **{f"a bit of the field at {at}": bits(8 * at) for at in FIELDS},
+    **{f"two bits from {at} on": bits(8 * at + 1, 8 * at + 9) for at in FIELDS[1:12:4]},
+    **{f"four bits from {at} on": bits(8 * at, 8 * at + 5, 8 * at + 13, 8 * at + 21) for at in FIELDS[2:12:4]},
+    "all zeros": lambda header: bytes(len(header)),
+    "all ones": lambda header: b"\xff" * len(header),
+}
+
+
+class Story:
+    """Records 1 to 3 of route "web", then the forger's batch, then ``behind`` real ones."""
+
+    def __init__(self, path: Path, *, behind: int, depth: int = 4) -> None:
+        self.path = path
+        self.built = built = Built(path)
+        for number in range(1, 4):
+            built.lines("web", [b"%d" % number])
+        built.lines("secure", [b"real"])
+        self.offset = built.writer.position
+        payload = forge(built, depth=depth)
+        built.append("web", payload, payload.count(b"\n"))
+        for number in range(behind):
+            built.lines("web", [b"behind %d" % number])
+        self.real = [b"1", b"2", b"3", b"real", *(b"behind %d" % number for number in range(behind))]
+        self.segment = built.path(1, Kind.RAW)
+
+    def spoil(self, damage: Callable[[bytes], bytes]) -> None:
+        data = self.segment.read_bytes()
+        end = self.offset + HEADER.size
+        self.segment.write_bytes(data[: self.offset] + damage(data[self.offset : end]) + data[end:])
+
+    def check(self) -> None:
+        """Check that only the forger's own lines are lost, and that none appears on another route."""
+        reported: list[Damaged] = []
+        log = wald.open(self.path)
+        assert [r.value for r in log.records("secure", on_damage=reported.append)] == [b"real"]
+        assert [r.value for r in log.records(on_damage=reported.append)] == self.real
+        assert reported
+
+
+@pytest.mark.parametrize(("name", "behind"), [(name, number % 2 * 3) for number, name in enumerate(DAMAGE)])
+def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> None:
+    """Raw; sealed; and by the next start."""
+    story = Story(tmp_path / "a", behind=behind)
+    story.spoil(DAMAGE[name])
+    story.check()
+    assert "secure" not in reported_by_dump(story.segment)[5:]
+    assert any(finding.level.name == "ERROR" for finding in verify(story.built.root))
+    story.built.cut()
+    story.built.seal()
+    story.check()
+    story.built.crash()
+
+    story = Story(tmp_path / "b", behind=behind)
+    story.spoil(DAMAGE[name])
+    story.built.crash()
+    built = Built(tmp_path / "b", epoch=2)
+    assert built.writer.state.routes["secure"] == 4
+    assert built.report.errors
+    built.lines("secure", [b"new"])
+    reported: list[Damaged] = []
+    read = [r.value for r in built.log.records(on_damage=reported.append)]
+    assert read == [*story.real, b"new"]
+    built.crash()
+
+
+def reported_by_dump(path: Path) -> list[str]:
+    return [piece["route"] for piece in dump(path) if piece["kind"] == "batch"]
+
+
+class TestSalt:
+    """Without the segment's header the salt comes from the sparse index, and never from the content of a batch."""
+
+    def build(self, path: Path) -> Path:
+        built = Built(path)
+        for number in range(3):
+            built.lines("a", [b"%d" % number])
+        built.crash()
+        return built.path(1, Kind.RAW)
+
+    @pytest.mark.parametrize("zeros", [FIRST_BATCH, FIRST_BATCH + HEADER.size], ids=["header", "header-and-control"])
+    def test_it_is_found_again(self, tmp_path: Path, zeros: int) -> None:
+        path = self.build(tmp_path)
+        path.write_bytes(bytes(zeros) + path.read_bytes()[zeros:])
+        built = Built(tmp_path, epoch=2)
+        assert built.report.errors
+        built.lines("a", [b"new"])
+        assert [r.value for r in built.log.records(on_damage=lambda _: None)] == [b"0", b"1", b"2", b"new"]
+
+    def test_one_that_a_payload_tells_is_not_taken(self, tmp_path: Path) -> None:
+        """Without header and sparse index, no batch is believed."""
+        path = self.build(tmp_path)
+        data = path.read_bytes().rstrip(b"\0")
+        lost = FIRST_BATCH + HEADER.size
+        path.write_bytes(bytes(lost) + data[lost:-1] + bytes([data[-1] ^ 0x55]))
+        with path.open("rb") as file:
+            assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["SegmentEnd"]
+
+
+class Counted:
+    """Counts the bytes that pass through a checksum."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        for module in (raw_scan, raw_scan, wald.format.batch):
+            if hasattr(module, "crc32c"):
+                monkeypatch.setattr(module, "crc32c", self._counting(module.crc32c))
+
+    def _counting(self, checksum: Callable[..., int]) -> Callable[..., int]:
+        def counted(data: bytes, value: int = 0) -> int:
+            self.bytes += len(data)
+            return checksum(data, value)
+
+        return counted
+
+
+def fake_headers(built: Built, length: int) -> bytes:
+    """Headers of batches that claim to reach to the end of the payload: each would have to be checksummed to there."""
+    at = built.writer.position + HEADER.size + padded(len(b"web"))
+    made = b""
+    for begin in range(0, length - 2 * HEADER.size, HEADER.size):
+        left = (length - begin - HEADER.size - TRAILER.size).to_bytes(4, "little")
+        fields = bytes(4) + left + (built.last + 1).to_bytes(8, "little") + bytes(24)
+        fields += (1).to_bytes(4, "little") + bytes(4) + b"\1\0\3\0" + bytes(4)
+        made += b"WBAT" + crc32c(fields, seed(built.writer._salt, at + begin)).to_bytes(4, "little") + fields
+    return made + b"\n"
+
+
+@pytest.mark.parametrize("flips", [1, 4], ids=["one-bit", "four-bits"])
+def test_the_search_is_linear_however_many_headers_a_payload_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int
+) -> None:
+    """Each looked like a batch to the end of the payload: 4 MiB of them took 12 s at every read and every start."""
+    built = Built(tmp_path, segment_max_bytes=8 << 20)
+    built.lines("web", [b"1"])
+    offset = built.writer.position
+    payload = fake_headers(built, 1 << 20)
+    built.append("web", payload, payload.count(b"\n"))
+    built.lines("web", [b"behind"])
+    path = built.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    for number in range(flips):
+        data[offset + 16 + 3 * number] ^= 1
+    path.write_bytes(data)
+
+    counted = Counted(monkeypatch)
+    read = [r.value for r in built.log.records(on_damage=lambda _: None)]
+    assert read == [b"1", b"behind"]
+    assert counted.bytes < 10 * len(payload)
+    built.crash()
+    counted.bytes = 0
+    built = Built(tmp_path, epoch=2)
+    assert built.report.errors
+    assert counted.bytes < 10 * len(payload)

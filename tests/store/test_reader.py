@@ -1,20 +1,26 @@
-"""Reading gives each durable record once and in order, whatever form its segment has."""
+"""Reading gives each durable record once and in order, whatever form its segment has, also as rows and Arrow."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import Built
+from logs import START_NS, Built
 from reading import moment, seen, three_forms, values
 
 import wald
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.names import Kind
+from wald.format.records import Record
+from wald.reading.arrow import record_batch, schema
+from wald.reading.assembler import Batch
 
 
 class TestPlaces:
@@ -211,6 +217,8 @@ class TestDurability:
 
 
 ROUTES = ("a", "b", "c")
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(
@@ -275,3 +283,127 @@ def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]],
         assert seen(built.log.records()) == model
         assert seen(built.log.records(chosen, start, stop)) == wanted
         built.writer.close()
+
+
+def rows(table: pa.Table | pa.RecordBatch) -> list[tuple[object, ...]]:
+    """Every row, times as integers (a datetime does not hold nanoseconds)."""
+    table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+    columns = []
+    for name in schema.names:
+        column = table.column(name)
+        columns.append(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column)
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def expected(built: Built, **options: int) -> list[tuple[object, ...]]:
+    return [
+        (r.sequence, r.route, r.append_time_ns, r.event_time_ns, r.key, r.value, r.headers)
+        for r in built.log.records(**options)  # type: ignore[arg-type]
+    ]
+
+
+def test_it_holds_what_the_records_hold(built: Built) -> None:
+    built.lines("a", [b"one", b"", b"\xff\r", b"four"])
+    built.columns(
+        "b", [b"x\n", b"", b"z"], keys=[b"k", None, b""], times_ns=[-1, 0, START_NS + 1], headers=[None, b"{}", None]
+    )
+    built.columns("b", [b"plain"])
+    built.lines("c", [b"five"])
+    built.append("a", b"six\nseven", 2, flags=Flag.UNTERMINATED)
+    built.cut()
+    built.seal()
+    table = built.log.to_arrow_reader().read_all()
+    table.validate(full=True)
+    assert table.schema == schema
+    assert rows(table) == expected(built)
+
+
+def test_only_what_was_asked_for_is_in_it(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3", b"4"])
+    built.columns("b", [b"5", b"6", b"7", b"8"], keys=[None, b"k6", None, b"k8"])
+    for start, stop in [(1, 1), (2, 3), (4, 6), (6, 8)]:
+        table = built.log.to_arrow_reader(start=start, stop=stop).read_all()
+        table.validate(full=True)
+        assert rows(table) == expected(built, start=start, stop=stop)
+        assert table["sequence"].to_pylist() == list(range(start, stop + 1))
+
+
+def test_an_empty_log_is_an_empty_table_and_a_joined_record_is_a_row(built: Built) -> None:
+    table = built.log.to_arrow_reader().read_all()
+    assert (table.num_rows, table.schema) == (0, schema)
+    built.piece("a", b"be", begins=True, ends=False)
+    built.piece("a", b"gun\nnext\n", begins=False, ends=True)
+    assert built.log.to_arrow_reader().read_all()["value"].to_pylist() == [b"begun", b"next"]
+
+
+def test_small_batches_are_put_together(built: Built) -> None:
+    for number in range(50):
+        built.lines("ab"[number % 2], [b"%d" % number])
+    reader = built.log.to_arrow_reader()
+    batches = list(reader)
+    assert len(batches) == 1
+    assert rows(batches[0]) == expected(built)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=20).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=30), st.booleans())
+def test_any_lines_come_out_as_they_went_in(lines: list[bytes], terminated: bool) -> None:
+    """The split of Arrow is the split of records."""
+    payload = b"\n".join(lines) + (b"\n" if terminated else b"")
+    header = BatchHeader(0, len(payload), 7, START_NS, 0, 0, len(lines), 1, Encoding.LINES, 0, 1)
+    batch = Batch("a", 7, 6 + len(lines), memoryview(payload), terminated, header, 1, 64)
+    table = record_batch([batch, batch])
+    table.validate(full=True)
+    assert table.column("value").to_pylist() == lines * 2
+    assert table.column("sequence").to_pylist() == list(range(7, 7 + len(lines))) * 2
+
+
+FIRST = 3  # there are others before it
+
+
+def lines(built: Built) -> None:
+    built.append("a", b"1\n\n3\n4", 4, flags=Flag.UNTERMINATED)
+
+
+def columns(built: Built) -> None:
+    headers = [b'{"a": "b"}', None, None, None]
+    built.columns("a", [b"1", b"", b"3", b"4"], keys=[None, b"k", None, b"l"], times_ns=[4, 3, 2, 1], headers=headers)
+
+
+def batch_of(built: Built) -> Batch:
+    (batch,) = built.log.batches("a", FIRST)
+    return batch
+
+
+@pytest.mark.parametrize("kind", [lines, columns])
+def test_any_run_of_rows_is_made_into_the_same_records(built: Built, kind: Callable[[Built], None]) -> None:
+    built.lines("b", [b"x", b"y"])
+    kind(built)
+    batch = batch_of(built)
+    whole = list(batch.records())
+    assert [record.sequence for record in whole] == [3, 4, 5, 6]
+    assert all(isinstance(record, Record) for record in whole)
+    for first in range(8):
+        for last in range(8):
+            expected = [record for record in whole if first <= record.sequence <= last]
+            assert list(batch.rows().records(first, last)) == expected
+            if (part := batch.between(first, last)) is not None:
+                assert list(part.records()) == expected
+
+
+def test_records_have_all_that_was_sent(built: Built) -> None:
+    built.lines("b", [b"x", b"y"])
+    columns(built)
+    time_ns = batch_of(built).append_time_ns
+    assert list(batch_of(built).records()) == [
+        Record("a", 3, b"1", time_ns, None, 4, b'{"a": "b"}'),
+        Record("a", 4, b"", time_ns, b"k", 3),
+        Record("a", 5, b"3", time_ns, None, 2),
+        Record("a", 6, b"4", time_ns, b"l", 1),
+    ]
+
+
+def test_only_the_last_line_may_have_no_newline(built: Built) -> None:
+    built.lines("b", [b"x", b"y"])
+    lines(built)
+    assert [record.terminated for record in batch_of(built).records()] == [True, True, True, False]

@@ -210,21 +210,6 @@ class TestHead:
         goes_on(built, ALL, 7)
         assert_sound(path)
 
-    def test_one_that_is_behind_hides_nothing(self, tmp_path: Path) -> None:
-        path = tmp_path / "log"
-        built = Built(path)
-        built.lines("web", ALL[:1])
-        old = built.root.head.read_bytes()
-        built.lines("web", ALL[1:3])
-        built.cut()
-        built.lines("web", ALL[3:])
-        built.crash()
-        built.root.head.write_bytes(old)
-        built = start_again(path)
-        assert (built.report.info, built.report.errors) == ([], [])
-        goes_on(built, ALL, 7)
-        assert_sound(path)
-
     def test_one_that_is_ahead_is_believed(self, tmp_path: Path) -> None:
         """A client may hold an acknowledgement of the missing record."""
         path = tmp_path / "log"

@@ -1,21 +1,27 @@
-"""Parallel search, compared with a look at every record."""
+"""Pattern search, in parallel too, and the start of a route's last records, compared with a look at every record."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from logs import Built
 from shrinking import shrink
 
 from wald.errors import Damaged
+from wald.format.batch import BatchHeader, Encoding
 from wald.format.names import Kind
+from wald.reading import pattern as patterns
 from wald.reading import search as portions
 from wald.reading.assembler import Batch
-from wald.reading.pattern import Matcher
+from wald.reading.latest import start_of_latest
+from wald.reading.pattern import BadPattern, Matcher
 from wald.reading.search import Event, Match, search
 from wald.reading.selection import Start, Stop, select
 from wald.retention.missing import Missing
@@ -152,3 +158,115 @@ def test_what_is_dropped_or_lost_is_reported_whatever_is_looked_for(built: Built
         assert [(each.first, each.last) for each in of if isinstance(each, Missing)] == [(first, first)]
         (damage,) = [str(each) for each in of if isinstance(each, Damaged)]
         assert "a piece of record" in damage
+
+
+PIECES = [b"ab", b"aB", b"b", b"\n", b".", b"error", b"Error", b"\x00", b"\xff", b""]
+
+
+PATTERNS = [
+    b"ab", b"^b", b"b$", b"^$", b"a.", b"error|ab", b"(?i)ERROR", b"(?i:E)rror", b"e+rror", b"(er)ror", b"(er)?ror",
+    b"[^a]b", b"\\x00", b"a(?!b)", b"b(?=\\Z)", b"\\bb", b"(?s)a.*b", b"", b"(?x) a b", b"er{2}or", b"(?:e|a)rror",
+]  # fmt: skip
+
+
+def batch(values: list[bytes], *, terminated: bool = True) -> Batch:
+    payload = b"\n".join(values) + b"\n" * terminated
+    header = BatchHeader(0, len(payload), 7, 5, 0, 0, len(values), 1, Encoding.LINES, 0, 1)
+    return Batch("a", 7, 6 + len(values), memoryview(payload), terminated, header, 1, 64)
+
+
+lines = st.lists(st.lists(st.sampled_from([piece for piece in PIECES if piece != b"\n"])).map(b"".join), min_size=1)
+
+
+@pytest.mark.parametrize("lines_searched", [1, 1 << 30])  # by their places in the batch wherever possible, or never
+@settings(max_examples=100, deadline=None)
+@given(
+    values=lines,
+    pattern=st.sampled_from(PATTERNS) | st.lists(st.sampled_from(PIECES)).map(b"".join).map(re.escape),
+    ignore_case=st.booleans(),
+    invert=st.booleans(),
+    terminated=st.booleans(),
+)
+def test_a_matcher_finds_what_a_look_at_every_record_finds(
+    lines_searched: int, values: list[bytes], pattern: bytes, ignore_case: bool, invert: bool, terminated: bool
+) -> None:
+    compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    expected = [(7 + i, value) for i, value in enumerate(values) if (compiled.search(value) is None) == invert]
+
+    matcher = Matcher(pattern, ignore_case=ignore_case, invert=invert)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "_LINES_SEARCHED", lines_searched)
+        found = list(matcher.matching_records(batch(values, terminated=terminated)))
+
+    assert [(record.sequence, record.value) for record in found] == expected
+    assert [record.terminated for record in found] == [terminated or n < 6 + len(values) for n, _ in expected]
+
+
+def test_a_fixed_string_is_found_as_it_is() -> None:
+    found = Matcher(b"a.[", fixed=True).matching_records(batch([b"ab[", b"xa.[x", b"A.["]))
+
+    assert [record.value for record in found] == [b"xa.[x"]
+
+
+def test_values_of_columns_are_searched_and_may_hold_newlines(tmp_path: Path) -> None:
+    log = Built(tmp_path / "log")
+    log.columns("a", [b"one\ntwo", b"three", b""], keys=[b"two", None, None])
+    (found,) = log.log.batches("a")
+
+    assert [record.sequence for record in Matcher(b"^two|\ntwo").matching_records(found)] == [1]
+    assert [record.value for record in Matcher(b"^$").matching_records(found)] == [b""]
+
+
+def test_what_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(BadPattern, match="missing \\)"):
+        Matcher(b"(")
+
+
+LAST = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def eleven_segments(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Eleven segments, sealed, cut and active; route rare is in two of them; lines in pieces, and columns."""
+    chance = random.Random(7)
+    eleven_segments = Built(tmp_path_factory.mktemp("latest") / "log")
+    for number in range(10):
+        for _ in range(chance.randrange(1, 6)):
+            eleven_segments.lines("a", [b"%d" % chance.randrange(30) for _ in range(chance.randrange(1, 900))])
+            eleven_segments.columns("b", [b"x", b"7"])
+        if number in (2, 7):
+            eleven_segments.lines("rare", [b"r1", b"r7", b"r3"])
+        eleven_segments.piece("a", b"begins here", begins=True, ends=False)
+        eleven_segments.piece("a", b", and ends\n", begins=False, ends=True)
+        eleven_segments.cut()
+        if number < 7:
+            eleven_segments.seal()
+    eleven_segments.lines("b", [b"1", b"2", b"3"])
+    return eleven_segments
+
+
+@pytest.mark.parametrize(
+    ("route", "last", "pattern"),
+    [
+        ("a", LAST, None),
+        ("a", "middle", b"7"),
+        ("b", LAST, b"7"),
+        ("b", 3, None),
+        ("rare", LAST, None),
+        (None, LAST, b"7"),
+    ],
+)
+def test_the_last_records_are_found_from_behind(
+    eleven_segments: Built, route: str | None, last: int | str, pattern: bytes | None
+) -> None:
+    upto = eleven_segments.last // 2 if last == "middle" else int(last)
+    matcher = None if pattern is None else Matcher(pattern)
+    every = [
+        record.sequence
+        for record in eleven_segments.log.records(route)
+        if record.sequence <= upto and (matcher is None or matcher.matches(record.value))
+    ]
+    for count in (0, 1, 2, 3, 20, 1000, 10**6):
+        found = matcher.matching_records if matcher else None
+        start = start_of_latest(eleven_segments.view, route, count, last=upto, find_records=found)
+        assert [sequence for sequence in every if sequence >= start] == (every[-count:] if count else []), count

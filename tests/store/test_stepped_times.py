@@ -1,33 +1,44 @@
-"""Append times that are ahead of the clock, which was far in the future for a while, and clock steps, the way back."""
+"""Clocks that are set, clock steps that are recorded, and elapsed time, which is independent of the clock."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import random
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from contents import assert_sound, errors
+from contents import assert_sound, errors, records
+from damage import flipped
 from json_page import require_documented
 from logs import SECOND_NS, START_NS, Built
 from repairing import repair
 from running import Daemon, eventually, output_of, wald
 
+from wald import open as open_log
+from wald.errors import Damaged
+from wald.files import uptime
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.files.uptime import ClockStep, add_step, read_steps
+from wald.files.uptime import ClockStep, Elapsed, Moment, add_step, parse_moment, read_steps
+from wald.format.log_state import decode_state
 from wald.format.names import Kind
 from wald.format.times import utc
 from wald.reading.selection import Start, Stop
 from wald.retention.backlog import Backlog
 from wald.retention.progress import measure_lags
-from wald.segments.raw_scan import FIRST_BATCH
+from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 
 WRONG_TIMES = b"because the clock was ahead"
+
+
 HOUR_NS = 3600 * SECOND_NS
+
+
 AHEAD_NS = 80 * 365 * 24 * HOUR_NS
 
 
@@ -319,3 +330,149 @@ def test_a_step_whose_earlier_records_are_gone_is_no_reason_to_warn(tmp_path: Pa
     assert WRONG_TIMES in wald("read", "--root", built.root.path, "a", "--until", "now").stderr
     built.reclaim(1)
     assert WRONG_TIMES not in wald("read", "--root", built.root.path, "a", "--until", "now").stderr
+
+
+def test_what_has_certainly_passed() -> None:
+    """Another boot may be one of another machine, on which the root never was."""
+    for moments, elapsed in [
+        ([], 0),
+        ([("a", 5)], 0),
+        ([("a", 5), ("a", 12)], 7),
+        ([("a", 5), ("a", 12), ("b", 1000)], 7),
+        ([("a", 5), ("a", 12), ("b", 1000), ("b", 1003)], 10),
+        ([("a", 5), ("b", 1000), ("a", 6), ("b", 1001), ("a", 7)], 0),
+        ([("a", 10), ("a", 9), ("a", 11)], 1),
+        ([("", 10), ("", 90)], 0),
+    ]:
+        clock = Elapsed()
+        for boot, boottime_ns in moments[:-1]:
+            clock.advance(Moment(boot, boottime_ns))
+        for boot, boottime_ns in moments[-1:]:
+            assert clock.until(Moment(boot, boottime_ns)) == elapsed
+            assert clock.advance(Moment(boot, boottime_ns)) == elapsed
+
+
+def test_now_runs_forward_and_comes_back_out_of_a_line() -> None:
+    first, second = uptime.now(), uptime.now()
+
+    assert first.boot
+    assert first.boot == second.boot
+    assert 0 < first.boottime_ns <= second.boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert parse_moment(first.as_entry() | {"event": "sealed"}) == first
+    assert parse_moment({"event": "sealed", "boot": 7, "boottime": "x"}) is None
+
+
+@pytest.mark.parametrize("ahead_seconds", [300_000, -30])
+def test_a_time_namespace_does_not_change_the_moment(ahead_seconds: int) -> None:
+    """A container or a restored checkpoint has another CLOCK_BOOTTIME and the same id of the boot."""
+    if ahead_seconds < 0 and time.clock_gettime(time.CLOCK_BOOTTIME) < -ahead_seconds:
+        pytest.skip("the machine is up for less than the offset, which the kernel refuses")
+    before = uptime.now()
+    inside = _moment_in_namespace(ahead_seconds)
+    after = uptime.now()
+
+    assert inside.boot == before.boot
+    assert before.boottime_ns <= inside.boottime_ns <= after.boottime_ns
+
+
+def test_offsets_that_cannot_be_read_make_the_moment_unknown_unless_there_are_no_time_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, file = uptime.now().boot, tmp_path / "timens_offsets"
+    monkeypatch.setattr(uptime, "_OFFSETS", file)
+    for offsets in ("", "boottime 1", "boottime x 0\n", "monotonic 0 0\n"):
+        file.write_text(offsets)
+        assert uptime.now().boot == ""
+    file.unlink()
+    monkeypatch.setattr(uptime, "_NAMESPACES", (str(tmp_path / "time"), str(tmp_path / "time_for_children")))
+    assert uptime.now().boot == expected
+
+
+def _moment_in_namespace(ahead_seconds: int) -> Moment:
+    """Return the moment that a process in a new time namespace reads."""
+    code = "import json; from wald.files import uptime; print(json.dumps(uptime.now().as_entry()))"
+    apart = ["unshare", "--user", "--map-root-user", "--time", "--boottime", str(ahead_seconds)]
+    apart += ["--monotonic", str(ahead_seconds), "--fork"]
+    done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, check=False)
+    if b"unshare" in done.stderr:
+        pytest.skip(done.stderr.decode().strip())
+    moment = parse_moment(json.loads(done.stdout))
+    assert moment is not None, done.stderr
+    return moment
+
+
+YEAR_NS = 365 * 24 * 3600 * SECOND_NS
+
+
+STEPS = {
+    "forward and back": [3600 * SECOND_NS, -3600 * SECOND_NS],
+    "to before 1970": [0, -60 * YEAR_NS],
+    "forward": [YEAR_NS, 0],
+}
+
+
+def steps(path: Path, name: str, *, publish: bool = True) -> Built:
+    """Return a log with a cut between two clock steps and then one commit round a second for records 3 to 6."""
+    ahead, back = STEPS[name]
+    built = Built(path)
+    built.lines("web", [b"1"])
+    built.lines("web", [b"2"])
+    built.now_ns += ahead
+    built.cut()
+    built.now_ns += back
+    for number in range(3, 7):
+        built.lines("web", [b"%d" % number], publish=publish)
+    return built
+
+
+def batches(path: Path) -> list[ScannedBatch]:
+    with path.open("rb") as file:
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)]
+
+
+def spoil(built: Built, sequence: int) -> int:
+    """Flip a bit in the record's batch; return the batch's position."""
+    path = built.path(built.writer.base_sequence, Kind.RAW)
+    offset = next(found.offset for found in batches(path)[1:] if found.header.base_sequence == sequence)
+    path.write_bytes(flipped(path.read_bytes(), 8 * (offset + 73)))
+    return offset
+
+
+@pytest.mark.parametrize("name", STEPS)
+class TestClocks:
+    def test_a_healthy_log_is_sound_in_either_form_and_control_batches_hand_its_time_on(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        built = steps(tmp_path, name)
+        times = [record.append_time_ns for record in records(tmp_path)]
+        assert times == sorted(times)
+        for segment in list_segments(built.root).segments:
+            with segment.path.open("rb") as file:
+                raw = RawFile(file.fileno())
+                first, *others = batches(segment.path)
+                reported = decode_state(raw.payload(first)).append_time_ns
+            assert reported == first.header.append_time_ns
+            assert all(batch.header.append_time_ns >= reported for batch in others)
+        assert_sound(tmp_path)
+        built.cut()
+        built.seal()
+        assert_sound(tmp_path)
+
+    @pytest.mark.parametrize("publish", [True, False], ids=["head", "old-head"])
+    def test_a_start_keeps_every_whole_record_behind_a_flipped_bit(
+        self, tmp_path: Path, name: str, publish: bool
+    ) -> None:
+        """A power cut leaves an old head; intact batches after the damage show that they were synced."""
+        built = steps(tmp_path, name, publish=publish)
+        offset = spoil(built, 4)
+        if publish:
+            found = errors(tmp_path)
+            assert ["not a batch" in line or "instead of 4" in line for line in found] == [True] * 2
+        built.crash()
+        built = Built(tmp_path, epoch=2, now_ns=built.now_ns)
+        assert [f"offset {offset}: " in line for line in built.report.errors] == [True]
+        assert built.report.trimmed_bytes == 0
+        reported: list[Damaged] = []
+        read = [record.value for record in open_log(tmp_path).records("web", on_damage=reported.append)]
+        assert read == [b"1", b"2", b"3", b"5", b"6"]
+        assert len(reported) == 1

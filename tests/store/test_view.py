@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,7 +22,7 @@ from wald.format.batch import StoredBatch
 from wald.format.names import Kind
 from wald.retention.cursor_moves import reclaimed_above
 from wald.segments.raw_scan import FIRST_BATCH
-from wald.segments.view import SegmentGone, State, View
+from wald.segments.view import SegmentGone, View
 
 
 @pytest.fixture
@@ -81,44 +79,12 @@ def test_a_segment_without_a_file_is_gone(built: Built) -> None:
     assert [segment.base_sequence for segment in view.without(caught.value, view.segments[0]).segments] == [2, 3]
 
 
-def test_a_segment_that_is_gone_keeps_no_file_of_its_reader_open(built: Built) -> None:
-    """Nothing waits for the collector of cycles."""
-
-    class Reader:
-        def __call__(self, segment: Segment) -> None:
-            segment.path.stat()
-
-    view, reader = built.view, Reader()
-    alive = weakref.ref(reader)
-    built.path(1, Kind.RAW).unlink()
-    gc.disable()
-    try:
-        with pytest.raises(SegmentGone) as caught:
-            view.follow(view.segments[0], reader)
-        del caught, reader
-        assert alive() is None
-    finally:
-        gc.enable()
-
-
 def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> None:
     """Some file systems have damaged directories."""
     view = built.view
 
     with pytest.raises(Damaged, match="the directory lists the segment, but the file does not exist"):
         view.without(SegmentGone("gone", hint=""), view.segments[0])
-
-
-def test_a_view_tells_how_far_each_segment_has_come(built: Built) -> None:
-    assert [built.view.state(segment) for segment in built.view.segments] == [State.CUT, State.CUT, State.ACTIVE]
-    built.seal()
-    built.reclaim(1, keep=True)
-    view = built.view
-    assert [view.state(segment) for segment in view.including_released().segments] == [
-        State.RELEASED,
-        State.SEALED,
-        State.ACTIVE,
-    ]
 
 
 def test_a_view_is_renewed_with_the_head_and_the_segments_of_now(built: Built) -> None:

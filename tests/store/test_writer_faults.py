@@ -1,23 +1,25 @@
-"""The active segment: durable or not there, and under its name, whatever step of the disk is the last one or fails."""
+"""The active segment is durable or not there, whatever step of the disk is the last one or fails, in any order."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, values
-from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
-from logs import START_NS, Built, commit, draft
-from writing import MORE, NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
+from faults import Died, DyingDisk, FailingDisk, until_it_survives
+from interleaving import Lock, PausingDisk, Schedule, interleavings
+from logs import Built, commit, draft
+from powercut import RecordingDisk
+from writing import MORE, NEVER, assert_whole, commit_more, in_memory, with_some_records
 
-from wald.files.disk import Disk
-from wald.files.identity import create_root
-from wald.files.listing import list_segments
-from wald.format.log_state import LogState
-from wald.writing.writer import Writer
+from wald.files.safe_open import InPlaceFile
+from wald.format.head import HEAD_BYTES, Head, encode_head
+from wald.format.names import Kind
+from wald.writing.writer import Draft, Route
 
 
 def fail_and_replace(built: Built) -> None:
@@ -242,84 +244,6 @@ def test_a_cut_that_fails_at_any_step_leaves_a_log_that_goes_on(tmp_path: Path, 
     assert number > 5
 
 
-def test_a_cut_without_room_for_the_next_segment_leaves_the_active_one_usable(tmp_path: Path) -> None:
-    class Full(TracingDisk):
-        full = False
-
-        def allocate(self, descriptor: int, length: int) -> bool:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().allocate(descriptor, length)
-
-    disk = Full()
-    built = with_some_records(tmp_path / "log", disk)
-    before = in_memory(built.writer)
-    disk.full = True
-    for _ in range(3):
-        with pytest.raises(OSError, match="No space"):
-            built.cut()
-        built.writer.prepare_spare()  # says nothing: the cut has said it
-        assert in_memory(built.writer) == before
-        assert not built.writer.failed
-    commit_more(built)
-    assert built.writer.base_sequence == before[1]
-    disk.full = False
-    built.cut()
-    assert built.writer.base_sequence == 8
-    assert values(built.root.path, "web") == [b"1", b"2", b"4", b"5", b"6", b"7"]
-    assert_whole(built)
-
-
-def test_a_start_that_fails_at_any_step_leaves_a_whole_segment_or_none(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    root = create_root(path, Disk(), now="2026-11-21T10:00:00Z")
-    for disk in until_it_survives(FailingDisk):
-        assert isinstance(disk, FailingDisk)
-        try:
-            Writer(root, disk, LogState(), log_id=bytes(16), epoch=1, segment_max_bytes=4096, now_ns=START_NS)
-            survived = True
-        except OSError:
-            survived = False
-            disk.abandon()
-            for segment in list_segments(root).segments:  # only its name was not synced
-                assert batches(segment.path)[0].header.is_control
-        if survived:
-            break
-    assert [segment.base_sequence for segment in list_segments(root).segments] == [1]
-
-
-def test_a_segment_is_made_whole_before_it_is_named_and_named_before_it_is_used(tmp_path: Path) -> None:
-    disk = TracingDisk()
-    built = with_some_records(tmp_path / "log", disk)
-    disk.steps.clear()
-    cut_then_commit(built)
-    old, new = "00000000000000000003.wal", "00000000000000000005.wal"
-    assert disk.steps == [
-        ("create", "next-1.tmp"),
-        ("allocate", "next-1.tmp"),
-        ("write", "next-1.tmp"),
-        ("sync", "next-1.tmp"),
-        ("truncate", old),
-        ("sync", old),
-        ("rename", new),
-        ("sync_directory", "segments"),
-        ("write", new),
-        ("sync", new),
-    ]
-
-
-def test_what_is_in_doubt_is_gone_before_its_sequences_are_given_again(tmp_path: Path) -> None:
-    disk = TracingDisk()
-    built = with_some_records(tmp_path / "log", disk)
-    built.writer.failed = True
-    disk.steps.clear()
-    built.writer.replace(now_ns=built.now_ns)
-    old, new = "00000000000000000003.wal", "00000000000000000005.wal"
-    assert disk.steps[:2] == [("truncate", old), ("sync", old)]
-    assert ("write", old) not in disk.steps
-    assert disk.steps[-2:] == [("rename", new), ("sync_directory", "segments")]
-
-
 def test_a_failure_at_any_step_loses_nothing_and_leaves_no_name_in_doubt(tmp_path: Path) -> None:
     for bad in range(40):
         disk = FailingDisk(NEVER)
@@ -342,16 +266,186 @@ def test_a_failure_at_any_step_loses_nothing_and_leaves_no_name_in_doubt(tmp_pat
     assert bad > 4
 
 
-def test_what_stands_in_its_place_is_linked_before_it_is_replaced(tmp_path: Path) -> None:
-    disk = TracingDisk()
-    built = Built(tmp_path / "log", disk=disk)
-    built.lines("a", [b"1"])
-    built.writer.path.unlink()
-    built.writer.path.write_bytes(b"a stranger")
-    disk.steps.clear()
-    found = built.writer.restore_name()
-    assert found is not None
-    assert found.read_bytes() == b"a stranger"
-    assert [name for name, _ in disk.steps if name == "rename"] == ["rename"]
-    assert disk.steps[-1] == ("sync_directory", "segments")
-    assert values(built.root.path) == [b"1"]
+LOG = "new/above/log"  # below a directory that is there
+
+
+SEGMENT_BYTES = 4096
+
+
+class Recorded(Built):
+    """A log on a disk that is recorded; its head is never synced, because nothing may rest on it."""
+
+    def __init__(self, base: Path, disk: RecordingDisk, epoch: int = 1) -> None:
+        self._recording = disk
+        super().__init__(base / LOG, segment_max_bytes=SEGMENT_BYTES, disk=disk, epoch=epoch)
+
+    def publish(self) -> None:
+        writer = self.writer
+        file = InPlaceFile(self.root.head, HEAD_BYTES, self.disk)
+        head = Head(self.last, writer.base_sequence, writer.position, writer.epoch, writer.state.append_time_ns)
+        file.write(encode_head(head))
+        file.close()
+        self._recording.acknowledged = self.last
+
+    def drafts(self, batches: int) -> list[Draft]:
+        """The batches of a turn; each line is its own number, and longer than a sector."""
+        lines = [line(self.last + number) for number in range(1, batches + 1)]
+        return [Draft(Route.named(f"r{at}"), [each + b"\n"], len(each) + 1, 1) for at, each in enumerate(lines)]
+
+    def turn(self, batches: int) -> None:
+        self.writer.commit(self.writer.place(self.drafts(batches)), now_ns=self.now_ns)
+        self.publish()
+
+    def is_killed_before_the_sync(self, batches: int) -> None:
+        self.writer._write(self.writer.place(self.drafts(batches)), self.now_ns)
+        self.crash()
+
+
+def line(number: int) -> bytes:
+    return b"%d " % number + b"." * 700
+
+
+def first_turns(base: Path, disk: RecordingDisk) -> None:
+    built = Recorded(base, disk)
+    built.turn(1)
+    built.turn(3)
+
+
+def cuts(base: Path, disk: RecordingDisk) -> None:
+    built = Recorded(base, disk)
+    for batches in (1, 2):
+        built.turn(batches)
+        built.writer.prepare_spare()
+        built.cut()
+    built.turn(2)
+    built.writer.close()
+
+
+def sealing(base: Path, disk: RecordingDisk) -> None:
+    built = Recorded(base, disk)
+    built.turn(2)
+    built.cut()
+    built.turn(1)
+    built.seal()
+    built.turn(1)
+
+
+def failures(base: Path, disk: RecordingDisk) -> None:
+    """Fail the first commit in a segment, and a later one."""
+    built = Recorded(base, disk)
+    for batches in (0, 2):
+        if batches:
+            built.turn(batches)
+        built.writer._write(built.writer.place(built.drafts(2)), built.now_ns)
+        built.writer.failed = True
+        built.writer.replace(now_ns=built.now_ns)
+        built.turn(2)
+
+
+def kills(base: Path, disk: RecordingDisk) -> None:
+    """Kill two runs before their sync; the next run still finds their batches."""
+    Recorded(base, disk).is_killed_before_the_sync(2)
+    built = Recorded(base, disk, epoch=2)
+    assert disk.acknowledged == 2
+    built.turn(1)
+    built.is_killed_before_the_sync(1)
+    Recorded(base, disk, epoch=3).turn(2)
+
+
+STORIES = [first_turns, cuts, sealing, failures, kills]
+
+
+def check(path: Path, acknowledged: int, last: int) -> None:
+    """Start again, and append."""
+    built = Built(path, epoch=100)
+    assert built.report.errors == []
+    found = values(path)
+    assert acknowledged <= len(found) <= last
+    assert found == [line(number) for number in range(1, len(found) + 1)]
+    assert built.lines("next", [b"next"]) == len(found) + 1
+    assert_sound(path)
+    built.writer.close()
+    built.ledger.close()
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize("story", STORIES)
+def test_what_was_acknowledged_outlives_a_power_cut(
+    tmp_path: Path, story: Callable[[Path, RecordingDisk], None], every: bool
+) -> None:
+    base = tmp_path / "run"
+    base.mkdir()
+    disk = RecordingDisk(base, seed=1, every=every)
+    story(base, disk)
+    assert len(disk.states) > 10
+    for number, state in enumerate(disk.states):
+        cut = tmp_path / str(number)
+        cut.mkdir()
+        state.put(cut)
+        check(cut / LOG, state.acknowledged, disk.acknowledged + 3)
+        shutil.rmtree(cut)
+
+
+NAMING = ("create", "allocate", "rename", "unlink")  # steps that the other thread can see
+
+
+def scheduled(path: Path, schedule: Schedule) -> Built:
+    """A log of which the writer pauses where it meets its other thread; it holds one record."""
+    built = Built(path, disk=PausingDisk(schedule, *NAMING), segment_max_bytes=1 << 16)
+    built.writer._preallocator._mutex = Lock(schedule)  # type: ignore[assignment]
+    built.lines("a", [b"0"])
+    return built
+
+
+def assert_the_active_file_is_the_named_one(built: Built) -> None:
+    named = built.path(built.writer.base_sequence, Kind.RAW).stat()
+    opened = os.fstat(built.writer._descriptor)
+    assert (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def cutting(built: Built, rounds: int) -> Callable[[], None]:
+    """Return the steps of a commit round."""
+
+    def work() -> None:
+        for number in range(1, rounds + 1):
+            built.cut()
+            assert_the_active_file_is_the_named_one(built)
+            built.lines("a", [b"%d" % number])
+
+    return work
+
+
+def preparing(built: Built, rounds: int) -> Callable[[], None]:
+    """Return the steps of the background thread."""
+
+    def work() -> None:
+        for _ in range(rounds):
+            built.writer.prepare_spare()
+
+    return work
+
+
+@pytest.mark.parametrize("spare", [False, True], ids=["without a spare", "with a spare"])
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_cuts_while_spares_are_made_lose_nothing(tmp_path: Path, rounds: int, spare: bool) -> None:
+    orders = 0
+    for orders, schedule in enumerate(interleavings(), start=1):
+        built = scheduled(tmp_path / str(orders), schedule)
+        if spare:
+            built.writer.prepare_spare()
+        schedule.run(cutting(built, rounds), preparing(built, rounds))
+        assert values(built.root.path) == [b"%d" % number for number in range(rounds + 1)]
+        built.writer.close()
+        assert not list(built.root.segments.glob("*.tmp"))
+        assert_sound(built.root.path)
+    assert orders >= 10
+
+
+def test_a_file_that_two_replace_at_once_is_wholly_what_one_of_them_wrote(tmp_path: Path) -> None:
+    """Threads here; processes that have the same id in their containers are no different."""
+    for schedule in interleavings():
+        disk = PausingDisk(schedule, "create", "write", "rename")
+        path = tmp_path / "file"
+        schedule.run(lambda: disk.replace(path, b"one"), lambda: disk.replace(path, b"another"))  # noqa: B023
+        assert path.read_bytes() in (b"one", b"another")
+        assert os.listdir(tmp_path) == ["file"]
