@@ -16,27 +16,6 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 
-def values(path: str, key: str) -> list[str]:
-    """Return the values of ``key`` in a YAML file, in order."""
-    return re.findall(rf"^[ -]+{key}: (.*)$", (ROOT / path).read_text(), re.MULTILINE)
-
-
-def test_a_commit_is_checked_by_make_check() -> None:
-    config = ".pre-commit-config.yaml"
-
-    assert values(config, "repo") == ["local"]
-    assert values(config, "entry") == ["make check"]
-    assert values(config, "always_run") == ["true"]
-    assert values(config, "pass_filenames") == ["false"]
-
-
-def test_a_hosted_run_is_that_of_ci() -> None:
-    workflow = ".github/workflows/ci.yml"
-
-    assert values(workflow, "run") == [".ci/run"]
-    assert [action for action in values(workflow, "uses") if not re.search(r"@v\d", action)] == []
-
-
 def test_ci_runs_the_checks() -> None:
     lines = (ROOT / ".ci/run").read_text() + (ROOT / ".ci/bare").read_text()
     steps = re.findall(r"^ *(?:make|\.ci/tests) (\S+)", lines, re.MULTILINE)

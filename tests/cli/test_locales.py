@@ -41,7 +41,7 @@ def filled(tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii", "euc_jp", "utf-8"])
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii", "euc_jp"])
 def test_every_command_prints_in_every_encoding(filled: Path, tmp_path: Path, encoding: str) -> None:
     bags = tmp_path / "cöld"
     assert run(sidecar("archive", "--root", filled, "a", "--group", "kept", "--dest", bags)).returncode == 0

@@ -18,8 +18,6 @@ from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
 from wald.status.retention import work_counts
 
-NS = 10**9
-
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:

@@ -38,9 +38,8 @@ def life(root: Path, *arguments: object) -> tuple[int, str]:
     return code, found["daemon"]["life"]
 
 
-def test_a_running_daemon_is_alive_with_its_process_epoch_and_version(root: Path, daemon: Daemon) -> None:
+def test_a_daemon_runs_is_frozen_dies_and_starts_again(root: Path, daemon: Daemon) -> None:
     code, found = status(root)
-
     assert (code, found["verdict"], found["findings"]) == (GOOD, "good", [])
     assert output_of("status", "--root", root).endswith(b"\nOK\n")
     about = found["daemon"]
@@ -48,36 +47,61 @@ def test_a_running_daemon_is_alive_with_its_process_epoch_and_version(root: Path
     assert about["software"].startswith("wald ")
     assert found["last_crash"] is None
 
-
-def test_a_frozen_daemon_is_not_alive(root: Path, daemon: Daemon) -> None:
     os.kill(daemon.process.pid, signal.SIGSTOP)
-    eventually(lambda: life(root) == (DOWN, "frozen"))
-    os.kill(daemon.process.pid, signal.SIGCONT)
-
+    try:
+        eventually(lambda: life(root) == (DOWN, "frozen"))
+        began = time.monotonic()
+        for words in (["cut"], ["route", "add", "b"]):  # which do not wait for the time that a start may take
+            code, message, hint = refusal_of(*words, "--root", root)
+            assert (code, hint) == (DOWN, f"kill -CONT {daemon.process.pid}")
+            assert "is frozen" in message
+        assert time.monotonic() - began < START_SECONDS
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
     assert life(root) == (GOOD, "runs")
 
-
-def test_a_killed_daemon_is_dead_though_its_pid_is_that_of_another_process(root: Path, daemon: Daemon) -> None:
-    """The PID in the lock file now belongs to another process: this one."""
-    daemon.kill()
-    wrote = json.loads((root / "lock").read_text())
-    (root / "lock").write_text(json.dumps(wrote | {"pid": os.getpid()}))
-    code, found = status(root)
-
-    assert (code, found["daemon"]["life"]) == (DOWN, "dead")
-    assert found["last_crash"]["epoch"] == 1
-    assert found["last_crash"]["found"] is None
-
-
-def test_the_next_start_says_what_a_crash_has_lost(root: Path, daemon: Daemon) -> None:
     output_of("append", "a", "--root", root, stdin=b"one\n")
     daemon.kill()
+    wrote = json.loads((root / "lock").read_text())
+    (root / "lock").write_text(json.dumps(wrote | {"pid": os.getpid()}))  # its pid is now that of another process
+    code, found = status(root)
+    assert (code, found["daemon"]["life"]) == (DOWN, "dead")
+    assert (found["last_crash"]["epoch"], found["last_crash"]["found"]) == (1, None)
+
     daemon.start_again()
     code, found = status(root)
-
     assert (code, found["daemon"]["epoch"]) == (GOOD, 2)
     assert (found["last_crash"]["epoch"], found["last_crash"]["lost"]) == (1, [])
     assert found["last_crash"]["found"].startswith("20")
+
+
+def test_a_daemon_that_was_stopped_is_dead_and_one_that_does_not_answer_is_silent(root: Path, daemon: Daemon) -> None:
+    assert daemon.stop() == 0
+    code, found = status(root)
+    assert (code, found["daemon"]["life"], found["last_crash"]) == (DOWN, "dead", None)
+    code, message, _ = refusal_of("status", "--timeout", 0, "--root", root)
+    assert (code, message.startswith("--timeout must be ")) == (InvalidInput.exit_code, True)
+
+    with held(root), socket.socket(socket.AF_UNIX) as listener:
+        assert life(root) == (WARNING, "starts")
+        (root / "wald.sock").unlink(missing_ok=True)
+        listener.bind(os.fspath(root / "wald.sock"))
+        listener.listen(1)
+        assert life(root, "--timeout", "0.1") == (DOWN, "silent")
+        listener.accept()[0].close()  # the question that was not answered
+
+        def refuse() -> None:
+            """Answer like a daemon with too many connections."""
+            with listener.accept()[0] as connection:
+                connection.recv(len(b"STAT\n"))
+                connection.sendall(b"ERR busy too many connections\n")
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        code, found = status(root)
+        refusing.join()
+    assert (code, found["daemon"]["life"]) == (DOWN, "silent")
+    assert "refuses the question" in found["daemon"]["message"]  # and is not called another daemon
 
 
 def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: Daemon) -> None:
@@ -91,13 +115,6 @@ def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: D
     assert any("durable bytes are missing" in message for message in found["last_crash"]["lost"])
     acknowledged = next(each for each in found["findings"] if "acknowledged records" in each["message"])
     assert acknowledged["severity"] == "failing"
-
-
-def test_a_stopped_daemon_is_dead_and_has_not_crashed(root: Path, daemon: Daemon) -> None:
-    assert daemon.stop() == 0
-    code, found = status(root)
-
-    assert (code, found["daemon"]["life"], found["last_crash"]) == (DOWN, "dead", None)
 
 
 def test_a_log_on_which_no_daemon_ran(root: Path) -> None:
@@ -123,20 +140,6 @@ def held(root: Path) -> Iterator[None]:
     with (root / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def test_a_daemon_that_has_the_lock_and_does_not_listen_is_starting(root: Path, daemon: Daemon) -> None:
-    daemon.stop()
-    with held(root):
-        assert life(root) == (WARNING, "starts")
-
-
-def test_a_daemon_that_does_not_answer_is_silent(root: Path, daemon: Daemon) -> None:
-    daemon.stop()
-    with held(root), socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(root / "wald.sock"))
-        listener.listen(1)
-        assert life(root, "--timeout", "0.1") == (DOWN, "silent")
 
 
 def test_the_daemon_of_another_log_does_not_answer_for_this_one(root: Path, daemon: Daemon, tmp_path: Path) -> None:
@@ -239,44 +242,3 @@ def test_routes_that_are_gone_with_their_cursors_are_a_warning(root: Path, daemo
     assert [each["hint"] for each in found["findings"]] == [f"wald --root {root} route add a"]
     assert found["findings"][0]["message"].startswith("a, b: the directory of the route is gone, and its cursors")
     assert b"has processed everything" not in wald("status", "--root", root).stdout
-
-
-def test_a_time_in_which_nothing_can_answer_is_refused(root: Path, daemon: Daemon) -> None:
-    code, message, _ = refusal_of("status", "--timeout", 0, "--root", root)
-    assert (code, message.startswith("--timeout must be ")) == (InvalidInput.exit_code, True)
-
-
-def test_a_listener_that_refuses_the_question_is_not_called_another_daemon(root: Path, daemon: Daemon) -> None:
-    """A daemon with too many connections refuses in this way."""
-    daemon.stop()
-    with held(root), socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(root / "wald.sock"))
-        listener.listen(1)
-
-        def refuse() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(len(b"STAT\n"))
-                connection.sendall(b"ERR busy too many connections\n")
-
-        refusing = threading.Thread(target=refuse)
-        refusing.start()
-        code, found = status(root)
-        refusing.join()
-
-    assert (code, found["daemon"]["life"]) == (DOWN, "silent")
-    assert "refuses the question" in found["daemon"]["message"]
-
-
-def test_what_needs_the_daemon_says_at_once_that_it_is_frozen(daemon: Daemon, root: Path) -> None:
-    """The command does not wait for the time that a start may take."""
-    daemon.process.send_signal(signal.SIGSTOP)
-    try:
-        eventually(lambda: status(root)[1]["daemon"]["life"] == "frozen")
-        began = time.monotonic()
-        for words in (["cut"], ["route", "add", "b"]):
-            code, message, hint = refusal_of(*words, "--root", root)
-            assert (code, hint) == (DOWN, f"kill -CONT {daemon.process.pid}")
-            assert "is frozen" in message
-        assert time.monotonic() - began < START_SECONDS
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from logs import Built, Unsynced
-from running import run
+from running import refused, run
 
 import wald
 from wald.checking.checker import Level
@@ -125,8 +124,4 @@ def output_of(*arguments: object, env: Mapping[str, str] | None = None) -> bytes
 
 def refusal_of(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
     """Return exit code, message and hint of a failing run; it must print one line and one hint, no traceback."""
-    done = wald_archive(*arguments, env=env)
-    match = re.fullmatch(r"wald-archive: (.+)\n  hint: (.+)\n", done.stderr.decode())
-    assert match, done.stderr.decode()
-    assert done.returncode != 0
-    return done.returncode, match[1], match[2]
+    return refused(wald_archive(*arguments, env=env))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from logs import Built
 
 from wald.work.group import Order, WorkGroup
@@ -38,22 +36,6 @@ def leased(work: WorkGroup, count: int) -> list[int]:
 
 def cursor(built: Built) -> int:
     return built.log.cursor("a", "g").sequence
-
-
-class Watch:
-    """Clocks that the test sets."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns() + self.ahead_ns
-
-    def time_ns(self) -> int:
-        return time.time_ns() + self.ahead_ns
-
-    def passed(self, seconds: float) -> None:
-        self.ahead_ns += int(seconds * 10**9)
 
 
 def killed(work: WorkGroup) -> None:

@@ -76,14 +76,6 @@ class Site:
         """Return the values of a route's records that were not reclaimed."""
         return self.wald("read", route, "--on-missing", "skip").splitlines()
 
-    @property
-    def head(self) -> int:
-        """Return the last durable sequence."""
-        return int(self.wald("head").split()[0].removeprefix("seq="))
-
-    def cursor(self, group: str = "drain") -> int:
-        return int(self.wald("cursor", "get", "orders", "--group", group))
-
     def journal(self, unit: str = "wald") -> str:
         return self.machine.journal(unit)
 

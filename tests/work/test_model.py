@@ -48,7 +48,6 @@ FEW = st.integers(1, 12)
 DELAYS = st.sampled_from([0, 0, 5, 20])
 SPANS = st.sampled_from([1, 4, 5, 9, 10, 20])  # so that leases often expire at the same time or a second apart
 PICKS = st.lists(st.integers(0, 99), max_size=8)
-REASONS = st.sampled_from(["", "odd", "bad"])
 STRAYS = st.lists(st.integers(0, 99), max_size=2)
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pages import rows
 
@@ -204,37 +199,6 @@ def test_facts_lead_to_the_outcome() -> None:
 
         assert (found.outcome, words in found.message) == (outcome, True), found
         assert found.outcome not in (WARN, FAIL) or found.advice
-
-
-def test_every_verdict_is_reached() -> None:
-    """The rows reach every return statement, so no verdict is shadowed by an earlier one."""
-    for kind in {type(row.facts) for row in TABLE}:
-        reached = {reached_line(row.facts) for row in TABLE if type(row.facts) is kind}
-        returns = [node for node in ast.walk(source_of(kind)) if isinstance(node, ast.Return)]
-
-        assert len(reached) == len(returns), kind
-
-
-def source_of(kind: type[Facts]) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(kind.verdict)))
-
-
-def reached_line(facts: Facts) -> int:
-    """Return the line of the return statement that gives the verdict."""
-    lines: list[int] = []
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:  # ``Any``, like the type of sys.settrace
-        if frame.f_code is type(facts).verdict.__code__ and event == "return":
-            lines.append(frame.f_lineno)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        facts.verdict(PATHS)
-    finally:
-        sys.settrace(before)
-    return lines[0]
 
 
 def test_every_check_is_in_the_table() -> None:
