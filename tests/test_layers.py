@@ -296,6 +296,7 @@ HELP_LINES = {
     "wald_drain.command:command": ("", "feed", "redrive"),
     "wald_gate.command:command": ("", "serve", "token", "token add"),
     "wald_reclaim.command:command": ("",),
+    **{f"wald_spark.{name}.command:command": ("",) for name in ("audit", "compact", "export")},
 }
 
 

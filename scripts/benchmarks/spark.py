@@ -31,13 +31,14 @@ from benchmarks.stage import ROUTE, Daemon, Stage, in_python
 from wald.files.disk import Disk
 from wald.format.records import encode_columns
 from wald.log import Log
-from wald_spark.audit.command import audit, plan
-from wald_spark.commands import locked_by
+from wald_spark.audit.audits import audit, plan
 from wald_spark.compact.job import Compactor, Generations
 from wald_spark.export.job import Exporter
 from wald_spark.export.output import Output, Shape, private
 from wald_spark.jsonvalues import JsonValues
 from wald_spark.locations import LogLocation
+from wald_spark.options import STRICT
+from wald_spark.progress import Run, locked_by
 from wald_spark.rows import BATCH_BYTES
 from wald_spark.session import session
 from wald_spark.source import WaldDataSource
@@ -186,14 +187,14 @@ class _Bench:
 
     def _export(self, log: Log) -> None:
         with self._output("export") as out:
-            output = Output(out, Disk())
-            spark = partial(nullcontext, self._spark)
-            Exporter(output, Shape(), False, False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
+            Exporter(Output(out, Disk()), Shape(), EXPORT_BYTES, self._run(), warn=print).export([_place(log)])
 
     def _compact(self, log: Log) -> None:
         with self._output("compact") as out:
-            spark = partial(nullcontext, self._spark)
-            Compactor(Generations(out, Disk()), None, False, False, out / "notes", "", spark).compact([_place(log)])
+            Compactor(Generations(out, Disk()), None, self._run()).compact([_place(log)])
+
+    def _run(self) -> Run:
+        return Run(STRICT, "", partial(nullcontext, self._spark))
 
     @contextmanager
     def _output(self, job: str) -> Iterator[Path]:

@@ -15,7 +15,10 @@ from wald.cli import cli
 
 _WALD = str(Path(sys.executable).with_name("wald"))
 _PYTHON = "python -c pass"
-_PROGRAMS = ("wald-archive --help", "wald-drain feed --help", "wald-gate serve --help", "wald-reclaim --help")
+_PROGRAMS = (
+    *("wald-archive --help", "wald-audit --help", "wald-compact --help", "wald-drain feed --help"),
+    *("wald-export --help", "wald-gate serve --help", "wald-reclaim --help"),
+)
 _TIMES = 5  # repetitions of a measurement: one takes 60 ms, and an interrupt is visible in it
 _SHORT = Goal(5.5, at_most=True)
 _HELP = Goal(6, at_most=True)

@@ -37,34 +37,24 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The log, route and group of the records, and the software that packs them; the same for a whole run.
+    """The log, route and group of the records, and the software that packs them; the same for a whole run."""
 
-    Attributes:
-        log: id of the log, 32 hexadecimal digits.
-        archived_at: ISO time, written into the archive.
-    """
-
-    log: str
+    log: str  # id of the log, 32 hexadecimal digits
     route: str
     group: str
     software: str
-    archived_at: str
+    archived_at: str  # ISO time, written into the archive
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a bundle, without its compression.
-
-    Attributes:
-        after: every record of the route after this sequence, up to ``last``, is in it.
-        record_bytes: bytes of values, keys and headers, plus one for each record.
-    """
+    """Contents of a bundle, without its compression."""
 
     first: int
     last: int
-    after: int
+    after: int  # every record of the route after this sequence, up to ``last``, is in it
     count: int
-    record_bytes: int
+    record_bytes: int  # bytes of values, keys and headers, plus one for each record
     earliest_ns: int
     latest_ns: int
     parts: tuple[PartFacts, ...]
@@ -105,12 +95,7 @@ def about(origin: Origin, contents: Contents) -> bytes:
 def bundle(
     batches: Iterable[Batch], *, origin: Origin, codec: Codec, after: int, sink: Callable[[Buffer], object]
 ) -> Bundle:
-    """Pack all of ``batches``, at least one, into one bundle.
-
-    Args:
-        after: last sequence of the previous bundle; every later record of the route is in ``batches``.
-        sink: receives the bytes of the file in order.
-    """
+    """Pack all of ``batches``, at least one; every later record of the route than ``after`` is in them."""
     tally, stored, tar = Tally(after), hashlib.sha256(), hashlib.sha256()
     frames: list[tuple[int, int]] = []
 

@@ -36,15 +36,8 @@ class Engine(Protocol):
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
         """Yield the bundles of ``run`` in order, each after it was written to the destination and read back.
 
-        Args:
-            on_record: called with the last sequence packed.
-
-        Raises:
-            NotFound: some of its records were reclaimed.
-            NotGivenBack: the destination does not return the written bytes.
-            Damaged: some of its records are unreadable.
-            Refused: a file exists at the destination with other content.
-            OSError: the destination or the log's disk fails.
+        Raise NotFound or Damaged if some of its records are gone or unreadable, NotGivenBack, Refused if a file exists
+        with other content, or OSError.
         """
 
 
@@ -73,12 +66,7 @@ class LocalEngine:
 
 
 def write_bundle(destination: Destination, run: Run, batches: Iterator[Batch], after: int) -> Bundle:
-    """Write one bundle of ``run`` and its digest, and read both back; raise as :meth:`Engine.bundles`.
-
-    Args:
-        batches: its contents, at least one batch.
-        after: last record of the previous bundle; for the first one, that of the run.
-    """
+    """Write one bundle of at least one batch after record ``after``, and its digest, and read both back."""
     begin = next(batches)
     name = f"{run.bag}/{PAYLOAD}/{bundle_stem(run.origin.route, begin.first_sequence)}{run.codec.suffix}"
     with destination.writing(name) as write:
@@ -145,12 +133,7 @@ SPARK_PAYS_BYTES = 8 * GIB
 def choose_engine(
     name: str, master: str | None, log: Log, destination: Destination, requests: Sequence[Request], stack: ExitStack
 ) -> Engine:
-    """Return the requested engine, or the faster one; closing ``stack`` stops Spark.
-
-    Raises:
-        InvalidInput: a cluster was given for the local engine.
-        NotFound: Spark is requested, and PySpark or its Java is not installed.
-    """
+    """Return the requested engine, or the faster one; closing ``stack`` stops Spark."""
     if name == LOCAL and master is not None:
         raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
     optional = name == AUTO and master is None

@@ -35,38 +35,28 @@ from wald_archive.parts import Bytes, Records, Size, records_name
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Parameters of the next run; an interrupted run keeps its own.
-
-    Attributes:
-        to: last record to pack; None for all.
-    """
+    """Parameters of the next run; an interrupted run keeps its own."""
 
     route: str
     group: str
     size: Size
     codec: Codec
     software: str
-    to: int | None = None
+    to: int | None = None  # last record to pack; None for all
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Parameters that, with the records, determine the bytes of a run.
-
-    Attributes:
-        after: last record that the group had processed.
-        size: limit of a bundle.
-        previous: bundle that the first one follows.
-    """
+    """Parameters that, with the records, determine the bytes of a run."""
 
     origin: Origin
     dest: str
-    after: int
+    after: int  # last record that the group had processed
     first: int
     last: int
-    size: Size
+    size: Size  # limit of a bundle
     codec: Codec
-    previous: Previous | None
+    previous: Previous | None  # bundle that the first one follows
 
     @property
     def bag(self) -> BagName:
@@ -113,25 +103,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Interrupted run of one route, group and destination, according to the ledger.
+    """Interrupted run of one route, group and destination, according to the ledger."""
 
-    Attributes:
-        unfinished: the run, or None.
-        recorded: its bundles with a line in the ledger.
-        complete: True if all of them were made, read back and recorded.
-    """
-
-    unfinished: Run | None = None
-    recorded: frozenset[str] = frozenset()
-    complete: bool = False
+    unfinished: Run | None = None  # the run, or None
+    recorded: frozenset[str] = frozenset()  # its bundles with a line in the ledger
+    complete: bool = False  # True if all of them were made, read back and recorded
 
 
 def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: str) -> Past:
-    """Return the last run that was begun, and neither finished nor abandoned.
-
-    Args:
-        entries: lines of the ledger, newest first.
-    """
+    """Return the last run that was begun, and neither finished nor abandoned; the newest line comes first."""
     archived: dict[str, list[Entry]] = {}
     ended: set[str] = set()
     for entry in entries:
@@ -186,15 +166,10 @@ def _parse(begun: Entry, log: str) -> Run:
 
 @dataclass(slots=True)
 class RecordedBag:
-    """Lines of the ledger about one bag.
+    """Lines of the ledger about one bag, which was read back completely before ``bundles`` were written."""
 
-    Attributes:
-        bundles: ``archived`` lines by name; their bag was read back completely before they were written.
-        runs: the last event of each group's run: begun, finished or abandoned.
-    """
-
-    bundles: dict[str, Entry] = field(default_factory=dict)
-    runs: dict[str, str] = field(default_factory=dict)
+    bundles: dict[str, Entry] = field(default_factory=dict)  # ``archived`` lines by name
+    runs: dict[str, str] = field(default_factory=dict)  # the last event of each group's run
 
     def why_incomplete(self, route: str, group: str | None) -> str:
         """Return why the bag of ``group`` (None for any) may be incomplete, or "" if it must be complete."""
@@ -209,15 +184,10 @@ class RecordedBag:
 
 @dataclass(slots=True)
 class Recorded:
-    """Contents of one destination according to the ledger.
-
-    Attributes:
-        bags: by name; one without lines is empty.
-        elsewhere: destinations of all recorded bundles, if this destination has none.
-    """
+    """Contents of one destination according to the ledger."""
 
     bags: defaultdict[str, RecordedBag] = field(default_factory=lambda: defaultdict(RecordedBag))
-    elsewhere: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()  # destinations of all recorded bundles, if this destination has none
 
     @property
     def bundles(self) -> dict[tuple[str, str], Entry]:

@@ -98,11 +98,7 @@ class Run:
 
 
 def find_record(address: str, route: str | None, sequence: int) -> Record | None:
-    """Return a record from the archive at ``address``, or None; an entry point that ``wald show`` calls.
-
-    Args:
-        route: its route; None to search every route.
-    """
+    """Return a record from the archive, or None; ``wald show`` calls this. ``route`` None: search every route."""
     destination = open_destination(address, Disk())
     for name in [route] if route is not None else destination.listing("").folders:
         for manifest, entry in bundles_of(destination, name):

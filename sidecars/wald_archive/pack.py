@@ -177,16 +177,11 @@ def _lines(done: Packed) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Finished run.
-
-    Attributes:
-        manifest: None if all of its bundles were already recorded and only had to be acknowledged.
-        resumed: an earlier process began it.
-    """
+    """Finished run."""
 
     run: Run
-    manifest: Manifest | None
-    resumed: bool
+    manifest: Manifest | None  # None if all of its bundles were already recorded and only had to be acknowledged
+    resumed: bool  # an earlier process began it
 
 
 def _ignore(*_: object) -> None:
@@ -195,14 +190,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Packer of routes of one log for one destination.
-
-    Attributes:
-        moment: returns the time in the form of the archive and of cursors.
-        on_begin: called with each run before it starts, and True if an earlier process began it.
-        on_record: called with the last sequence packed.
-        warn: called with a message about an abandoned run, or reclaimed records that a new group skips.
-    """
+    """Packer of routes of one log for one destination."""
 
     log: Log
     disk: Disk
@@ -432,11 +420,7 @@ class Packer:
 def check_lineage(
     manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
 ) -> None:
-    """Raise Refused if a bag of the route belongs to another log, or has some of these records already.
-
-    Args:
-        manifests: bags, each with its path or address.
-    """
+    """Raise Refused if a bag of the route belongs to another log, or has some of these records already."""
     for place, manifest in manifests:
         if manifest.origin.log != log:
             raise Refused(

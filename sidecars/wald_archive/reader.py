@@ -35,16 +35,11 @@ class BadBundle(ValueError):
 
 @dataclass(slots=True)
 class BundleReader:
-    """Parts of the bundle ``stem``, in order; afterwards :attr:`about` is its ``bundle.json``.
-
-    Args:
-        contents: contents according to the manifest.
-        tar: pieces of the decompressed tar, which is read to its end.
-    """
+    """Parts of the bundle ``stem``, in order; afterwards :attr:`about` is its ``bundle.json``."""
 
     stem: str
-    contents: Contents
-    tar: Iterator[Buffer]
+    contents: Contents  # according to the manifest
+    tar: Iterator[Buffer]  # decompressed, and read to its end
     about: bytes = field(default=b"", init=False)
 
     def parts(self) -> Iterator[Part]:

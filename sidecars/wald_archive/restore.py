@@ -158,11 +158,7 @@ def restore_into(
     last: int | None,
     on_record: Callable[[int], None],
 ) -> Outcome:
-    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes`` (empty for all in the archive).
-
-    Args:
-        on_record: called with each sequence reached.
-    """
+    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes``, or of all if there are none."""
     found = extents(destination, routes)
     batches = heapq.merge(
         *(_batches(destination, extent.route, first, last) for extent in found), key=lambda batch: batch.first

@@ -119,20 +119,14 @@ def report_findings(addresses: Sequence[str], root: Path | None, *, as_json: boo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding about a file.
-
-    Attributes:
-        bag: bag at the destination ``address``, or "" if the file is in none.
-        file: name in the bag, or else in the destination.
-        offset: first wrong byte, or None.
-    """
+    """Finding about a file."""
 
     level: Level
     address: str
-    bag: str
-    file: str
+    bag: str  # bag at the destination ``address``, or "" if the file is in none
+    file: str  # name in the bag, or else in the destination
     message: str
-    offset: int | None = None
+    offset: int | None = None  # first wrong byte, or None
 
     @property
     def name(self) -> str:
@@ -140,16 +134,7 @@ class Finding:
 
 
 class Proof:
-    """Verification of the bag ``name``.
-
-    Args:
-        recorded: lines of the ledger about it.
-        on_bytes: called with the number of bytes read from bundles.
-
-    Attributes:
-        manifest: manifest of the bag, set by :meth:`findings` if it is intact.
-        digests: digests of the existing bundles.
-    """
+    """Verification of the bag ``name``; it sets ``manifest`` if that is intact, and the digests of existing bundles."""
 
     def __init__(
         self, destination: Destination, name: BagName, recorded: RecordedBag, on_bytes: Callable[[int], None]
@@ -332,12 +317,7 @@ def _sha256(data: bytes) -> str:
 def verify(
     destinations: Sequence[Destination], recorded: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read everything at ``destinations``, which are intact unless a finding has level ERROR.
-
-    Args:
-        recorded: lines of the ledger about each destination; empty without a ledger.
-        on_bytes: called with the number of bytes read from bundles.
-    """
+    """Read everything at ``destinations``, which are intact unless a finding has level ERROR."""
     whole, given = Bags(), {each.address for each in destinations}
     for destination, lines in zip(destinations, recorded, strict=True):
         elsewhere = tuple(address for address in lines.elsewhere if address not in given)
@@ -401,11 +381,7 @@ class _Link:
 
 
 class Bags:
-    """Bags of one or more destinations, verified together.
-
-    Args:
-        first: bundles with earlier records may be missing.
-    """
+    """Bags of one or more destinations, verified together; ``first``: bundles with earlier records may be missing."""
 
     def __init__(self, *, first: int = 1) -> None:
         self._first = first

@@ -20,7 +20,7 @@ import pickle
 import socket
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -122,13 +122,7 @@ def decode(data: bytes) -> Iterator[Stretch]:
 def shares(
     measured: Iterable[Stretch], size: Size, *, after: int, read: Callable[[Stretch], Iterable[Batch]]
 ) -> Iterator[Share]:
-    """Yield the records of each bundle.
-
-    Args:
-        measured: the stretches of the whole run, in order.
-        after: the last record that was packed before the run.
-        read: returns the records of a stretch.
-    """
+    """Yield the records of each bundle of a run after record ``after``, from its stretches in order."""
     first = last = 0  # of the current bundle; 0: it is empty
     room = size.limit
     for stretch in measured:
@@ -152,11 +146,7 @@ def shares(
 
 
 class SparkEngine:
-    """Maker of the bundles of a run on Spark.
-
-    Args:
-        spark: returns the session; called only if there is a bundle to make.
-    """
+    """Maker of the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
 
     def __init__(self, log: Log, destination: Destination, spark: Callable[[], SparkSession]) -> None:
         self._location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
@@ -165,48 +155,36 @@ class SparkEngine:
 
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
         """Implement :class:`wald_archive.engines.Engine`."""
-        view = self._location.view()
-        bound = view.bound
-        wanted = Range(frozenset([run.origin.route]), run.first, run.last)
-        pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
-        measured = self._measured(pieces, run.size)
-
-        def read(stretch: Stretch) -> Iterator[Batch]:
-            return LogPiece(self._location, wanted.routes, stretch.first, stretch.last, bound, 0).batches()
-
-        parted = list(shares(measured, run.size, after=run.after, read=read))
-        yield from self._made(run, bound, parted, on_record)
-
-    def _measured(self, pieces: list[LogPiece], size: Size) -> Iterator[Stretch]:
         from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for it
 
-        found = dict(run_tasks(self._spark(), pieces, _Measure(size), on_done=_ignore))
-        for number in range(len(pieces)):
-            yield from decode(found[number])
+        view = self._location.view()
+        wanted = Range(frozenset([run.origin.route]), run.first, run.last)
+        pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
+        found = dict(run_tasks(self._spark(), pieces, _Measure(run.size), on_done=_ignore))
+        measured = (stretch for number in range(len(pieces)) for stretch in decode(found[number]))
 
-    def _made(self, run: Run, bound: Bound, parted: list[Share], on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """Yield the bundles in order, each as soon as it and those before it are made."""
-        from wald_spark.tasks import run as run_tasks
+        def read(stretch: Stretch) -> Iterator[Batch]:
+            return LogPiece(self._location, wanted.routes, stretch.first, stretch.last, view.bound, 0).batches()
 
+        parted = list(shares(measured, run.size, after=run.after, read=read))
+        work = _Make(run, self._location, view.bound)
         made: dict[int, Bundle] = {}
         done, due = run.first - 1, 0
-        with closing(run_tasks(self._spark(), parted, _Make(run, self._location, bound), on_done=_ignore)) as results:
+        with closing(run_tasks(self._spark(), parted, work, on_done=_ignore)) as results:
             for number, result in results:
                 made[number] = pickle.loads(result)  # noqa: S301 - it comes from an executor of this session
                 self._require_written(run, made[number])
                 done += parted[number].last - max(parted[number].after, run.first - 1)
                 on_record(done)
-                while due in made:
+                while due in made:  # in order
                     yield made.pop(due)
                     due += 1
 
     def _require_written(self, run: Run, made: Bundle) -> None:
         """Check that an executor has written to the shared destination rather than to its own disk."""
-        name = f"{run.bag}/{PAYLOAD}/{made.name}"
-        try:
+        name, found = f"{run.bag}/{PAYLOAD}/{made.name}", None
+        with suppress(FileNotFoundError):
             found = self._destination.length(name)
-        except FileNotFoundError:
-            found = None
         if found != made.bytes:
             raise Unavailable(
                 f"{self._destination.full_name(name)}: an executor has written it, but it is not here; nothing was "

@@ -103,11 +103,7 @@ class JsonValues:
     schema: pa.Schema
 
     def parse(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray]:
-        """Return the columns, in the order of the schema, and flags of the bad values, which are null in every column.
-
-        Args:
-            values: a null is bad; together less than 2 GiB.
-        """
+        """Return the columns of the schema, and flags of the bad values (nulls too), which are null in every column."""
         rows = np.flatnonzero(_enclosed(values))
         found = self._found(_Text.of(_taken(values, rows)), most_refusals=_REFUSALS)
         if found is None:
@@ -129,7 +125,10 @@ class JsonValues:
 
         Return None if Arrow rejects more than ``most_refusals`` texts.
         """
-        wires = self._wires()
+        # Schemas to try in turn: nine decimals of a second are usual, and so is the year 9999.
+        kinds = ([(field, _parsed_type(field.type, time)) for field in self.schema] for time in (_EXACT_TIME, _TIME))
+        wires = [pa.schema([field.with_type(kind) for field, kind in each]) for each in kinds]
+        wires = wires[:1] if wires[0] == wires[1] else wires
         found: list[tuple[int, pa.Table]] = []
         refusals = 0
         waiting = [(0, text.count)]
@@ -151,33 +150,22 @@ class JsonValues:
                 waiting += [(middle, end), (first, middle)]
         return found
 
-    def _wires(self) -> list[pa.Schema]:
-        """Return the schemas to try in turn: nine decimals of a second are usual, and so is the year 9999."""
-        wires = [
-            pa.schema([field.with_type(_parsed_type(field.type, time)) for field in self.schema])
-            for time in (_EXACT_TIME, _TIME)
-        ]
-        return wires[:1] if wires[0] == wires[1] else wires
-
     def _read(self, part: pa.Buffer, count: int, wires: list[pa.Schema]) -> pa.Table | int | None:
         """Return the columns of ``count`` values; or the row that does not fit, None if it is unknown."""
         row = None
         for wire in wires:
             try:
-                return self._cast(_parsed(part, count, wire))
+                columns = [
+                    column.cast(options=compute.CastOptions(field.type, allow_time_truncate=True))
+                    for column, field in zip(_parsed(part, count, wire).columns, self.schema, strict=True)
+                ]
+                made = pa.table(columns, schema=self.schema)
+                made.validate(full=True)  # Arrow's parser accepts decimals that are too long
+                return made
             except pa.ArrowInvalid as error:
                 match = _ROW.search(str(error))
                 row = int(match[1]) if match else None
         return row
-
-    def _cast(self, table: pa.Table) -> pa.Table:
-        columns = [
-            column.cast(options=compute.CastOptions(field.type, allow_time_truncate=True))
-            for column, field in zip(table.columns, self.schema, strict=True)
-        ]
-        made = pa.table(columns, schema=self.schema)
-        made.validate(full=True)  # Arrow's parser accepts decimals that are too long
-        return made
 
 
 class Weed:
@@ -280,10 +268,9 @@ def _is_time(text: str) -> bool:
 
 def _is_day(year: int, month: int, day: int) -> bool:
     try:
-        date(year or 4, month, day)  # datetime.date has no year 0, which is a leap year
+        return bool(date(year or 4, month, day))  # datetime.date has no year 0, which is a leap year
     except ValueError:
         return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

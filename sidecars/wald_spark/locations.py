@@ -30,7 +30,7 @@ from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.segments.durable_end import UNBOUNDED
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile
-from wald.segments.reader import SealedSegment, SegmentItem
+from wald.segments.reader import SealedSegment
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import View, open_segment, read_view
 
@@ -38,14 +38,10 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped(Root):
-    """Segments without the rest of a log, in a separate directory and in ``more``."""
+class Continued(Root):
+    """A log whose older segments are in ``more``."""
 
     more: tuple[Path, ...] = ()
-
-    @property
-    def segments(self) -> Path:
-        return self.path
 
     @property
     def segment_directories(self) -> tuple[Path, ...]:
@@ -53,14 +49,12 @@ class Shipped(Root):
 
 
 @dataclass(frozen=True, slots=True)
-class Continued(Root):
-    """A log whose older segments are in ``more``."""
-
-    more: tuple[Path, ...]
+class Shipped(Continued):
+    """Segments without the rest of a log, in a separate directory and in ``more``."""
 
     @property
-    def segment_directories(self) -> tuple[Path, ...]:
-        return (self.segments, *self.more)
+    def segments(self) -> Path:
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +84,7 @@ Location = LogLocation | ArchiveLocation
 
 
 def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Location]:
-    """Return the locations that ``paths`` name, in order and without repetition; parts of one log are one location.
-
-    Args:
-        patterns: False if paths are not patterns.
-    """
+    """Return the locations that ``paths`` name, once each and in order; parts of one log are one location."""
     found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
@@ -102,14 +92,10 @@ def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Locat
     for location in found:
         if isinstance(location, LogLocation):
             logs.setdefault(location.log_id, []).append(location)
-    first_parts = {parts[0]: _joined(parts) for parts in logs.values()}
-    locations: list[Location] = []
-    for location in found:
-        if isinstance(location, ArchiveLocation):
-            locations.append(location)
-        elif location in first_parts:
-            locations.append(first_parts[location])
-    return locations
+    first_parts: dict[Location, Location] = {parts[0]: _joined(parts) for parts in logs.values()}
+    archives: dict[Location, Location] = {each: each for each in found if isinstance(each, ArchiveLocation)}
+    joined = first_parts | archives
+    return [joined[location] for location in found if location in joined]
 
 
 def is_pattern(path: str) -> bool:
@@ -140,9 +126,11 @@ def _location(path: Path) -> Location:
     if root.identity.exists():
         return LogLocation(root, read_identity(root).log_id)
     for directory in (path, root.segments):
-        if _holds_segments(directory):
-            return LogLocation(Shipped(directory), _log_id_of_segments(directory))
-    if _holds_bags(path):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = filter(None, map(parse_segment_name, os.listdir(directory)))
+            if any(name.kind in (Kind.RAW, Kind.SEALED) for name in names):
+                return LogLocation(Shipped(directory), _log_id_of_segments(directory))
+    if path.is_dir() and _has_bags(str(path)):
         return ArchiveLocation(str(path))
     raise NotFound(
         f"{path}: neither a log, nor segments of one, nor an archive",
@@ -150,41 +138,27 @@ def _location(path: Path) -> Location:
     )
 
 
-def _holds_segments(directory: Path) -> bool:
-    try:
-        names = map(parse_segment_name, os.listdir(directory))
-        return any(name is not None and name.kind in (Kind.RAW, Kind.SEALED) for name in names)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+def _has_bags(address: str) -> bool:
+    from wald_archive.objects import open_destination, parse_bag_name
 
-
-def _holds_bags(path: Path) -> bool:
-    try:
-        routes = [entry for entry in os.scandir(path) if is_route(entry.name) and entry.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    from wald_archive.objects import parse_bag_name
-
-    return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
+    destination = open_destination(address, Disk())
+    return any(
+        parse_bag_name(route, name)
+        for route in destination.listing("").folders
+        if is_route(route)
+        for name in destination.listing(route).folders
+    )
 
 
 def require_bags(address: str) -> None:
     """Check that ``address``, a path or a URL, is an archive; an empty directory in a store is not."""
-    from wald_archive.objects import open_destination, parse_bag_name
-
-    destination = open_destination(address, Disk())
-    top = destination.listing("")
-    if any(
-        parse_bag_name(route, name)
-        for route in top.folders
-        if is_route(route)
-        for name in destination.listing(route).folders
-    ):
+    if _has_bags(address):
         return
-    segments = [name for name in top.files if parse_segment_name(name) is not None]
+    from wald_archive.objects import open_destination
+
+    segments = any(map(parse_segment_name, open_destination(address, Disk()).listing("").files))
     raise NotFound(
-        f"{address}: no bags of wald-archive found"
-        + (", but segments, which are read from a directory" * bool(segments)),
+        f"{address}: no bags of wald-archive found{', but segments, which are read from a directory' * segments}",
         hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
     )
 
@@ -237,16 +211,12 @@ def _end(segment: Segment, log_id: bytes) -> int:
         with closing(open_segment(segment, log_id)) as opened:
             if isinstance(opened, SealedSegment):
                 return opened.index.next_sequence
-            return max(map(_end_of, opened.batches(FIRST_BATCH, None)), default=0)
+            # Damage has no end that is known.
+            found = (item for item in opened.batches(FIRST_BATCH, None) if not isinstance(item, DamagedBytes))
+            ends = (item.header.end_sequence if isinstance(item, StoredBatch) else item.next_sequence for item in found)
+            return max(ends, default=0)
     except (FileNotFoundError, Damaged):
         return 0
-
-
-def _end_of(met: SegmentItem) -> int:
-    """Return the sequence after the item of a segment; 0 if the item is damage."""
-    if isinstance(met, DamagedBytes):
-        return 0
-    return met.header.end_sequence if isinstance(met, StoredBatch) else met.next_sequence
 
 
 def is_remote(address: str) -> bool:

@@ -1,40 +1,18 @@
-"""Options of the data source, for queries and streams, checked once.
+"""Options of the data source, for queries and streams, checked once; and what they do with damage.
 
-    path, paths                             .load("/var/spool/wald"), .load(["/a", "/b"]); patterns are allowed
-    route, routes                           "access", "access,orders"; default: every route
-    startingSequence, endingSequence        sequences of the first and the last record
-    startingTimestamp, endingTimestamp      appended at or after, and before: ISO 8601, a duration such as "1h ago", or
-                                            milliseconds since 1970
-    timeZone                                the zone for times without one: "America/New_York", "+02:00"; without it
-                                            such times are refused: Spark passes no session time zone to a source
-    includeActive                           "false": leave out the segment that is being written; default "true"
-    maxBytesPerPartition                    largest number of raw bytes that one task reads; default 64MiB
-    maxValueBytes                           a longer value ends the query; default 64MiB
-    mode                                    FAILFAST (default): damage ends the query; PERMISSIVE: it is skipped
-    damagePath                              a directory for reports of skipped records
-    partial                                 "true": a copy that lacks the oldest segments, which is damage otherwise
-    failOnDataLoss                          "false": continue if RECLAIM has deleted requested records; default "true"
-    jsonSchema                              "status INT, host STRING": columns parsed from values that are JSON
-
-Further options of a stream:
-
-    startingOffsets       where a new stream begins: earliest (default), latest, or JSON {"<log id>": SEQUENCE}, the
-                          first record of each log; other logs begin with their oldest record
-    maxRecordsPerTrigger  number of records of these routes, from all logs together
-    maxBytesPerTrigger    approximate number of raw bytes; at least one record is read, of any length
-
-A stream that continues from a checkpoint begins at the end of the checkpoint, and a log that appears later begins with
-its oldest record, regardless of ``startingOffsets``.
-
-Names are case-insensitive, as everywhere in Spark.
+The pages docs/spark/source.md and docs/spark/streams.md list them. A stream that continues from a checkpoint begins at
+the end of the checkpoint, and a log that appears later begins with its oldest record, regardless of
+``startingOffsets``. Names are case-insensitive, as everywhere in Spark.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,41 +20,28 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from wald.errors import InvalidInput
+from wald.errors import Damaged, InvalidInput
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, parse_time
 from wald.setting_types import GIB, KIB, MIB, TIB, SettingType, choice, count, size
-from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import local_path
 
 PARTITION_BYTES = 64 * MIB
 VALUE_BYTES = 64 * MIB
+PARTIAL_OPTION = '.option("partial", "true")'
+PARTIAL_HINT = (
+    f"put the segments back; if this is a copy without them, {PARTIAL_OPTION} begins with the oldest record present"
+)
+_SHOWN = 10  # messages of one piece on stderr; the report has all
 _LAST = (1 << 63) - 1
 _MILLISECONDS_DIGITS = 12  # since 1973; fewer digits are seconds by mistake, or a date
 _SEQUENCE = count(1, 10**18 - 1)
 _KNOWN = (
-    "path",
-    "paths",
-    "route",
-    "routes",
-    "startingSequence",
-    "endingSequence",
-    "startingTimestamp",
-    "endingTimestamp",
-    "timeZone",
-    "includeActive",
-    "maxBytesPerPartition",
-    "maxValueBytes",
-    "mode",
-    "damagePath",
-    "partial",
-    "failOnDataLoss",
-    "jsonSchema",
+    *("path", "paths", "route", "routes", "timeZone", "maxBytesPerPartition", "maxValueBytes"),
+    *("mode", "damagePath", "partial", "failOnDataLoss", "jsonSchema"),
 )
-STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger")
 _QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
-_RECORDS = count(1, 10**15)
-_BYTES = size(1, 1024 * TIB)
+STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger")
 _MEANT = {
     "startingoffsets": 'only streams have it; a query begins at .option("startingSequence", …) or startingTimestamp',
     "endingoffsets": 'a query ends with .option("endingSequence", …) or endingTimestamp; a stream has no end, but '
@@ -85,54 +50,83 @@ _MEANT = {
     "maxbytespertrigger": "only streams have it: spark.readStream",
 }
 _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # forms that Spark's session time zone may have
+_log = logging.getLogger("wald.spark")
 _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Data that may be missing."""
+
+    damage: bool = False  # True to skip unreadable records (mode=PERMISSIVE)
+    loss: bool = False  # True to skip records that RECLAIM has deleted (failOnDataLoss=false)
+    report: str = ""  # a directory for a file of JSON lines for each piece with skipped records; "" for none
+    partial: bool = False  # True if records before the oldest segment may be missing (partial=true)
+
+
+STRICT = Tolerance()
+
+
+@dataclass(slots=True)
+class DamageReport:
+    """Damage met in one piece; ``name`` identifies the piece."""
+
+    tolerance: Tolerance
+    name: str
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, error: Damaged) -> None:
+        """Add damage to the report, or raise it."""
+        if not self.tolerance.damage:
+            raise Damaged(error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") skips unreadable records')
+        self.messages.append(error.message)
+
+    def close(self) -> None:
+        """Report skipped records on stderr and in a file, which replaces that of an earlier attempt."""
+        for message in self.messages[:_SHOWN]:
+            _log.warning("skipped: %s", message)
+        if len(self.messages) > _SHOWN:
+            _log.warning("skipped: %d more like these in %s", len(self.messages) - _SHOWN, self.name)
+        if (directory := self.tolerance.report) and self.messages:
+            os.makedirs(directory, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".", suffix=".tmp", delete=False) as file:
+                for message in self.messages:
+                    file.write(json.dumps({"reading": self.name, "message": message}) + "\n")
+            os.replace(file.name, os.path.join(directory, f"{self.name}.jsonl"))
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a query.
+    """Options of a query."""
 
-    Attributes:
-        paths: as given.
-        routes: None for all.
-        first, last: sequences; ``first`` is None if not given.
-        from_ns, until_ns: append times, from ≤ t < until; None if not given.
-        json_ddl: the columns parsed from values, as DDL; "" for none.
-        given: all options as given, names in lower case.
-    """
-
-    paths: tuple[str, ...]
-    routes: frozenset[str] | None = None
-    first: int | None = None
+    paths: tuple[str, ...]  # as given
+    routes: frozenset[str] | None = None  # None for all
+    first: int | None = None  # a sequence; None if not given
     last: int = _LAST
-    from_ns: int | None = None
-    until_ns: int | None = None
+    from_ns: int | None = None  # append times from here, …
+    until_ns: int | None = None  # … and before this
     active: bool = True
     partition_bytes: int = PARTITION_BYTES
     value_bytes: int = VALUE_BYTES
     tolerance: Tolerance = STRICT
-    json_ddl: str = ""
-    given: Mapping[str, str] = field(default_factory=dict)
+    json_ddl: str = ""  # the columns parsed from values, as DDL; "" for none
+    given: Mapping[str, str] = field(default_factory=dict)  # all options as given, names in lower case
 
 
 def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Options:
-    """Parse the options of a query.
-
-    Args:
-        also: names of further options, which are not parsed here.
-    """
+    """Parse the options of a query; further options, named in ``also``, are not parsed here."""
     asked = _Given({name.lower(): value for name, value in given.items()})
-    asked.check_names((*_KNOWN, *also))
+    asked.check_names((*_KNOWN, *_QUERIES_ONLY, *also))
     options = Options(
         paths=_paths(asked),
         routes=_routes(asked),
-        first=asked.number("startingSequence", _SEQUENCE, 0) or None,
-        last=asked.number("endingSequence", _SEQUENCE, _LAST),
+        first=asked.number("startingSequence", _SEQUENCE),
+        last=asked.number("endingSequence", _SEQUENCE) or _LAST,
         from_ns=asked.time("startingTimestamp"),
         until_ns=asked.time("endingTimestamp"),
         active=asked.flag("includeActive"),
-        partition_bytes=asked.number("maxBytesPerPartition", size(64 * KIB, TIB), PARTITION_BYTES),
-        value_bytes=asked.number("maxValueBytes", size(1, 2 * GIB - 1), VALUE_BYTES),
+        partition_bytes=asked.number("maxBytesPerPartition", size(64 * KIB, TIB)) or PARTITION_BYTES,
+        value_bytes=asked.number("maxValueBytes", size(1, 2 * GIB - 1)) or VALUE_BYTES,
         tolerance=Tolerance(
             damage=asked.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
             loss=not asked.flag("failOnDataLoss"),
@@ -175,9 +169,9 @@ class _Given:
         given = local_path(self.text(name), hint=f'.option("{name}", "/a/directory"), the same on every machine')
         return os.path.abspath(given) if given else ""
 
-    def number(self, name: str, kind: SettingType, default: int) -> int:
+    def number(self, name: str, kind: SettingType) -> int | None:
         given = self.options.get(name.lower())
-        return default if given is None else int(self._parsed(name, kind, given))
+        return None if given is None else int(self._parsed(name, kind, given))
 
     def word(self, name: str, *words: str) -> str:
         """Return one of ``words``, given in upper or lower case; the first is the default."""
@@ -253,61 +247,36 @@ def _routes(asked: _Given) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one trigger; None for none.
+    """Limits of one trigger; None for none."""
 
-    Attributes:
-        records: of the routes that are read.
-        raw_bytes: size in a segment before compression.
-    """
-
-    records: int | None = None
-    raw_bytes: int | None = None
+    records: int | None = None  # of the routes that are read
+    raw_bytes: int | None = None  # size in a segment before compression
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of a stream.
+    """Options of a stream."""
 
-    Attributes:
-        starting: where to begin in a log that ``first`` does not name.
-        first: id of the log, in hexadecimal → the first record to read.
-    """
-
-    starting: Literal["earliest", "latest"] = "earliest"
-    first: Mapping[str, int] = field(default_factory=dict)
+    starting: Literal["earliest", "latest"] = "earliest"  # where to begin in a log that ``first`` does not name
+    first: Mapping[str, int] = field(default_factory=dict)  # id of the log, in hexadecimal → the first record to read
     limits: Limits = Limits()
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of a stream.
-
-    Args:
-        given: all options, names in lower case.
-    """
+    """Parse the options of a stream from all options, with names in lower case."""
     for name in _QUERIES_ONLY:
         if name.lower() in given:
             raise InvalidInput(
                 f"a stream has no {name}: it begins at startingOffsets, and has no end", hint=_STARTS_HINT
             )
+    asked = _Given(given)
     limits = Limits(
-        records=_number(given, "maxRecordsPerTrigger", _RECORDS), raw_bytes=_number(given, "maxBytesPerTrigger", _BYTES)
+        asked.number("maxRecordsPerTrigger", count(1, 10**15)), asked.number("maxBytesPerTrigger", size(1, 1024 * TIB))
     )
-    starting = given.get("startingoffsets", "earliest").strip()
+    starting = asked.text("startingOffsets", "earliest").strip()
     if starting.lower() == "latest":
         return StreamOptions("latest", limits=limits)
-    if starting.lower() == "earliest":
-        return StreamOptions(limits=limits)
-    return StreamOptions(first=_first(starting), limits=limits)
-
-
-def _number(given: Mapping[str, str], name: str, kind: SettingType) -> int | None:
-    if (text := given.get(name.lower())) is None:
-        return None
-    try:
-        number: int = kind.parse(text)
-    except ValueError as error:
-        raise InvalidInput(f"{name} must be {error}", hint=f'.option("{name}", …), or leave it out') from None
-    return number
+    return StreamOptions(first={} if starting.lower() == "earliest" else _first(starting), limits=limits)
 
 
 def _first(text: str) -> dict[str, int]:

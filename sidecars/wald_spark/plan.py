@@ -27,15 +27,15 @@ from wald.reading.assembler import Batch
 from wald.reading.reader import read_selection
 from wald.reading.selection import Selection
 from wald.retention.history import History
-from wald.retention.missing import Missing
+from wald.retention.missing import Missing, span_text
 from wald.segments.continuity import Continuity, LastSeen, last_seen_at
 from wald.segments.durable_end import Bound, lost_head
 from wald.segments.raw_scan import DamagedBytes
 from wald.segments.reader import OpenSegment, SealedSegment, SkippedBatches
 from wald.segments.sealed_file import FRAME_BYTES
 from wald.segments.view import SegmentGone, View, read_view
-from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import LogLocation
+from wald_spark.options import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,16 +64,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Records first ≤ s < next that are in no segment, or in one that cannot be opened (``error``).
-
-    Attributes:
-        oldest: True if they precede the oldest segment.
-    """
+    """Records first ≤ s < next that are in no segment, or in one that cannot be opened (``error``)."""
 
     first: int
     next: int
     error: Damaged | None = None
-    oldest: bool = False
+    oldest: bool = False  # True if they precede the oldest segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +82,8 @@ class Range:
 
 
 def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Block | Unreadable]:
-    """Yield the blocks that may contain records of ``wanted``, in order, and the records missing between them.
-
-    Args:
-        active: False to leave out the segment that is being written.
-    """
-    due = wanted.first
-    base = 0
-    bound = view.bound
+    """Yield the blocks that may contain records of ``wanted``, in order, and the records missing between them."""
+    due, base, bound = wanted.first, 0, view.bound
     while True:
         segment = _next_segment(view.listing, base, due)
         if segment is not None and segment.base_sequence > bound.segment:
@@ -106,7 +96,10 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
             return
         if not active and segment.kind is Kind.RAW and segment.base_sequence == bound.segment:
             return
-        following = _following_sequence(view, segment)
+        successor = view.listing.next_after(segment.base_sequence)
+        following = None if successor is None else successor.base_sequence  # None if only its content can tell
+        if segment.base_sequence == bound.segment or successor is None:
+            following = None if bound.sequence is None else bound.sequence + 1
         try:
             found, end = _segment_blocks(view, segment, wanted, following)
         except SegmentGone as gone:
@@ -127,27 +120,16 @@ def _next_segment(listing: Listing, base: int, sequence: int) -> Segment | None:
     return next((segment for segment in segments[start:] if segment.base_sequence >= base), None)
 
 
-def _following_sequence(view: View, segment: Segment) -> int | None:
-    """Return the sequence after ``segment``, judged by its successor; None if only its content can tell."""
-    following = view.listing.next_after(segment.base_sequence)
-    if segment.base_sequence == view.bound.segment or following is None:
-        return None if view.bound.sequence is None else view.bound.sequence + 1
-    return following.base_sequence
-
-
 def _segment_blocks(view: View, segment: Segment, wanted: Range, following: int | None) -> tuple[list[Block], int]:
     """Return the blocks of one segment, and the sequence after its last record."""
     with closing(view.open(segment)) as opened:
         if not isinstance(opened, SealedSegment):
             return _raw_blocks(opened, view.limit(segment), wanted, following)
-        return _sealed_blocks(opened, wanted.routes), opened.index.next_sequence
-
-
-def _sealed_blocks(segment: SealedSegment, routes: frozenset[str] | None) -> list[Block]:
-    index = segment.index
-    if index.damage:
-        return _without_gaps(_frames(index, None), index.base_sequence, index.next_sequence)
-    return _frames(index, routes)
+        index = opened.index
+        blocks = _frames(index, None if index.damage else wanted.routes)
+        if index.damage:
+            blocks = _without_gaps(blocks, index.base_sequence, index.next_sequence)
+        return blocks, index.next_sequence
 
 
 def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
@@ -161,17 +143,11 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
             raw_bytes = frame.raw_bytes if frame.routes else 0
             if frame.first_sequence < frame.next_sequence:
                 blocks.append(Block(index.base_sequence, frame.first_sequence, frame.next_sequence, raw_bytes))
-            else:
-                _add_rest(blocks, index.base_sequence, raw_bytes)
+            elif blocks:  # pieces of a record that began earlier
+                blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + raw_bytes)
+            elif raw_bytes:
+                blocks.append(Block(index.base_sequence, index.base_sequence, index.base_sequence, raw_bytes))
     return blocks
-
-
-def _add_rest(blocks: list[Block], base: int, raw_bytes: int) -> None:
-    """Add the size of pieces of a record that began earlier to the last block."""
-    if blocks:
-        blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + raw_bytes)
-    elif raw_bytes:
-        blocks.append(Block(base, base, base, raw_bytes))
 
 
 def _raw_blocks(
@@ -188,8 +164,8 @@ def _raw_blocks(
     tail, end = segment.tail, blocks.end
     if damaged or (tail is not None and (tail.garbage_bytes or (following is not None and end < following))):
         end = max(end, following or 0)
-        return _without_gaps(blocks.all, segment.base_sequence, end), end
-    return blocks.wanted, end
+        return _without_gaps(blocks.blocks(with_others=True), segment.base_sequence, end), end
+    return blocks.blocks(with_others=False), end
 
 
 class _RawBlocks:
@@ -211,17 +187,12 @@ class _RawBlocks:
                     self._blocks[-1] = wanted, replace(last, next=self.end, raw_bytes=last.raw_bytes + total)
                     return
             self._blocks.append((wanted, Block(self._base, header.base_sequence, self.end, total)))
-        elif not header.is_control:
-            self._add_rest(wanted, total)
-
-    def _add_rest(self, wanted: bool, total: int) -> None:
-        """Add the size of a piece of a record that began earlier to the last block of its route."""
-        for number in reversed(range(len(self._blocks))):
-            last_wanted, last = self._blocks[number]
-            if last_wanted is wanted:
-                self._blocks[number] = wanted, replace(last, raw_bytes=last.raw_bytes + total)
-                return
-        self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
+        elif not header.is_control:  # a piece of a record that began earlier, so it adds to the last block of its route
+            for number, (is_wanted, last) in reversed([*enumerate(self._blocks)]):
+                if is_wanted is wanted:
+                    self._blocks[number] = wanted, replace(last, raw_bytes=last.raw_bytes + total)
+                    return
+            self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
 
     def drop(self, dropped: SkippedBatches) -> None:
         """Add batches of any route that shrinking has dropped: a reader must see them."""
@@ -229,13 +200,8 @@ class _RawBlocks:
             self.end = dropped.next_sequence
             self._blocks.append((True, Block(self._base, dropped.first_sequence, self.end, 0)))
 
-    @property
-    def all(self) -> list[Block]:
-        return [block for _, block in self._blocks]
-
-    @property
-    def wanted(self) -> list[Block]:
-        return [block for wanted, block in self._blocks if wanted]
+    def blocks(self, *, with_others: bool) -> list[Block]:
+        return [block for wanted, block in self._blocks if wanted or with_others]
 
 
 def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
@@ -269,19 +235,18 @@ def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes
         if block.first == block.next:
             if joined is not None:
                 joined = replace(joined, raw_bytes=joined.raw_bytes + block.raw_bytes)
-        elif joined is None or not _joinable(joined, block, limit_bytes):
+        elif (
+            joined is not None
+            and (block.segment == joined.segment or block.first == joined.next)
+            and joined.raw_bytes + block.raw_bytes <= limit_bytes
+        ):
+            joined = Block(joined.segment, joined.first, block.next, joined.raw_bytes + block.raw_bytes)
+        else:
             if joined is not None:
                 yield _cut(joined, first, last)
             joined = block
-        else:
-            joined = Block(joined.segment, joined.first, block.next, joined.raw_bytes + block.raw_bytes)
     if joined is not None:
         yield _cut(joined, first, last)
-
-
-def _joinable(joined: Block, block: Block, limit_bytes: int) -> bool:
-    neighbours = block.segment == joined.segment or block.first == joined.next
-    return neighbours and joined.raw_bytes + block.raw_bytes <= limit_bytes
 
 
 def _cut(block: Block, first: int, last: int) -> Block:
@@ -291,11 +256,6 @@ def _cut(block: Block, first: int, last: int) -> Block:
 def fair_share(total_bytes: int, most_bytes: int) -> int:
     """Return the number of bytes that one task reads, at most ``most_bytes``."""
     return min(most_bytes, max(total_bytes // TASKS, LEAST_BYTES))
-
-
-def shared(pieces: Sequence[S], *, most_bytes: int) -> list[tuple[S, ...]]:
-    """Group ``pieces`` into tasks, each of which reads its fair share."""
-    return packed(pieces, limit_bytes=fair_share(sum(piece.raw_bytes for piece in pieces), most_bytes))
 
 
 def packed(pieces: Sequence[S], *, limit_bytes: int) -> list[tuple[S, ...]]:
@@ -319,24 +279,17 @@ LOSS_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Records ``first`` to ``last`` of ``routes`` (None: all) in one log.
-
-    Attributes:
-        bound: end of the readable log at the time of planning.
-        raw_bytes: estimated number of raw bytes to read.
-        gaps: True if records dropped by shrinking do not count as lost, because no sequences were requested.
-        seen: end of the log at the time of planning; None if unknown.
-    """
+    """Records ``first`` to ``last`` of ``routes`` (None: all) in one log."""
 
     location: LogLocation
     routes: frozenset[str] | None
     first: int
     last: int
-    bound: Bound
-    raw_bytes: int
+    bound: Bound  # end of the readable log at the time of planning
+    raw_bytes: int  # estimated number of raw bytes to read
     tolerance: Tolerance = STRICT
-    gaps: bool = False
-    seen: LastSeen | None = None
+    gaps: bool = False  # True if records dropped by shrinking do not count as lost, because no sequences were requested
+    seen: LastSeen | None = None  # end of the log at the time of planning; None if unknown
 
     @property
     def log(self) -> str:
@@ -352,7 +305,7 @@ class LogPiece:
         with closing(DamageReport(self.tolerance, self.name)) as damage:
 
             def pass_over(missing: Missing) -> None:
-                damage.pass_over(missing.message())
+                damage.messages.append(missing.message())
 
             continuity = Continuity(self.location.root, self.location.log_id, self.seen) if self.seen else None
             try:
@@ -375,11 +328,7 @@ class LogPiece:
 
 
 def first_record(view: View, *, partial: bool) -> int:
-    """Return the first record to read of a whole log: the oldest one, or one that is missing without explanation.
-
-    Args:
-        partial: True if records before the oldest segment may be missing.
-    """
+    """Return the oldest record, or an earlier one that is missing without explanation unless ``partial``."""
     oldest = view.segments[0].base_sequence if view.segments else 1
     if partial or oldest == 1:
         return oldest
@@ -398,18 +347,13 @@ def pieces_of(
     tolerance: Tolerance = STRICT,
     gaps: bool = False,
 ) -> list[LogPiece]:
-    """Plan the pieces for ``wanted``: each is a fair share, up to ``limit_bytes``, or one larger block.
-
-    Args:
-        gaps: True if deletions by RECLAIM do not count as loss, because no sequences were requested.
-    """
+    """Plan the pieces for ``wanted``: each is a fair share, up to ``limit_bytes``, or one larger block."""
     location, bound = LogLocation(view.root, view.log_id), view.bound
     name = f"{location.log}-planning-{wanted.first:020d}{_suffix(wanted.routes)}"
     with closing(DamageReport(tolerance, name)) as damage:
         if bound.head_lost and active and bound.sequence is not None and wanted.last > bound.sequence:
             damage.add(lost_head(location.root, bound))
-        planning = _Planning(History(location.root), damage, tolerance.loss, gaps)
-        blocks = list(planning.blocks(view, wanted, active=active))
+        blocks = list(_Planning(History(location.root), damage, gaps).blocks(view, wanted, active=active))
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     seen = last_seen_at(view.root, view.head) if view.head else None
     return [
@@ -420,17 +364,11 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """Search for the blocks to read, which reports records missing between them.
-
-    Attributes:
-        loss: True if deletions by RECLAIM are tolerated.
-        gaps: True if such deletions are not even reported.
-    """
+    """Search for the blocks to read, which reports records missing between them."""
 
     history: History
     damage: DamageReport
-    loss: bool
-    gaps: bool
+    gaps: bool  # True if deletions by RECLAIM are not even reported
 
     def blocks(self, view: View, wanted: Range, *, active: bool) -> Iterator[Block]:
         for found in blocks_of(view, wanted, active=active):
@@ -466,34 +404,27 @@ class _Planning:
         except Damaged as error:
             return [error]
         return [
-            Damaged(f"{view.root.segments}: {_missing(*each)}, and no ledger explains why", hint=hint)
-            for each in unexplained
+            Damaged(
+                f"{view.root.segments}: {span_text(first, last)} {'is' if first == last else 'are'} missing, and no "
+                "ledger explains why",
+                hint=hint,
+            )
+            for first, last in unexplained
         ]
 
     def _report_loss(self, view: View, routes: frozenset[str] | None, first: int, last: int) -> None:
         """Report the deletion of records that may belong to ``routes``."""
-        if not self._may_have_held(routes, first, last):
+        last_of = self.history.routes_between(first, last)
+        if routes is not None and last_of is not None and all(last_of.get(route, 0) < first for route in routes):
             return
         why = "; ".join(loss.reason for loss in self.history.losses(first, last))
-        message = f"{_range(first, last)} lost: {why}" if why else f"RECLAIM has removed {_range(first, last)}"
-        if not self.loss:
-            raise NotFound(f"{view.root.segments}: {message}", hint=LOSS_HINT)
-        self.damage.pass_over(f"{view.root.segments}: {message}")
-
-    def _may_have_held(self, routes: frozenset[str] | None, first: int, last: int) -> bool:
-        """Return True if the missing segments may have contained records of ``routes``."""
-        last_of = self.history.routes_between(first, last)
-        return routes is None or last_of is None or any(last_of.get(route, 0) >= first for route in routes)
+        span = span_text(first, last)
+        message = f"{view.root.segments}: " + (f"{span} lost: {why}" if why else f"RECLAIM has removed {span}")
+        if not self.damage.tolerance.loss:
+            raise NotFound(message, hint=LOSS_HINT)
+        self.damage.messages.append(message)
 
 
 def _suffix(routes: frozenset[str] | None) -> str:
     """Return a name suffix that identifies ``routes``."""
     return "" if routes is None else f"-{crc32(','.join(sorted(routes)).encode()):08x}"
-
-
-def _range(first: int, last: int) -> str:
-    return f"record {first}" if first == last else f"records {first} to {last}"
-
-
-def _missing(first: int, last: int) -> str:
-    return f"{_range(first, last)} {'is' if first == last else 'are'} missing"

@@ -1,4 +1,4 @@
-"""Progress of a job in a log, and the records that are new since.
+"""Runs of a job: the records of a log that are new since the last run, and the directory that the run writes.
 
 A record that has begun and not ended delays its route; the job continues with the others.
 """
@@ -6,40 +6,136 @@ A record that has begun and not ended delays its route; the job continues with t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, UnsupportedFormat
+from wald.files.disk import Disk
 from wald.files.listing import Segment
 from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, LogState, decode_state
+from wald.format.times import utc
 from wald.hints import command_line
 from wald.segments.continuity import Continuity, LastSeen, last_seen_at
 from wald.segments.durable_end import Bound
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
 from wald.segments.reader import OpenSegment, RawSegment, SegmentItem, SkippedBatches
 from wald.segments.view import SegmentGone, View
-from wald_spark.damage import Tolerance
+from wald.setting_types import format_bytes
 from wald_spark.locations import LogLocation, Shipped, find_locations
+from wald_spark.options import PARTIAL_HINT, PARTIAL_OPTION, Tolerance
 from wald_spark.plan import LogPiece, Range, first_record, packed, pieces_of
+from wald_spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
 
+@dataclass(slots=True)
+class Run:
+    """One run of a job, at the time ``at``; ``spark`` is called only if there is something to do."""
+
+    tolerance: Tolerance
+    at: str
+    spark: Callable[[], AbstractContextManager[SparkSession]]
+    held_back: list[dict[str, str | int]] = field(default_factory=list)  # JSON, for routes with an unfinished record
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far."""
+        return time.monotonic() - self._began
+
+    def plan(
+        self, locations: Sequence[LogLocation], before: Mapping[str, Progress], routes: Sequence[str] | None
+    ) -> list[NewRecords]:
+        """Plan the new records of each log that has any; ``before`` is the progress in each log, by id."""
+        found = [new_records(each, before.get(each.log), routes, self.tolerance) for each in locations]
+        self.held_back += [
+            {"root": str(new.location.root.path), "route": route, "sequence": last + 1}
+            for new in found
+            for route, last in sorted(new.after.held_back.items())
+        ]
+        return [new for new in found if new.due]
+
+    def passed_over(self, new: NewRecords) -> list[str]:
+        """Return messages about records of ``new`` that could not be read."""
+        reports = sorted(Path(self.tolerance.report).glob(f"{new.location.log}-*.jsonl"))
+        lines = [line for path in reports for line in path.read_text(encoding="utf-8").splitlines()]
+        return list(dict.fromkeys(json.loads(line)["message"] for line in lines))  # two ranges may report the same
+
+    def lines(self, result: Sequence[str], passed_over: Sequence[str], raw_bytes: int, to: str = "") -> Iterator[str]:
+        """Yield the lines of a report: the delayed routes, the result, and what was read."""
+        for each in self.held_back:
+            yield (
+                f"{each['root']}: route {each['route']} waits: record {each['sequence']} has begun but not ended; "
+                "other routes continue"
+            )
+        yield from result
+        if passed_over:
+            yield f"skipped damage {len(passed_over)} times, listed in {self.tolerance.report}: {passed_over[0]}"
+        if raw_bytes:
+            yield f"{format_bytes(raw_bytes)} of records in {self.seconds:.1f} s with Spark's start{to}"
+
+
+@contextmanager
+def running(program: str, out: Path, failed: str, *, permissive: bool, is_partial: bool, master: str) -> Iterator[Run]:
+    """Lock ``out`` for one run of a program; ``failed`` is the state after an error."""
+    at = utc(time.time_ns())
+    tolerance = Tolerance(permissive, permissive, str(out / "_wald" / "passed-over" / at), is_partial)
+    with locked_by(program, out / "_wald", Disk()), permissive_hint(failed):
+        yield Run(tolerance, at, partial(session, program, master=master))
+
+
+@contextmanager
+def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
+    """Lock ``directory/lock``, which names the owning program; create the directory if it is missing."""
+    disk.make_directory(directory)
+    path = directory / "lock"
+    descriptor = disk.open_lock(path)
+    try:
+        locked = disk.lock(descriptor)
+        owner = path.read_text().strip()
+        if owner not in ("", program):
+            message = f"{directory.parent}: created by {owner}; {program} needs a separate directory"
+            raise Refused(message, hint="another --out")
+        if not locked:
+            hint = "wait until it has ended, or choose another --out"
+            raise Locked(f"{directory.parent}: another {program} writes there", hint=hint)
+        if not owner:
+            disk.write(descriptor, [f"{program}\n".encode()], 0)
+        yield
+    finally:
+        disk.close(descriptor)
+
+
+@contextmanager
+def permissive_hint(outcome: str) -> Iterator[None]:
+    """Replace a hint about an option of the data source by one about ``--permissive``, and name the ``outcome``."""
+    try:
+        yield
+    except (Damaged, NotFound) as error:
+        if ".option(" not in error.hint:
+            raise
+        hint = "--permissive skips unreadable records"
+        if error.hint.startswith(PARTIAL_HINT):
+            hint = f"{PARTIAL_HINT.replace(PARTIAL_OPTION, '--partial')}; {hint}"
+        raise type(error)(f"{error.message}; {outcome}", hint=hint) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Position up to which a log has been processed.
+    """Position up to which a log has been processed, and the daemon's start at that time, as in :class:`LastSeen`."""
 
-    Attributes:
-        last: of all routes except those in ``held_back``.
-        held_back: the last processed record of each route that an unfinished record delays.
-        epoch, life: the daemon's start at that time, as in :class:`LastSeen`.
-    """
-
-    last: int
-    held_back: Mapping[str, int] = field(default_factory=dict)
+    last: int  # of all routes except those in ``held_back``
+    held_back: Mapping[str, int] = field(default_factory=dict)  # the last record of each route that waits
     epoch: int = field(default=0, compare=False)
     life: str = field(default="", compare=False)
 
@@ -51,16 +147,10 @@ class Progress:
         return Progress(end.last, {route: begun - 1 for route, begun in end.begun.items()})
 
     def ranges(self, after: Progress, end: LogEnd, wanted: frozenset[str] | None) -> list[Range]:
-        """Return ranges with each record from here to ``after`` once.
-
-        Args:
-            end: the end of the log that led to ``after``.
-            wanted: the routes; None for all.
-        """
-        apart = {*self.held_back, *after.held_back} if wanted is None else {*self.held_back, *after.held_back} & wanted
-        others = wanted
-        if apart:
-            others = (end.routes or frozenset()) - apart
+        """Return ranges of ``wanted`` (None: all routes) with each record from here to ``after`` once."""
+        apart = {*self.held_back, *after.held_back}
+        apart = apart if wanted is None else apart & wanted
+        others = (end.routes or frozenset()) - apart if apart else wanted
         ranges = [Range(others, self.last + 1, after.last)]
         ranges += [
             Range(frozenset({route}), self.held_back.get(route, self.last) + 1, after.held_back.get(route, after.last))
@@ -86,11 +176,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class NewRecords:
-    """Records of one log that are new since the last run.
-
-    Attributes:
-        before, after: ``pieces``, which may be empty, contain all wanted records in between.
-    """
+    """Records of one log that are new since the last run: ``pieces`` has all that are wanted after ``before``."""
 
     location: LogLocation
     before: Progress
@@ -132,59 +218,31 @@ def new_records(
     """Plan the records after ``before``; all records if it is None."""
     view = location.view()
     wanted = None if routes is None else frozenset(routes)
-    if before is not None:
-        _require_same_past(view, before)
-    end = log_end(view, wanted)
-    begun = before or Progress(first_record(view, partial=tolerance.partial) - 1)
-    after = begun.to(end)
-    ranges = begun.ranges(after, end, wanted)
-    if view.head is not None:
-        seen = last_seen_at(view.root, view.head)
-        after = replace(after, epoch=seen.epoch, life=seen.life)
-    return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=before is None))
-
-
-def _require_same_past(view: View, before: Progress) -> None:
-    if view.head is not None:
+    if before is not None and view.head is not None:
         hint = f"another --out begins with the oldest record; {command_line(view.root.path, 'verify')} checks the log"
         seen = LastSeen(before.last, before.epoch, before.life)
         Continuity(view.root, view.log_id, seen, hint=hint).check(view.head)
-
-
-def _pieces(view: View, ranges: Sequence[Range], tolerance: Tolerance, *, gaps: bool) -> list[LogPiece]:
-    return [
+    end = log_end(view, wanted)
+    begun = before or Progress(first_record(view, partial=tolerance.partial) - 1)
+    after = begun.to(end)
+    pieces = [
         piece
-        for wanted in ranges
-        for piece in pieces_of(view, wanted, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
+        for each in begun.ranges(after, end, wanted)
+        for piece in pieces_of(view, each, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=before is None)
     ]
-
-
-def passed_over(new: NewRecords, notes: Path) -> list[str]:
-    """Return messages about records of ``new`` that could not be read.
-
-    Args:
-        notes: directory of the reports, as in the tolerance with which ``new`` was planned.
-    """
-    reports = sorted(notes.glob(f"{new.location.log}-*.jsonl"))
-    messages = [
-        json.loads(line)["message"] for path in reports for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    return list(dict.fromkeys(messages))  # two ranges of one log may report the same damage
+    if view.head is not None:
+        now = last_seen_at(view.root, view.head)
+        after = replace(after, epoch=now.epoch, life=now.life)
+    return NewRecords(location, begun, after, pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """End of a log.
+    """End of a log."""
 
-    Attributes:
-        last: sequence of the last record that has begun.
-        begun: for each route with an unfinished record, the sequence of that record.
-        routes: those of the requested routes that have had records; None if unknown.
-    """
-
-    last: int = 0
-    begun: Mapping[str, int] = field(default_factory=dict)
-    routes: frozenset[str] | None = frozenset()
+    last: int = 0  # of the records that have begun
+    begun: Mapping[str, int] = field(default_factory=dict)  # the unfinished record of each route that has one
+    routes: frozenset[str] | None = frozenset()  # the requested ones that have had records; None if unknown
 
     @property
     def complete(self) -> int:
@@ -226,29 +284,29 @@ class LogEndTracker:
     def _read_newest(self, view: View) -> None:
         while (newest := _newest(view)) is not None:
             try:
-                self._read(newest, view)
-                return
+                opened = view.open(newest)
             except SegmentGone as gone:
                 view = view.without(gone, newest)
+                continue
+            except Damaged:
+                self._base, self._state, self._all_routes = 0, LogState(newest.base_sequence), False
+                return
+            with closing(opened) as segment:
+                self._read(segment, view.limit(newest))
+            return
         self._base, self._state, self._all_routes = 0, LogState(), False
 
-    def _read(self, newest: Segment, view: View) -> None:
-        limit = view.limit(newest)
-        try:
-            opened = view.open(newest)
-        except SegmentGone:
-            raise
-        except Damaged:
-            self._base, self._state, self._all_routes = 0, LogState(newest.base_sequence), False
-            return
-        with closing(opened) as segment:
-            known = newest.base_sequence == self._base and (limit is None or self._position <= limit)
-            # A segment without records may have been replaced, and its first batch may have another length.
-            if not known or self._position == FIRST_BATCH:
-                self._begin(segment)
-            for found in segment.batches(self._position, limit, self._routes):
-                self._apply(found)
-            self._finish(segment, limit)
+    def _read(self, segment: OpenSegment, limit: int | None) -> None:
+        known = segment.base_sequence == self._base and (limit is None or self._position <= limit)
+        # A segment without records may have been replaced, and its first batch may have another length.
+        if not known or self._position == FIRST_BATCH:
+            self._begin(segment)
+        for found in segment.batches(self._position, limit, self._routes):
+            self._apply(found)
+        tail = segment.tail if isinstance(segment, RawSegment) else None
+        if tail is not None and (tail.garbage_bytes or (limit is not None and tail.offset < limit)):
+            self._state.open_records.clear()  # it ends in damage or too early
+            self._position = tail.offset if limit is None else limit
 
     def _begin(self, segment: OpenSegment) -> None:
         self._base, self._position = segment.base_sequence, FIRST_BATCH
@@ -283,13 +341,6 @@ class LogEndTracker:
             state.apply(found.header, found.route)
             if lost and not found.header.count:
                 state.open_records.pop(found.route, None)  # its beginning is missing
-
-    def _finish(self, segment: OpenSegment, limit: int | None) -> None:
-        """Forget open records if a raw segment ends in damage or too early."""
-        tail = segment.tail if isinstance(segment, RawSegment) else None
-        if tail is not None and (tail.garbage_bytes or (limit is not None and tail.offset < limit)):
-            self._state.open_records.clear()
-            self._position = tail.offset if limit is None else limit
 
 
 def _newest(view: View) -> Segment | None:

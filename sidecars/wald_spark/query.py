@@ -23,11 +23,10 @@ from wald.segments.seek import sequence_since, sequence_until
 from wald_archive.bundle import Bundle
 from wald_archive.codecs import Codec
 from wald_archive.lookup import bundles_of, checked_runs
-from wald_archive.manifest import BundleEntry
+from wald_archive.manifest import BundleEntry, Previous
 from wald_archive.objects import BagName, open_destination
-from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
-from wald_spark.options import Options
+from wald_spark.options import PARTIAL_HINT, STRICT, DamageReport, Options, Tolerance
 from wald_spark.plan import LogPiece, Range, first_record, pieces_of
 
 _ALWAYS = (-(1 << 63), (1 << 63) - 1)
@@ -77,63 +76,42 @@ class BundlePiece:
 
 
 def bundle_pieces(
-    location: ArchiveLocation,
-    routes: frozenset[str] | None,
-    first: int,
-    last: int,
-    from_ns: int | None,
-    until_ns: int | None,
-    tolerance: Tolerance = STRICT,
-    others: Sequence[ArchiveLocation] = (),
+    location: ArchiveLocation, options: Options, others: Sequence[ArchiveLocation] = ()
 ) -> list[BundlePiece]:
-    """Plan the pieces of an archive; of bundles with the same records, only one is read.
-
-    Args:
-        others: archives that may have earlier bundles.
-    """
-    destination = open_destination(location.address, Disk())
-    names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
-    begin, end = _ALWAYS[0] if from_ns is None else from_ns, _ALWAYS[1] if until_ns is None else until_ns
+    """Plan the pieces of an archive, one of bundles with the same records; ``others`` may have earlier bundles."""
+    destination, tolerance = open_destination(location.address, Disk()), options.tolerance
+    routes, first, last = options.routes, options.first or 1, options.last
+    begin = _ALWAYS[0] if options.from_ns is None else options.from_ns
+    end = _ALWAYS[1] if options.until_ns is None else options.until_ns
     pieces: list[BundlePiece] = []
     with closing(DamageReport(tolerance, f"planning-{quote(location.address, safe='')}")) as damage:
-        for route in (name for name in names if routes is None or name in routes):
+        for route in sorted(filter(is_route, destination.listing("").folders)):
+            if routes is not None and route not in routes:
+                continue
             reached: dict[str, int] = {}  # the last record of the bundles so far, by log
             for manifest, entry in bundles_of(destination, route):
-                contents, log = entry.bundle.contents, manifest.origin.log
+                contents, log, codec = entry.bundle.contents, manifest.origin.log, manifest.codec
                 known = reached.get(log)
                 if contents.after > max(known or 0, first - 1) and (known or 0) < last:
+                    message = f"{location.address}/{manifest.bag}: begins after record {contents.after}, and"
                     if known is not None:
-                        damage.add(_gap(location, manifest.bag, known, contents.after))
-                    elif not tolerance.partial and _has_lost_previous(entry, route, others):
-                        damage.add(_beginning(location, manifest.bag, entry))
+                        message = f"{message} no bundle has the records after record {known}"
+                        damage.add(Damaged(message, hint=f"wald-archive verify {location.address}"))
+                    elif not tolerance.partial and (previous := _lost_previous(entry, route, others)):
+                        message = f"{message} the bundle before it, {previous.bundle}, is missing"
+                        damage.add(Damaged(message, hint=PARTIAL_HINT.replace("segments", "bags")))
                 begins, ends = max(contents.first, first, (known or 0) + 1), min(contents.last, last)
                 reached[log] = max(known or 0, contents.last)
                 if begins <= ends and contents.latest_ns >= begin and contents.earliest_ns < end:
-                    bag, codec, bundle = manifest.bag, manifest.codec, entry.bundle
-                    pieces.append(BundlePiece(location, log, bag, codec, bundle, begins, ends, begin, end, tolerance))
+                    of_bundle = location, log, manifest.bag, codec, entry.bundle
+                    pieces.append(BundlePiece(*of_bundle, begins, ends, begin, end, tolerance))
     return pieces
 
 
-def _has_lost_previous(entry: BundleEntry, route: str, others: Sequence[ArchiveLocation]) -> bool:
-    """Return True if a bundle preceded this one and is in none of ``others``."""
+def _lost_previous(entry: BundleEntry, route: str, others: Sequence[ArchiveLocation]) -> Previous | None:
+    """Return the bundle that precedes this one if it is in none of ``others``."""
     found = (each for other in others for _, each in bundles_of(open_destination(other.address, Disk()), route))
-    return entry.previous is not None and all(each.as_previous() != entry.previous for each in found)
-
-
-def _beginning(location: ArchiveLocation, bag: BagName, entry: BundleEntry) -> Damaged:
-    assert entry.previous is not None
-    return Damaged(
-        f"{location.address}/{bag}: begins after record {entry.bundle.contents.after}, and the bundle before it, "
-        f"{entry.previous.bundle}, is missing",
-        hint=PARTIAL_HINT.replace("segments", "bags"),
-    )
-
-
-def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Damaged:
-    return Damaged(
-        f"{location.address}/{bag}: begins after record {after}, and no bundle has the records after record {known}",
-        hint=f"wald-archive verify {location.address}",
-    )
+    return None if any(each.as_previous() == entry.previous for each in found) else entry.previous
 
 
 Piece = LogPiece | BundlePiece
@@ -149,16 +127,7 @@ def plan_query(options: Options) -> list[Piece]:
         if isinstance(location, LogLocation):
             pieces += _log_pieces(location, options)
         else:
-            pieces += bundle_pieces(
-                location,
-                options.routes,
-                options.first or 1,
-                options.last,
-                options.from_ns,
-                options.until_ns,
-                options.tolerance,
-                [other for other in archives if other != location],
-            )
+            pieces += bundle_pieces(location, options, [other for other in archives if other != location])
     _refuse_overlaps(pieces)
     return pieces
 

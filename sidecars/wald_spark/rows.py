@@ -1,22 +1,11 @@
 """Rows as Spark expects them: the schema of the data source, and Arrow batches that match it exactly.
 
-    log         STRING     id of the log, 32 hexadecimal digits
-    route       STRING
-    seq         BIGINT     sequence of the record in its log, across routes
-    timestamp   TIMESTAMP  time at which the daemon received it
-    event_time  TIMESTAMP  time given by the producer, if any
-    key         BINARY     null without a key
-    value       BINARY     the record, without its newline
-    headers     STRING     a JSON object of strings, null without headers
-    segment     BIGINT     base sequence of its segment; null for a record of a bundle
-
-and, if a query asks for them, instead of the value:
+The columns are those of Spark's Kafka source, as far as wald has them; docs/spark/source.md lists them. A query with
+its own schema gets only those columns, in that order. Key and value may be STRING, too; bytes that are not UTF-8 then
+appear as U+FFFD. If a query asks for JSON, there are two columns instead of the value:
 
     json             STRUCT<…>  these fields of a value that is a JSON object
     _corrupt_record  BINARY     any other value; ``json`` is null then
-
-These are the columns of Spark's Kafka source, as far as wald has them. A query with its own schema gets only those
-columns, in that order. Key and value may be STRING, too; bytes that are not UTF-8 then appear as U+FFFD.
 
 Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are not dictionaries, and every
 column is nullable. A batch holds up to 8 MiB, because the JVM copies each as a whole, or one longer value.
@@ -24,11 +13,11 @@ column is nullable. A batch holds up to 8 MiB, because the JVM copies each as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +25,13 @@ from pyarrow import compute
 
 from wald.errors import Damaged, InvalidInput, Refused
 from wald.setting_types import format_bytes
-from wald_spark.damage import STRICT, DamageReport, Tolerance
 from wald_spark.jsonvalues import JsonValues, arrow_fields
+from wald_spark.options import STRICT, DamageReport, Tolerance
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
+
+    from wald_spark.query import Piece
 
 BATCH_BYTES = 8 << 20
 JSON, CORRUPT = "json", "_corrupt_record"
@@ -51,63 +42,35 @@ _NAMES_BYTES = 64  # of log and route, in each row
 _ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "binary": pa.binary()}
 
 
-class Piece(Protocol):
-    """Part of the data that a task reads in one go: see :class:`wald_spark.plan.LogPiece`."""
-
-    @property
-    def log(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Column of the data source: its DDL types, the default first, and the column of the log that it is made from."""
-
-    types: tuple[str, ...]
-    source: str = ""
-
-
-_COLUMNS = {
-    "log": _Column(("string",)),
-    "route": _Column(("string",), "route"),
-    "seq": _Column(("bigint",), "sequence"),
-    "timestamp": _Column(("timestamp",), "append_time"),
-    "event_time": _Column(("timestamp",), "event_time"),
-    "key": _Column(("binary", "string"), "key"),
-    "value": _Column(("binary", "string"), "value"),
-    "headers": _Column(("string",), "headers"),
-    "segment": _Column(("bigint",), "segment"),
-    CORRUPT: _Column(("binary", "string"), "value"),
+# The DDL types of each column, the default first, and the column of the log that it is made from.
+_COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
+    "log": (("string",), ""),
+    "route": (("string",), "route"),
+    "seq": (("bigint",), "sequence"),
+    "timestamp": (("timestamp",), "append_time"),
+    "event_time": (("timestamp",), "event_time"),
+    "key": (("binary", "string"), "key"),
+    "value": (("binary", "string"), "value"),
+    "headers": (("string",), "headers"),
+    "segment": (("bigint",), "segment"),
+    CORRUPT: (("binary", "string"), "value"),
 }
 
 
 def schema_ddl(json_ddl: str = "") -> str:
-    """Return the schema of a query that does not give one, as DDL.
-
-    Args:
-        json_ddl: the columns to parse from values that are JSON; "" for the values themselves.
-    """
+    """Return the schema of a query that does not give one, as DDL; ``json_ddl`` names columns parsed from values."""
     left_out = {"value"} if json_ddl else {CORRUPT}
-    ours = ", ".join(f"{name} {column.types[0]}" for name, column in _COLUMNS.items() if name not in left_out)
+    ours = ", ".join(f"{name} {types[0]}" for name, (types, _) in _COLUMNS.items() if name not in left_out)
     return f"{ours}, {JSON} struct<{json_ddl}>" if json_ddl else ours
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Pieces as rows of one schema.
+    """Pieces as rows of one schema."""
 
-    Attributes:
-        schema: of the batches, as Spark expects them.
-        value_bytes: longer values, keys or headers end the query; if damage is tolerated, they are null and reported.
-    """
-
-    schema: pa.Schema
+    schema: pa.Schema  # of the batches, as Spark expects them
     json: JsonValues | None
-    value_bytes: int
+    value_bytes: int  # longer values, keys or headers end the query; if damage is tolerated, they are null and reported
     tolerance: Tolerance = STRICT
 
     @classmethod
@@ -121,9 +84,7 @@ class Rows:
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ``piece``."""
-        sources = {
-            column.source for name in self.schema.names if (column := _COLUMNS.get(name.lower())) and column.source
-        }
+        sources = {_COLUMNS[name.lower()][1] for name in self.schema.names if name.lower() in _COLUMNS} - {""}
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
             sources |= {"route"}  # a report of a long value names the route
@@ -136,27 +97,24 @@ class Rows:
         """Return the batch without values that are too long for the JVM."""
         if batch.nbytes <= self.value_bytes:
             return batch
-        for name in _LONG:
-            if name in batch.schema.names:
-                batch = self._bounded_column(batch, name, damage)
+        for name in (name for name in _LONG if name in batch.schema.names):
+            values = batch.column(name)
+            too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
+            rows = too_long.to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(rows):
+                sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
+                route = batch.column("route")[row].as_py()
+                message = f"record {sequence} of route {route} has {_NOUNS[name]} of {format_bytes(length)}"
+                if not self.tolerance.damage:
+                    raise Refused(
+                        f"{message}, and maxValueBytes is {format_bytes(self.value_bytes)}",
+                        hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
+                        '.option("mode", "PERMISSIVE"), which makes it null',
+                    )
+                damage.add(Damaged(f"{message}; it is null"))
+            number, kind = batch.schema.get_field_index(name), pa.field(name, values.type)
+            batch = batch.set_column(number, kind, _only(values, ~rows))
         return batch
-
-    def _bounded_column(self, batch: pa.RecordBatch, name: str, damage: DamageReport) -> pa.RecordBatch:
-        values = batch.column(name)
-        too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
-        for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):
-            sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
-            route = batch.column("route")[row].as_py()
-            message = f"record {sequence} of route {route} has {_NOUNS[name]} of {format_bytes(length)}"
-            if not self.tolerance.damage:
-                raise Refused(
-                    f"{message}, and maxValueBytes is {format_bytes(self.value_bytes)}",
-                    hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
-                    '.option("mode", "PERMISSIVE"), which makes it null',
-                )
-            damage.add(Damaged(f"{message}; it is null"))
-        kept = _only(values, ~too_long.to_numpy(zero_copy_only=False))
-        return batch.set_column(batch.schema.get_field_index(name), pa.field(name, values.type), kept)
 
     def _rows(self, batch: pa.RecordBatch, log: str) -> pa.RecordBatch:
         parsed: dict[str, pa.Array] = {}
@@ -176,7 +134,7 @@ class Rows:
                 bases = batch.column("segment").to_numpy()
                 arrays.append(pa.array(bases, mask=bases == 0))  # a bundle does not have it
             else:
-                arrays.append(_as(batch.column(_COLUMNS[name].source), field.type))
+                arrays.append(_as(batch.column(_COLUMNS[name][1]), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -190,15 +148,13 @@ def _field(field: StructField) -> pa.Field:
         raise InvalidInput(
             f"{JSON} must be a STRUCT, not {field.dataType.simpleString()}", hint=f"{JSON} STRUCT<a INT>"
         )
-    column, kind = _COLUMNS.get(field.name.lower()), field.dataType.simpleString()
-    if column is None:
+    types, kind = _COLUMNS.get(field.name.lower(), ((), ""))[0], field.dataType.simpleString()
+    if not types:
         names = ", ".join([*_COLUMNS, JSON])
         raise InvalidInput(f"unknown column {field.name!r}", hint=f"columns: {names}; fields of JSON are in {JSON}")
-    if kind not in column.types:
-        types = " or ".join(map(str.upper, column.types))
-        raise InvalidInput(
-            f"{field.name} must be {types}, not {kind.upper()}", hint=f"cast it: CAST({field.name} AS …)"
-        )
+    if kind not in types:
+        message = f"{field.name} must be {' or '.join(map(str.upper, types))}, not {kind.upper()}"
+        raise InvalidInput(message, hint=f"cast it: CAST({field.name} AS …)")
     return pa.field(field.name, _ARROW[kind], field.nullable)
 
 

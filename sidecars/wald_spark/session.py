@@ -57,9 +57,11 @@ class Java:
 def find_java() -> Java | None:
     """Return the first Java that is new enough: that of JAVA_HOME, of PATH, then those of the distribution."""
     for home in _homes():
-        version = _version(home / "bin" / "java")
-        if version is not None and version >= OLDEST:
-            return Java(home, version)
+        with suppress(OSError, subprocess.SubprocessError):
+            line = [str(home / "bin" / "java"), "-version"]
+            printed = subprocess.run(line, capture_output=True, text=True, timeout=30, check=True)
+            if (found := _VERSION.search(printed.stderr)) and int(found[1]) >= OLDEST:
+                return Java(home, int(found[1]))
     return None
 
 
@@ -82,15 +84,6 @@ def _homes() -> Iterator[Path]:
     yield from sorted(Path("/usr/lib/jvm").glob("*"), reverse=True)
 
 
-def _version(program: Path) -> int | None:
-    try:
-        printed = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = _VERSION.search(printed.stderr)
-    return int(found[1]) if found else None
-
-
 def require_spark() -> None:
     """Check that the packages for the jobs are installed."""
     for package in _PACKAGES:
@@ -109,11 +102,8 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
 
     Settings from spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit are kept, except for the master and for
     ``settings``.
-
-    Args:
-        master: a URL of Spark; a local one gets :data:`ATTEMPTS` for each task.
     """
-    started = start(app, master=master, settings=settings)
+    started = _start(app, master, settings or {})
     try:
         _await_executor(started, master)
         yield started
@@ -122,8 +112,7 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
             started.stop()
 
 
-def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a :func:`session` that the caller stops."""
+def _start(app: str, master: str, settings: Mapping[str, str]) -> SparkSession:
     os.environ["JAVA_HOME"] = str(require_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -138,23 +127,22 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
         wanted |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     kept = _set_elsewhere()
     builder = SparkSession.builder.appName(app).master(_with_attempts(master))
-    for name, value in ({name: wanted[name] for name in wanted if name not in kept} | dict(settings or {})).items():
+    for name, value in ({name: wanted[name] for name in wanted if name not in kept} | dict(settings)).items():
         builder = builder.config(name, value)
     started_before = _children()
     with _stderr_captured() as printed:
         try:
             return builder.getOrCreate()
-        except (PySparkException, RuntimeError, OSError) as error:
-            raise Unavailable(
-                f"Spark does not start on {master}: {_last_line(printed()) or _reason(error)}",
-                hint="--master 'local[2]' needs no cluster",
-            ) from error
         except Exception as error:
-            raise Unavailable(
-                f"Spark does not start on {master}: {_reason(error)}", hint="--master 'local[2]' needs no cluster"
-            ) from error
+            reason = _reason(error)
+            if isinstance(error, PySparkException | RuntimeError | OSError):
+                reason = _last_line(printed()) or reason
+            hint = "--master 'local[2]' needs no cluster"
+            raise Unavailable(f"Spark does not start on {master}: {reason}", hint=hint) from error
         except BaseException:  # interrupted: the JVM would continue
-            _end_children(started_before)
+            for pid in _children() - started_before:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
             raise
 
 
@@ -206,12 +194,6 @@ def _children() -> set[int]:
     for task in Path("/proc/self/task").iterdir():
         found |= {*map(int, (task / "children").read_text().split())}
     return found
-
-
-def _end_children(before: set[int]) -> None:
-    for pid in _children() - before:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
 
 
 def _set_elsewhere() -> set[str]:

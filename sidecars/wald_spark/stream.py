@@ -1,13 +1,16 @@
 """Streams: where a stream begins in each log, where the next trigger ends, and the pieces to read for it.
 
 A trigger covers the records of each log from the end of the last trigger to the last sequence up to which all records
-are complete, or fewer if limits apply. So triggers neither overlap nor leave gaps.
+are complete, or fewer if limits apply. So triggers neither overlap nor leave gaps. Each log gets an equal share of the
+limits, and other logs get the part of a share that a log does not need, so no log starves. Every trigger reads
+something: if the next record of every log is too long, the log whose turn it is gets one record.
 
 The first trigger that meets a log decides where the stream begins in it, and the offsets record that. So the trigger is
 the same when Spark plans it again after a crash, even if records were appended or deleted in between.
 
 A poll of an unchanged log only reads its head; for shipped segments it lists their directory. The paths are searched
-again every few seconds, because a pattern may match more logs by then; matches that are not logs are ignored.
+again every few seconds, because a pattern may match more logs by then; matches that are not logs are ignored. Counting
+reads no records: a sealed segment has a table of batches in its index; of a raw one the headers are read.
 """
 
 from __future__ import annotations
@@ -15,29 +18,38 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, Replaced, RolledBack
 from wald.files.identity import read_identity
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
 from wald.format.head import Head
+from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.segments.continuity import Continuity, LastSeen
 from wald.segments.durable_end import lost_head, read_head
-from wald.segments.view import View
-from wald_spark.admission import Backlog, Extents, admit
+from wald.segments.reader import OpenSegment, SealedSegment
+from wald.segments.view import SegmentGone, View
+from wald_spark.checkpoint import Offsets, Position
 from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
-from wald_spark.offsets import Offsets, Position
 from wald_spark.options import Limits, Options, StreamOptions
 from wald_spark.plan import LogPiece, Range, first_record, pieces_of
 from wald_spark.progress import LogEndTracker
 from wald_spark.query import require_routes
 
+SEARCH_SECONDS = 5.0
+_HINT = "a stream of this copy needs another checkpointLocation"
+_ENDLESS = 1 << 62
+_LAST = 1 << 63
+
 
 class Triggers:
-    """Planner of the triggers of one stream.
-
-    Attributes:
-        latest: where the last trigger would have ended without a limit; None before the first.
-    """
+    """Planner of the triggers of one stream."""
 
     def __init__(self, options: Options, stream: StreamOptions) -> None:
         self._options = options
@@ -45,7 +57,7 @@ class Triggers:
         self._logs = StreamLogs(options.paths, options.routes)
         self._last: dict[str, int] | None = None
         self._turn = 0
-        self.latest: Offsets | None = None
+        self.latest: Offsets | None = None  # where the last trigger would have ended without a limit
 
     def start(self) -> Offsets:
         """Return the offsets of a new stream, which has met no log yet."""
@@ -63,7 +75,9 @@ class Triggers:
             if log not in logs:
                 self._require_loss_tolerated(log, position)
         if logs and not start.logs:
-            self._require_known(logs)
+            if unknown := sorted(self._stream.first.keys() - logs.keys()):
+                message = f"startingOffsets names log {unknown[0]}, which is missing"
+                raise InvalidInput(message, hint=f"there are {', '.join(logs)}")
             require_routes([found.location for found in logs.values()], self._options.routes or frozenset())
         positions = dict(start.logs)
         backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
@@ -109,7 +123,14 @@ class Triggers:
         assert found.view is not None
         known = found.view.bound.sequence
         if last > (found.end if known is None else known):
-            raise _rewound(found, last)
+            root = found.location.root
+            if known is not None:
+                raise lost_head(root, found.view.bound)
+            raise Damaged(
+                f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record "
+                f"{last}: its newest segments are missing",
+                hint=f"ls {root.segments}; copy the segments again",
+            )
         return pieces_of(
             found.view,
             Range(self._options.routes, first, last),
@@ -134,12 +155,6 @@ class Triggers:
             if began + 1 < found.oldest:  # reported before Spark keeps an offset
                 self._log_pieces(found, began + 1, found.oldest - 1)
         return found.at(Position(began, began), began)
-
-    def _require_known(self, logs: Mapping[str, StreamLog]) -> None:
-        if unknown := sorted(self._stream.first.keys() - logs.keys()):
-            raise InvalidInput(
-                f"startingOffsets names log {unknown[0]}, which is missing", hint=f"there are {', '.join(logs)}"
-            )
 
     def _require_same_routes(self, offsets: Offsets) -> None:
         """Refuse other routes, whose earlier records the stream has skipped."""
@@ -173,37 +188,15 @@ def _named(routes: frozenset[str] | None) -> str:
     return "all routes" if routes is None else f"routes {', '.join(sorted(routes))}"
 
 
-def _rewound(found: StreamLog, last: int) -> Damaged:
-    """Return the error for a log without a head that ends before the last record of a trigger."""
-    root = found.location.root
-    if found.view is not None and found.view.bound.sequence is not None:
-        return lost_head(root, found.view.bound)
-    return Damaged(
-        f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record {last}: "
-        "its newest segments are missing",
-        hint=f"ls {root.segments}; copy the segments again",
-    )
-
-
-SEARCH_SECONDS = 5.0
-_HINT = "a stream of this copy needs another checkpointLocation"
-
-
 class StreamLog:
-    """One log at its last poll.
-
-    Attributes:
-        head: None if it is lost, or the segments were shipped.
-        view: None before the first poll.
-        end: the last sequence up to which every record of the routes is complete.
-    """
+    """One log at its last poll."""
 
     def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
         self.location = location
         self.extents = Extents(routes)
-        self.head: Head | None = None
-        self.view: View | None = None
-        self.end = 0
+        self.head: Head | None = None  # None if it is lost, or the segments were shipped
+        self.view: View | None = None  # None before the first poll
+        self.end = 0  # the last sequence up to which every record of the routes is complete
         self._end_tracker = LogEndTracker(routes)
         self._continuity = Continuity(location.root, location.log_id, hint=_HINT)
         self._verified: Position | None = None
@@ -216,11 +209,18 @@ class StreamLog:
 
     def poll(self) -> None:
         """Read how far the log extends now."""
-        head = self._read_head()
+        head = None
+        with suppress(Damaged):  # derived, and written again at the next commit
+            head = None if isinstance(self.location.root, Shipped) else read_head(self.location.root)
         if head is not None:
-            self._require_continuity(head)
-        if head is not None and head == self.head:
-            return
+            try:
+                self._continuity.check(head)
+            except RolledBack:
+                raise
+            except Replaced:
+                self._require_same_log()
+            if head == self.head:
+                return
         self._require_same_log()
         view = self.location.view()
         if self.view is None or (view.bound, view.listing) != (self.view.bound, self.view.listing):
@@ -239,22 +239,6 @@ class StreamLog:
         seen = self._continuity.last_seen
         return Position(position.began, last, seen.epoch, seen.life) if seen else Position(position.began, last)
 
-    def _require_continuity(self, head: Head) -> None:
-        try:
-            self._continuity.check(head)
-        except RolledBack:
-            raise
-        except Replaced:
-            self._require_same_log()
-
-    def _read_head(self) -> Head | None:
-        if isinstance(self.location.root, Shipped):
-            return None
-        try:
-            return read_head(self.location.root)
-        except Damaged:  # derived, and written again at the next commit
-            return None
-
     def _require_same_log(self) -> None:
         root = self.location.root
         if isinstance(root, Shipped):
@@ -265,11 +249,7 @@ class StreamLog:
 
 
 class StreamLogs:
-    """Logs at ``paths``, by id.
-
-    Args:
-        search_seconds: interval between searches of the paths.
-    """
+    """Logs at ``paths``, by id; the paths are searched every ``search_seconds``."""
 
     def __init__(
         self, paths: Sequence[str], routes: frozenset[str] | None, *, search_seconds: float = SEARCH_SECONDS
@@ -282,11 +262,7 @@ class StreamLogs:
         self._next_search: float | None = None
 
     def poll(self, *, may_vanish: bool) -> Mapping[str, StreamLog]:
-        """Return the current logs, by id.
-
-        Args:
-            may_vanish: True to leave out a log that is gone instead of raising an error.
-        """
+        """Return the current logs, by id; a log that is gone is an error unless it ``may_vanish``."""
         if self._next_search is None or time.monotonic() >= self._next_search:
             self._search()
         for log_id, log in list(self._logs.items()):
@@ -334,3 +310,203 @@ def _holds_log(name: str) -> bool:
         return any(isinstance(location, LogLocation) for location in find_locations([name], patterns=False))
     except NotFound:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Consecutive wanted records, ``count`` starting at ``first``; with count 0, more bytes of an earlier record."""
+
+    first: int
+    count: int
+    raw_bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    def between(self, first: int, last: int) -> Extent:
+        """Return its records from ``first`` to ``last``, at least one, with an equal share of the bytes for each."""
+        first, last = max(first, self.first), min(last, self.last)
+        count = last - first + 1
+        return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """New records of one log."""
+
+    start: int  # its last record that was read
+    end: int
+    extents: Iterable[Extent]  # the wanted records, in order; consumed only as far as needed
+
+
+def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int]:
+    """Return, for each backlog, the last sequence that trigger number ``turn`` reads."""
+    if limits == Limits() or not backlogs:
+        return [backlog.end for backlog in backlogs]
+    lanes = [_Lane(backlog.start, backlog, iter(backlog.extents)) for backlog in backlogs]
+    shift = turn % len(lanes)
+    in_turn = [*lanes[shift:], *lanes[:shift]]
+    room = _Room(limits.records or _ENDLESS, limits.raw_bytes or _ENDLESS)
+    waiting = list(in_turn)
+    while waiting and room.records:  # in rounds; if nothing fits any log, the last in turn waits for the next trigger
+        records, raw_bytes = max(1, room.records // len(waiting)), room.raw_bytes // len(waiting)
+        taken = [lane.take(_Room(min(records, room.records), min(raw_bytes, room.raw_bytes)), room) for lane in waiting]
+        waiting = [lane for lane in waiting if not lane.done]
+        if not any(taken) and waiting:
+            waiting.pop()
+    if all(lane.end == lane.backlog.start for lane in lanes):
+        in_turn[0].take_one()
+    return [lane.end for lane in lanes]
+
+
+@dataclass(slots=True)
+class _Room:
+    """Number of records and bytes that may still be read."""
+
+    records: int
+    raw_bytes: int
+
+    def fitting(self, extent: Extent) -> Extent | None:
+        """Return the part of ``extent`` that fits; None if nothing does."""
+        if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
+            return extent
+        by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
+        count = min(extent.count, self.records, by_bytes)
+        return extent.between(extent.first, extent.first + count - 1) if count else None
+
+    def use(self, extent: Extent) -> None:
+        self.records -= extent.count
+        self.raw_bytes -= extent.raw_bytes
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One log at one trigger, which reads up to ``end``."""
+
+    end: int
+    backlog: Backlog
+    extents: Iterator[Extent]
+    done: bool = False
+    _next: Extent | None = None
+
+    def take(self, share: _Room, room: _Room) -> bool:
+        """Take records that fit into ``share``, out of ``room``; return False if none fit."""
+        taken = False
+        while share.records and (extent := self._peek()) and (part := share.fitting(extent)):
+            self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
+            if part.count:
+                self.end = part.last
+            share.use(part)
+            room.use(part)
+            taken = True
+        return taken
+
+    def take_one(self) -> None:
+        """Take one record of any length."""
+        while (extent := self._peek()) and not extent.count:
+            self._next = None
+        if extent:
+            self.end = extent.first
+
+    def _peek(self) -> Extent | None:
+        """Return the next extent; None at the end."""
+        if self._next is None:
+            self._next = next(self.extents, None)
+        if self._next is None:
+            self.done, self.end = True, self.backlog.end
+        return self._next
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Batches of the wanted routes in one sealed segment, as columns."""
+
+    base_sequence: int
+    firsts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    raw_bytes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, index: SealedIndex, routes: frozenset[str] | None) -> _Table:
+        table = index.batch_table()
+        wanted = [number for number, entry in enumerate(index.routes) if routes is None or entry.route in routes]
+        kept = np.isin(np.asarray(table.routes), wanted)
+        positions = np.append(np.asarray(table.positions, np.int64), index.raw_bytes)
+        columns = (np.asarray(table.bases), np.asarray(table.counts), np.diff(positions))
+        return cls(index.base_sequence, *(column.astype(np.int64)[kept] for column in columns))
+
+    def extents(self, start: int) -> Iterator[Extent]:
+        """Yield the extents after ``start``, and the one that contains it, if any."""
+        lasts = self.firsts + self.counts - 1
+        for row in range(int(np.searchsorted(lasts, start, side="right")), len(lasts)):
+            yield Extent(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
+
+
+class Extents:
+    """Records of ``routes`` (None: all) in one log; caches the table of the last sealed segment."""
+
+    def __init__(self, routes: frozenset[str] | None) -> None:
+        self._routes = routes
+        self._table: _Table | None = None
+
+    def between(self, view: View, start: int, end: int) -> Iterator[Extent]:
+        """Yield the extents of records start < s ≤ end, in order; a segment that cannot be read is one extent.
+
+        The bytes of a long record count where it begins, or in the last extent before its remaining pieces.
+        """
+        held: Extent | None = None
+        for extent in self._behind(view, start, end):
+            if extent.count:
+                if extent.first > end:
+                    break
+                if held is not None:
+                    yield held
+                held = extent.between(start + 1, end)
+            elif held is not None:
+                held = replace(held, raw_bytes=held.raw_bytes + extent.raw_bytes)
+        if held is not None:
+            yield held
+
+    def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
+        """Yield the extents after ``start`` of segments that may have records up to ``end``, or the last one's rest."""
+        number = view.listing.index_covering(start + 1)
+        since = start
+        while number < len(view.segments):
+            segment = view.segments[number]
+            if segment.base_sequence > min(end + 1, view.bound.segment):
+                return
+            try:
+                for extent in self._in_segment(segment, view, since):
+                    if extent.last > start or not extent.count:
+                        yield extent
+                        start = max(start, extent.last)
+                number, since = number + 1, 0  # the next one may begin with the rest of a record
+            except SegmentGone as gone:
+                view = view.without(gone, segment)
+                number, since = view.listing.index_covering(start + 1), start
+
+    def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
+        """Yield the extents of one segment, starting with the one that contains ``start``."""
+        if self._table is None or self._table.base_sequence != segment.base_sequence:
+            try:
+                with closing(view.open(segment)) as opened:
+                    if not isinstance(opened, SealedSegment):
+                        yield from self._raw(opened, view.limit(segment), start)
+                        return
+                    self._table = _Table.of(opened.index, self._routes)
+            except SegmentGone:
+                raise
+            except (Damaged, BadSealed):  # a reader of the segment meets it
+                following = view.listing.next_after(segment.base_sequence)
+                end = _LAST if following is None else following.base_sequence
+                yield Extent(segment.base_sequence, end - segment.base_sequence, 0)
+                return
+        yield from self._table.extents(start)
+
+    def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Extent]:
+        for found in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
+            if not isinstance(found, StoredBatch) or found.header.is_control:
+                continue
+            if self._routes is None or found.route in self._routes:
+                yield Extent(found.header.base_sequence, found.header.count, found.header.total_bytes)

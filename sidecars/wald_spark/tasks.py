@@ -46,9 +46,8 @@ def run(
     the rest.
 
     Args:
-        pieces: can be pickled.
-        work: can be pickled, too: a function of a module that executors can import, or a frozen dataclass with
-            ``__call__``. The results must be small, in total less than ``spark.driver.maxResultSize``.
+        work: can be pickled, as the pieces: a function of a module that executors can import, or a frozen dataclass
+            with ``__call__``. The results must be small, in total less than ``spark.driver.maxResultSize``.
         on_done: called in this thread with the number of each finished piece, before its result is yielded.
     """
     job = _Job(spark, pieces, work)
@@ -135,13 +134,10 @@ class _Task(Generic[P]):
     def __call__(self, share: list[tuple[int, P]]) -> None:
         end_with_parent()
         for number, piece in share:
-            self.outcomes.add([(number, self._outcome(piece))])
-
-    def _outcome(self, piece: P) -> bytes | WaldError | OSError:
-        try:
-            return self.work(piece)
-        except (WaldError, OSError) as error:
-            return error
+            try:
+                self.outcomes.add([(number, self.work(piece))])
+            except (WaldError, OSError) as error:
+                self.outcomes.add([(number, error)])
 
 
 def end_with_parent(program: bytes = b"pyspark.daemon") -> None:

@@ -50,7 +50,7 @@ from wald.format.work import (
     decode_work,
     encode_work,
 )
-from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
+from wald_spark.checkpoint import Offsets, Position, decode_offsets, encode_offsets
 
 VERSION = 1
 FOLDER = Path(__file__).parent / f"v{VERSION}"

@@ -1,36 +1,55 @@
-"""Audits of one log and of one archive: work for executors, and the judgement of its outcomes."""
+"""Audits of logs and archives: work for executors, the judgement of its outcomes, and the report."""
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
 import socket
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wald.checking import checker
 from wald.checking.checker import CheckResult, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, Unavailable, UnsupportedFormat, WaldError
+from wald.cli.output import aligned, json_line, progress
+from wald.errors import (
+    Damaged,
+    DiskFailure,
+    InvalidInput,
+    NotFound,
+    NotPermitted,
+    Unavailable,
+    UnsupportedFormat,
+    WaldError,
+)
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import readable_entries
 from wald.files.listing import list_segments
+from wald.format.ledger_lines import Entry
 from wald.format.spans import Spans
 from wald.retention.audit import Ruling, audit_deletion, audit_shrink
+from wald.setting_types import format_bytes
 from wald.work.snapshot import check_journals
-from wald_archive.ledger import Recorded, RecordedBag, recorded_at
+from wald_archive.ledger import RecordedBag, recorded_at
 from wald_archive.manifest import Manifest
 from wald_archive.objects import BagName, Destination, open_destination
 from wald_archive.verify import Bags, Finding, Proof, bag_bytes, survey
-from wald_spark.audit.report import ArchiveReport, AuditFinding, LogReport
+from wald_spark.locations import is_pattern, require_bags
+from wald_spark.session import session
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
+_ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 # Missing credentials or packages, a store that does not answer: nothing is known about the bytes.
 UNREAD = (DiskFailure, InvalidInput, NotPermitted, PermissionError)
 
@@ -63,16 +82,12 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Findings about a bag, and the data with which :class:`wald_archive.verify.Bags` judges it together with others.
-
-    Attributes:
-        unread: reason why the bag, which may be good, could not be read to its end; None if it was.
-    """
+    """Findings about a bag, and the data with which :class:`Bags` judges it together with others."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None
     digests: dict[str, str]
-    unread: Finding | None = None
+    unread: Finding | None = None  # reason why the bag, which may be good, could not be read to its end; None if it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +108,7 @@ class BagWork:
         if "://" not in self.place:
             _require(Path(self.place))
         findings: list[Finding] = []
-        proof: Proof | None = None
-        unread: Finding | None = None
+        proof, unread = None, None
         try:
             proof = Proof(open_destination(self.place, Disk()), self.bag, self.recorded, on_bytes=lambda _: None)
             findings += proof.findings()
@@ -104,9 +118,8 @@ class BagWork:
                 unread = found
             else:
                 findings.append(found)
-        if proof is None:
-            return Proven(tuple(findings), None, {}, unread)
-        return Proven(tuple(findings), proof.manifest, proof.digests, unread)
+        manifest, digests = (proof.manifest, proof.digests) if proof else (None, {})
+        return Proven(tuple(findings), manifest, digests, unread)
 
 
 Work = SegmentWork | BagWork
@@ -141,15 +154,7 @@ def _require(directory: Path) -> None:
 
 
 class LogAudit:
-    """Audit of one log.
-
-    Args:
-        first: earlier records may be missing.
-
-    Attributes:
-        work: for executors, oldest first.
-        destinations: of the bundles in its ledger.
-    """
+    """Audit of one log, of which records before ``first`` may be missing."""
 
     def __init__(self, root: Root, *, first: int = 1) -> None:
         self.root = root
@@ -159,7 +164,8 @@ class LogAudit:
             for line in readable_entries(root.ledger / "archive.jsonl")
             if line.get("event") == "archived"
         }
-        self.work = [SegmentWork(target, _stored_bytes(target)) for target in self._verification.segments_to_check()]
+        targets = self._verification.segments_to_check()
+        self.work = [SegmentWork(target, _stored_bytes(target)) for target in targets]  # oldest first
         self.destinations = sorted({dest for dest, _, _ in self._bundles})
 
     def report(self, outcomes: Outcomes) -> LogReport:
@@ -170,22 +176,17 @@ class LogAudit:
             for finding in chain(verification.findings(outcomes.of), self._journals())
             if finding.level is not Level.OK
         ]
-        lost = reclaimed = 0
-        ledger = str(self.root.ledger / "reclaim.jsonl")
-        for ruling in self._rulings():
-            reclaimed += 1
-            lost += ruling.unread_records
-            found += [
-                AuditFinding(Level.ERROR, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.errors
-            ]
-            found += [AuditFinding(Level.INFO, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.notes]
+        ledger, rulings = str(self.root.ledger / "reclaim.jsonl"), list(self._rulings())
+        for ruling in rulings:
+            for level, messages in ((Level.ERROR, ruling.errors), (Level.INFO, ruling.notes)):
+                found += [AuditFinding(level, ledger, None, f"segment {ruling.base}: {each}") for each in messages]
         return LogReport(
             root=str(self.root.path),
             segments=verification.segments,
             records=verification.records,
             raw_bytes=verification.raw_bytes,
-            reclaimed=reclaimed,
-            expired=lost,
+            reclaimed=len(rulings),
+            expired=sum(ruling.unread_records for ruling in rulings),
             bundles=len(self._bundles),
             found=tuple(found),
         )
@@ -202,17 +203,18 @@ class LogAudit:
         with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
         history, deleted = self._verification.history, Spans()
+
+        def sealed(line: Entry, digest: str) -> Entry | None:
+            with suppress(Damaged):
+                return history.line_for_digest(line["base"], line.get(digest))
+            return None
+
         with suppress(Damaged):
             for line in history.deletions():
-                sealed = None
-                with suppress(Damaged):
-                    sealed = history.line_for_digest(line["base"], line.get("sha256"))
-                yield audit_deletion(line, sealed, exists=line["base"] in there, deleted=deleted)
+                exists = line["base"] in there
+                yield audit_deletion(line, sealed(line, "sha256"), exists=exists, deleted=deleted)
             for line in history.all_shrinks():
-                before = None
-                with suppress(Damaged):
-                    before = history.line_for_digest(line["base"], line.get("was_sha256"))
-                yield audit_shrink(line, before)
+                yield audit_shrink(line, sealed(line, "was_sha256"))
 
 
 def _stored_bytes(target: SegmentToCheck) -> int:
@@ -224,22 +226,16 @@ def _stored_bytes(target: SegmentToCheck) -> int:
 
 
 class ArchiveAudit:
-    """Audit of one destination; an archive that cannot be read is neither proven nor an error.
-
-    Args:
-        roots: the logs whose ledgers name its bundles.
-
-    Attributes:
-        work: for executors.
-        unread: findings about bags that could not be read, so that nothing is known about them.
-    """
+    """Audit of one destination of ``roots``; an archive that cannot be read is neither proven nor an error."""
 
     def __init__(self, place: str, roots: Iterable[Root]) -> None:
         self.address = place
         self.work: list[BagWork] = []
-        self._recorded = _recorded(place, roots)
+        lines = chain.from_iterable(readable_entries(root.ledger / "archive.jsonl") for root in roots)
+        # Bags at a destination that no ledger names are proven by themselves.
+        self._recorded = replace(recorded_at(lines, place), elsewhere=())
         self._findings: list[Finding] = []
-        self.unread: list[Finding] = []
+        self.unread: list[Finding] = []  # about bags that could not be read, so that nothing is known about them
         self._reached = False
         try:
             destination = open_destination(place, Disk())
@@ -265,6 +261,13 @@ class ArchiveAudit:
             found += (each for each in bags.missing(self.address, self._recorded) if each.bag not in unread)
         return found
 
+    def report(self, findings: list[Finding]) -> ArchiveReport:
+        found = [AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK]
+        found += [AuditFinding(f.level, f.name, None, f.message, unread=True) for f in self.unread]
+        proven = sum(finding.level is Level.OK for finding in findings)
+        stored_bytes = sum(work.stored_bytes for work in self.work)
+        return ArchiveReport(tuple(found), self.address, len(self.work), proven, stored_bytes)
+
     def _survey(self, destination: Destination) -> None:
         for found in survey(destination, self._recorded):
             if isinstance(found, BagName):
@@ -274,41 +277,196 @@ class ArchiveAudit:
                 self._findings.append(found)
 
 
-def archives_of(roots: Sequence[Root], destinations: Iterable[str]) -> list[ArchiveAudit]:
-    """Return the destinations, each once even if it is spelled in several ways."""
-    plain = (place.removeprefix("file://") for place in destinations)
-    places = {place if "://" in place else os.path.realpath(place): place for place in plain}
-    return [ArchiveAudit(place, roots) for place in places.values()]
-
-
 def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes, *, first: int = 1) -> list[ArchiveReport]:
-    """Return a report for each archive, judged together, because a bundle may follow one at another destination.
-
-    Args:
-        first: bundles with earlier records may be missing.
-    """
+    """Return a report for each archive, judged together, because a bundle may follow one at another destination."""
     bags = Bags(first=first)
     findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
     if not any(archive.unread for archive in archives):  # a link may lead there
         for finding in bags.broken_links():
             findings[finding.address].append(finding)
-    return [_report(archive, findings[archive.address]) for archive in archives]
+    return [archive.report(findings[archive.address]) for archive in archives]
 
 
-def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
-    levels = Counter(finding.level for finding in findings)
-    found = [AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK]
-    found += [AuditFinding(f.level, f.name, None, f.message, unread=True) for f in archive.unread]
-    return ArchiveReport(
-        address=archive.address,
-        bags=len(archive.work),
-        bundles=levels[Level.OK],
-        stored_bytes=sum(work.stored_bytes for work in archive.work),
-        found=tuple(found),
+def expanded(patterns: Sequence[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        names = sorted(glob.glob(pattern)) if is_pattern(pattern) else [pattern]
+        if not names:
+            raise NotFound(f"{pattern}: nothing matches", hint=f"ls -d {pattern}")
+        yield from map(Path, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Logs and archives to audit; records before ``first`` may be missing."""
+
+    logs: Sequence[LogAudit]
+    archives: Sequence[ArchiveAudit]
+    first: int = 1
+
+    @property
+    def work(self) -> list[Work]:
+        """Work for executors, the largest first, so that the last task to start is short."""
+        work: chain[Work] = chain(*(log.work for log in self.logs), *(archive.work for archive in self.archives))
+        return sorted(work, key=lambda each: each.stored_bytes, reverse=True)
+
+
+def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) -> Plan:
+    """Plan the audit of ``roots``, of the archives that their ledgers name, and of those at ``destinations``."""
+    for destination in destinations:
+        with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
+            require_bags(destination)
+    logs = [LogAudit(Root(path), first=first) for path in dict.fromkeys(path.absolute() for path in roots)]
+    named = (destination for log in logs for destination in log.destinations)
+    plain = [place.removeprefix("file://") for place in (*named, *destinations)]
+    places = {place if "://" in place else os.path.realpath(place): place for place in plain}  # whatever its spelling
+    return Plan(logs, [ArchiveAudit(place, [log.root for log in logs]) for place in places.values()], first)
+
+
+def run_audit(planned: Plan, master: str) -> Audit:
+    """Run the audit on ``master``, with a progress bar."""
+    total = sum(work.stored_bytes for work in planned.work)
+    with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
+        return audit(spark, planned, on_bytes=advance)
+
+
+def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
+    """Read and judge everything; call ``on_bytes`` with the number of stored bytes read since the last call."""
+    from wald_spark.tasks import run  # needs PySpark, unlike planning
+
+    began = time.perf_counter()
+    work, outcomes = planned.work, Outcomes()
+    done = run(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
+    with closing(done) as results:
+        for number, pickled in results:
+            outcomes.add(work[number], pickled)
+    logs = tuple(log.report(outcomes) for log in planned.logs)
+    archives = tuple(reports(planned.archives, outcomes, first=planned.first))
+    return Audit(logs, archives, time.perf_counter() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """A remark or an error; ``where`` is a path or an address, ``offset`` is in bytes."""
+
+    level: Level
+    where: str
+    offset: int | None
+    message: str
+    unread: bool = False  # nothing is known about the data; not counted as an error
+
+    @property
+    def kind(self) -> str:
+        return "unread" if self.unread else self.level.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    found: tuple[AuditFinding, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(each.kind == Level.ERROR.value for each in self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport(_Report):
+    """Result for one log, with the keys of JSON in the order of the table."""
+
+    root: str
+    segments: int
+    records: int
+    raw_bytes: int
+    reclaimed: int  # deleted segments. expired: records in those that no group had read
+    expired: int
+    bundles: int  # in its ledger
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport(_Report):
+    """Result for one archive: ``bundles`` counts the proven ones, ``bytes`` is of all that could be listed."""
+
+    dest: str
+    bags: int
+    bundles: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Result of an audit; ``seconds`` excludes the start of Spark."""
+
+    logs: tuple[LogReport, ...]
+    archives: tuple[ArchiveReport, ...]
+    seconds: float
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(log.raw_bytes for log in self.logs)
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.raw_bytes / 1e6 / self.seconds
+
+    @property
+    def errors(self) -> int:
+        return sum(report.errors for report in (*self.logs, *self.archives))
+
+    @property
+    def unread(self) -> int:
+        """The number of archives and bags that could not be read."""
+        return sum(each.unread for each in self.found)
+
+    @property
+    def exit_code(self) -> int:
+        if self.errors:
+            return Damaged.exit_code
+        return Unavailable.exit_code if self.unread else 0
+
+    @property
+    def found(self) -> list[AuditFinding]:
+        """All findings: of the logs, then of the archives."""
+        return [each for report in (*self.logs, *self.archives) for each in report.found]
+
+
+def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
+    """Yield a row for each log and each archive, all errors and unread parts, and the speed."""
+    if as_json:
+        content = {
+            "logs": [_fields(log) for log in audit.logs],
+            "archives": [_fields(at) | {"unread": sum(each.unread for each in at.found)} for at in audit.archives],
+            "found": [
+                {"level": found.kind, "path": found.where, "offset": found.offset, "message": found.message}
+                for found in audit.found
+            ],
+            "errors": audit.errors,
+            "unread": audit.unread,
+            "raw_bytes": audit.raw_bytes,
+            "seconds": round(audit.seconds, 3),
+            "megabytes_per_second": round(audit.megabytes_per_second, 1),
+        }
+        yield json_line("audit", content)
+        return
+    for found in audit.found:
+        if found.level is Level.ERROR or found.unread:
+            at = f" offset {found.offset}:" if found.offset is not None else ""
+            yield f"{found.kind:<6} {found.where}:{at} {found.message}"
+    yield from aligned([_LOGS, *map(_row, audit.logs)], range(1, len(_LOGS)))
+    if audit.archives:
+        yield ""
+        yield from aligned([_ARCHIVES, *map(_row, audit.archives)], range(1, len(_ARCHIVES)))
+    verdict = "damaged" if audit.errors else "not all could be read" if audit.unread else "OK"
+    info = sum(found.kind == Level.INFO.value for found in audit.found)
+    unread = f", {audit.unread} unread" if audit.unread else ""
+    yield (
+        f"{verdict}: {info} info, {audit.errors} error{'s' * (audit.errors != 1)}{unread}; "
+        f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
     )
 
 
-def _recorded(place: str, roots: Iterable[Root]) -> Recorded:
-    """Return the entries of all ledgers for one destination; one that no ledger names is proven by its bags alone."""
-    lines = chain.from_iterable(readable_entries(root.ledger / "archive.jsonl") for root in roots)
-    return replace(recorded_at(lines, place), elsewhere=())
+def _fields(report: LogReport | ArchiveReport) -> dict[str, Any]:  # Any: it is JSON
+    counts = {each.name: getattr(report, each.name) for each in fields(report) if each.name != "found"}
+    return counts | {"errors": report.errors}
+
+
+def _row(report: LogReport | ArchiveReport) -> list[str]:
+    return [format_bytes(value) if name.endswith("bytes") else str(value) for name, value in _fields(report).items()]

@@ -10,23 +10,23 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
 
+from wald.cli.output import json_line, progress
 from wald.errors import Damaged, Refused
 from wald.files.disk import Disk
-from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation
-from wald_spark.progress import Chunk, NewRecords, Progress, new_records, passed_over
+from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, running
 from wald_spark.rows import Rows
-from wald_spark.tasks import run
+from wald_spark.tasks import run as run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,16 +34,11 @@ if TYPE_CHECKING:
 
 REDUCE_BYTES = 32 << 20  # rows are gathered up to this size before they are reduced again
 _TIME = pa.timestamp("us", "UTC")
+_TEXT, _BYTES = pa.string(), pa.binary()
 SCHEMA = pa.schema(
     [
-        ("route", pa.string()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("log", pa.string()),
-        ("seq", pa.int64()),
-        ("timestamp", _TIME),
-        ("event_time", _TIME),
-        ("headers", pa.string()),
+        *(("route", _TEXT), ("key", _BYTES), ("value", _BYTES), ("log", _TEXT), ("seq", pa.int64())),
+        *(("timestamp", _TIME), ("event_time", _TIME), ("headers", _TEXT)),
     ]
 )
 _NO_LIMIT = (1 << 31) - 1
@@ -53,6 +48,44 @@ _DDL = (
     "headers STRING"
 )
 _LATEST = ("timestamp", "log", "seq")
+
+
+def compact(
+    *,
+    roots: Sequence[str],
+    out: Path,
+    routes: tuple[str, ...] | None,
+    as_json: bool,
+    write: Callable[[str], None],
+    **settings: Any,
+) -> None:
+    """Make the next generation, if there are new records, and report it; ``settings`` are those of :func:`running`."""
+    locations = find_logs(roots, routes)
+    with running("wald-compact", out, "nothing has changed", **settings) as run:
+        done = Compactor(Generations(out, Disk()), routes, run).compact(locations)
+    counts, made = done.counts, done.generation
+    raw_bytes = sum(new.raw_bytes for new in done.parts)
+    if as_json:
+        fields = {
+            "directory": str(done.directory) if done.directory else None,
+            "read": asdict(counts) | {"raw_bytes": raw_bytes},
+            "generation": asdict(made) if made else None,
+            "held_back": run.held_back,
+            "passed_over": done.passed_over,
+            "seconds": round(run.seconds, 3),
+        }
+        write(json_line("compact", fields))
+        return
+    if not done.parts:
+        write("nothing to compact: the generation includes every complete record")
+    result = []
+    if made is not None:
+        result = [
+            f"{counts.records} records, {counts.unkeyed} of them without a key and left out",
+            f"{made.keys} keys, {made.deleted} of them deleted, in {done.directory}",
+        ]
+    for line in run.lines(result, done.passed_over, raw_bytes):
+        write(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +108,13 @@ class ChunkReduction:
     def __call__(self, chunk: Chunk) -> bytes:
         pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
         last, counts = _LastRows(), Counts()
-        for batch in _batches(chunk):
+        rows = Rows(SCHEMA, None, _NO_LIMIT)
+        for batch in chain.from_iterable(map(rows.read, chunk.pieces)):
             keyed = batch.filter(compute.is_valid(batch.column("key"))) if batch.column("key").null_count else batch
             counts += Counts(batch.num_rows, batch.num_rows - keyed.num_rows)
             last.add(keyed)
         _write(last.table(), Path(self.directory))
         return json.dumps(asdict(counts)).encode()
-
-
-def decode_counts(result: bytes) -> Counts:
-    """Return the counts in the result of a task."""
-    return Counts(**json.loads(result))
-
-
-def _batches(chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    rows = Rows(SCHEMA, None, _NO_LIMIT)
-    for piece in chunk.pieces:
-        yield from rows.read(piece)
 
 
 class _LastRows:
@@ -138,12 +161,7 @@ def _write(table: pa.Table, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Result of a run.
-
-    Attributes:
-        parts: the records read from each log; empty if there were none, and the generation is the previous one.
-        passed_over: messages about unreadable records.
-    """
+    """Result of a run; without new records ``parts`` is empty, and the generation is the previous one."""
 
     directory: Path | None
     generation: Generation | None
@@ -151,54 +169,37 @@ class Compacted:
     counts: Counts
     passed_over: list[str]
 
-    @property
-    def raw_bytes(self) -> int:
-        """Size of the records read."""
-        return sum(new.raw_bytes for new in self.parts)
-
-
-def _ignore(_: object) -> None:
-    """Ignore a callback."""
-
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """Settings of a run.
-
-    Attributes:
-        permissive: True to skip unreadable records.
-        partial: True if logs may lack their oldest segments.
-        notes: a directory for reports of skipped records.
-        at: the time of the run, as text.
-        spark: returns a session; called only if there is something to do.
-        on_new: called with the new records of each log.
-        on_begin, on_done: called with the raw bytes of all new records, and of each part that has been reduced.
-    """
+    """Settings of a run."""
 
     generations: Generations
     routes: tuple[str, ...] | None
-    permissive: bool
-    partial: bool
-    notes: Path
-    at: str
-    spark: Callable[[], AbstractContextManager[SparkSession]]
-    on_new: Callable[[NewRecords], None] = field(default=_ignore)
-    on_begin: Callable[[int], None] = field(default=_ignore)
-    on_done: Callable[[int], None] = field(default=_ignore)
+    run: Run
 
     def compact(self, locations: Sequence[LogLocation]) -> Compacted:
         """Make the next generation, if there are new records."""
         before = self.generations.read()
-        self._require_same_routes(before)
+        if before is not None and before.routes != self.routes:
+            raise Refused(
+                f"{self.generations.latest()}: made of {_named(before.routes)}, not of {_named(self.routes)}",
+                hint="the same routes again, or another --out",
+            )
         started = before or Generation(self.routes, {})
-        parts = self._new_records(started, locations)
+        parts = self.run.plan(locations, started.logs, self.routes)
         if not parts:
             return Compacted(self.generations.latest(), before, [], Counts(), [])
         earlier, directory = self.generations.latest(), self.generations.begin()
-        with self.spark() as spark:
-            counts = self._reduced(spark, parts)
+        total = sum(new.raw_bytes for new in parts)
+        with progress("compact", total) as advance, self.run.spark() as spark:
+            limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
+            chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
+            work, counts = ChunkReduction(str(self.generations.partial)), Counts()
+            for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
+                counts += Counts(**json.loads(result))
             keys, deleted = _merged(spark, [earlier, self.generations.partial], directory)
-        passed = [message for new in parts for message in passed_over(new, self.notes)]
+        passed_over = [message for new in parts for message in self.run.passed_over(new)]
         generation = replace(
             started,
             logs=started.logs | {new.location.log: new.after for new in parts},
@@ -206,38 +207,11 @@ class Compactor:
             deleted=deleted,
             records=started.records + counts.records,
             unkeyed=started.unkeyed + counts.unkeyed,
-            passed_over=started.passed_over + len(passed),
-            at=self.at,
+            passed_over=started.passed_over + len(passed_over),
+            at=self.run.at,
         )
         self.generations.commit(directory, generation)
-        return Compacted(directory, generation, parts, counts, passed)
-
-    def _require_same_routes(self, before: Generation | None) -> None:
-        if before is not None and before.routes != self.routes:
-            raise Refused(
-                f"{self.generations.latest()}: made of {_named(before.routes)}, not of {_named(self.routes)}",
-                hint="the same routes again, or another --out",
-            )
-
-    def _new_records(self, started: Generation, locations: Sequence[LogLocation]) -> list[NewRecords]:
-        """Return the new records of each log that has any."""
-        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
-        found = [new_records(each, started.logs.get(each.log), self.routes, tolerance) for each in locations]
-        for new in found:
-            self.on_new(new)
-        return [new for new in found if new.due]
-
-    def _reduced(self, spark: SparkSession, parts: Sequence[NewRecords]) -> Counts:
-        """Let executors write the partial files; return their counts."""
-        total = sum(new.raw_bytes for new in parts)
-        self.on_begin(total)
-        limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
-        chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
-        work = ChunkReduction(str(self.generations.partial))
-        counts = Counts()
-        for _, result in run(spark, chunks, work, on_done=lambda done: self.on_done(chunks[done].raw_bytes)):
-            counts += decode_counts(result)
-        return counts
+        return Compacted(directory, generation, parts, counts, passed_over)
 
 
 def _merged(spark: SparkSession, directories: Sequence[Path | None], made: Path) -> tuple[int, int]:
@@ -270,24 +244,15 @@ _NAME = re.compile(r"gen-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Contents of a generation.
-
-    Attributes:
-        routes: None for all.
-        logs: position in each log.
-        keys, deleted: its rows, and those of them whose value is null.
-        records, unkeyed: records read by all runs together, and those of them without a key, which are in no row.
-        passed_over: number of reports about unreadable records.
-        at: time at which it was made.
-    """
+    """Contents of a generation: positions in ``logs``, and sums over all runs."""
 
     routes: tuple[str, ...] | None
     logs: dict[str, Progress]
-    keys: int = 0
-    deleted: int = 0
+    keys: int = 0  # its rows
+    deleted: int = 0  # those of them whose value is null
     records: int = 0
-    unkeyed: int = 0
-    passed_over: int = 0
+    unkeyed: int = 0  # those of the records without a key, which are in no row
+    passed_over: int = 0  # reports about unreadable records
     at: str = ""
 
 

@@ -7,168 +7,160 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from wald.cli.output import json_line, progress
 from wald.errors import InvalidInput, Refused
 from wald.files.disk import Disk
-from wald_spark.damage import Tolerance
+from wald.setting_types import format_bytes
 from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, staged_name
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece
-from wald_spark.progress import Chunk, NewRecords, new_records, passed_over
+from wald_spark.progress import Chunk, NewRecords, Run, find_logs, running
 from wald_spark.rows import CORRUPT, Rows, schema_ddl
-from wald_spark.tasks import run
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+from wald_spark.tasks import run as run_tasks
 
 _NO_LIMIT = (1 << 31) - 1
 SAMPLE = 10_000
 _TYPES: dict[type, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING"}
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """New records of one log, and its export so far."""
-
-    new: NewRecords
-    before: ExportedLog
-
-    def chunks(self, *, file_bytes: int, cores: int) -> list[Chunk]:
-        """Divide the records into chunks that make files of about ``file_bytes`` and keep all cores busy.
-
-        A chunk makes a file of each route, so with many routes in the log it has to be larger.
-        """
-        routes = self.before.shape.routes or self.new.location.root.route_names()
-        fair = self.new.raw_bytes // (2 * cores)
-        return self.new.chunks(min(file_bytes * max(1, len(routes)), max(fair, file_bytes)))
+def export(
+    out: Path,
+    shape: Shape,
+    file_bytes: int,
+    *,
+    roots: Sequence[str],
+    as_json: bool,
+    write: Callable[[str], None],
+    warn: Callable[[str], None],
+    **settings: Any,
+) -> None:
+    """Export the records since the last run, and report them; ``settings`` are those of :func:`running`."""
+    locations = find_logs(roots, shape.routes)
+    with running("wald-export", out, "nothing of this run is exported", **settings) as run:
+        output = Output(out, Disk())
+        for entry in output.recover():
+            warn(f"moved {_files(len(entry.pending))} that an interrupted run had left for log {entry.log}")
+        results = Exporter(output, shape, file_bytes, run, warn).export(locations)
+    if as_json:
+        logs = [result.to_dict() for result in results]
+        fields = {"out": str(out), "logs": logs, "held_back": run.held_back, "seconds": round(run.seconds, 3)}
+        write(json_line("export", fields))
+        return
+    for line in [result.line() for result in results] or ["nothing to export: every complete record is exported"]:
+        write(line)
+    passed_over = [message for result in results for message in result.passed_over]
+    raw_bytes = sum(result.new.raw_bytes for result in results)
+    for line in run.lines([], passed_over, raw_bytes, f", to {out}"):
+        write(line)
 
 
 @dataclass(frozen=True, slots=True)
 class LogResult:
-    """Result of a run for one log.
+    """Result of a run for one log."""
 
-    Attributes:
-        passed_over: messages about unreadable records.
-    """
-
-    due: Due
+    new: NewRecords
+    before: ExportedLog  # its export before the run
     entry: ExportedLog
     files: list[ExportedFile]
-    passed_over: list[str]
+    passed_over: list[str]  # messages about unreadable records
+
+    def line(self) -> str:
+        records, corrupt = self.entry.records - self.before.records, self.entry.corrupt - self.before.corrupt
+        return (
+            f"{self.new.location.root.path}: up to record {self.entry.last}: {records} records"
+            f"{f' ({corrupt} of them corrupt)' if corrupt else ''} in {_files(len(self.files))}, "
+            f"{format_bytes(self.entry.bytes - self.before.bytes)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:  # Any: it is JSON
+        return {
+            "log": self.entry.log,
+            "root": str(self.new.location.root.path),
+            "first": self.before.last + 1,
+            "last": self.entry.last,
+            "records": self.entry.records - self.before.records,
+            "corrupt": self.entry.corrupt - self.before.corrupt,
+            "passed_over": self.passed_over,
+            "raw_bytes": self.new.raw_bytes,
+            "bytes": self.entry.bytes - self.before.bytes,
+            "files": [file.name for file in self.files],
+        }
 
 
-def _ignore(_: object) -> None:
-    """Ignore a callback."""
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
 
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Settings of a run.
-
-    Attributes:
-        shape: as requested; the types of its columns may be known from earlier runs.
-        permissive: True to skip unreadable records.
-        partial: True if logs may lack their oldest segments.
-        notes: a directory for reports of skipped records.
-        at: the time of the run, as text.
-        spark: returns a session; called only if there is something to do.
-        on_shape: called with inferred types.
-        on_new: called with the new records of each log.
-        on_begin, on_done: called with the raw bytes of all new records, and of each part that has been written.
-    """
+    """Settings of a run."""
 
     output: Output
-    shape: Shape
-    permissive: bool
-    partial: bool
+    shape: Shape  # as requested; the types of its columns may be known from earlier runs
     file_bytes: int
-    notes: Path
-    at: str
-    spark: Callable[[], AbstractContextManager[SparkSession]]
-    on_shape: Callable[[str], None] = field(default=_ignore)
-    on_new: Callable[[NewRecords], None] = field(default=_ignore)
-    on_begin: Callable[[int], None] = field(default=_ignore)
-    on_done: Callable[[int], None] = field(default=_ignore)
+    run: Run
+    warn: Callable[[str], None]  # called with a message about inferred types
 
     def export(self, locations: Sequence[LogLocation]) -> list[LogResult]:
         """Export the records since the last run; the result leaves out logs without new records."""
-        before = self.output.catalog.entries()
-        shape = agreed_shape(self.shape, before, locations)
+        entries = self.output.entries()
+        shape = agreed_shape(self.shape, entries, locations)
         for location in locations:
-            if location.log not in before:
+            if location.log not in entries:
                 self.output.refuse_strays(location.log)
-        wanted = self._due(locations, before, shape)
-        pieces = [piece for each in wanted for piece in each.new.pieces]
-        shape = self._with_types(shape, pieces)
+        wanted = self.run.plan(locations, {log: entry.progress for log, entry in entries.items()}, shape.routes)
+        pieces = [piece for new in wanted for piece in new.pieces]
+        if shape.names and not shape.json and pieces:
+            shape = replace(shape, json=inferred_ddl(shape.names, values_of(pieces)))
+            self.warn(f"inferred --json-schema '{shape.json}'")
         staging = self.output.stage()
-        files = self._written(wanted, shape.json, staging) if pieces else [[] for _ in wanted]
-        results = [self._result(each, shape, made, staging) for each, made in zip(wanted, files, strict=True)]
+        files = self._written(wanted, shape, staging) if pieces else [[] for _ in wanted]
+        results = []
+        for new, made in zip(wanted, files, strict=True):
+            log, begun, passed_over = new.location.log, new.before.last, self.run.passed_over(new)
+            before = entries.get(log) or ExportedLog(log, shape, begun + 1, begun)
+            entry = replace(before, shape=shape).with_files(
+                made, progress=new.after, staging=staging.name, passed_over=len(passed_over), at=self.run.at
+            )
+            results.append(LogResult(new, before, entry, sorted(made, key=lambda file: file.name), passed_over))
         self.output.commit([each.entry for each in results], staging)
         return results
 
-    def _due(self, locations: Sequence[LogLocation], before: Mapping[str, ExportedLog], shape: Shape) -> list[Due]:
-        """Return the logs with new records."""
-        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
-        found = due(locations, before, shape, tolerance)
-        for each in found:
-            self.on_new(each.new)
-        return [each for each in found if each.new.due]
-
-    def _with_types(self, shape: Shape, pieces: Sequence[LogPiece]) -> Shape:
-        """Return ``shape`` with inferred types if its names have no types yet."""
-        if not shape.names or shape.json or not pieces:
-            return shape
-        ddl = inferred_ddl(shape.names, values_of(pieces))
-        self.on_shape(ddl)
-        return replace(shape, json=ddl)
-
-    def _written(self, wanted: Sequence[Due], json_ddl: str, staging: Path) -> list[list[ExportedFile]]:
+    def _written(self, wanted: Sequence[NewRecords], shape: Shape, staging: Path) -> list[list[ExportedFile]]:
         """Return the files of each log, which executors write to ``staging``."""
-        self.on_begin(sum(each.new.raw_bytes for each in wanted))
         files: list[list[ExportedFile]] = [[] for _ in wanted]
-        with self.spark() as spark:
+        with progress("export", sum(new.raw_bytes for new in wanted)) as advance, self.run.spark() as spark:
             cores = spark.sparkContext.defaultParallelism
             owned: list[tuple[int, Chunk]] = [
                 (number, chunk)
-                for number, each in enumerate(wanted)
-                for chunk in each.chunks(file_bytes=self.file_bytes, cores=cores)
+                for number, new in enumerate(wanted)
+                for chunk in chunks_of(new, shape, file_bytes=self.file_bytes, cores=cores)
             ]
             chunks = [chunk for _, chunk in owned]
-            work = ChunkExport(str(staging), rows_of(json_ddl))
-            for number, result in run(spark, chunks, work, on_done=lambda done: self.on_done(chunks[done].raw_bytes)):
-                files[owned[number][0]] += decode_files(result)
+            work = ChunkExport(str(staging), rows_of(shape.json))
+            for number, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
+                files[owned[number][0]] += [ExportedFile(**file) for file in json.loads(result)]
         return files
 
-    def _result(self, each: Due, shape: Shape, files: list[ExportedFile], staging: Path) -> LogResult:
-        passed = passed_over(each.new, self.notes)
-        entry = replace(each.before, shape=shape).with_files(
-            files, progress=each.new.after, staging=staging.name, passed_over=len(passed), at=self.at
-        )
-        return LogResult(each, entry, sorted(files, key=lambda file: file.name), passed)
 
+def chunks_of(new: NewRecords, shape: Shape, *, file_bytes: int, cores: int) -> list[Chunk]:
+    """Divide the records into chunks that make files of about ``file_bytes`` and keep all cores busy.
 
-def due(
-    locations: Sequence[LogLocation], entries: Mapping[str, ExportedLog], shape: Shape, tolerance: Tolerance
-) -> list[Due]:
-    """Return the new records of each log, which may be none."""
-    found = []
-    for location in locations:
-        before = entries.get(location.log)
-        new = new_records(location, before.progress if before else None, shape.routes, tolerance)
-        begun = new.before.last
-        found.append(Due(new, before or ExportedLog(location.log, shape, begun + 1, begun)))
-    return found
+    A chunk makes a file of each route, so with many routes in the log it has to be larger.
+    """
+    routes = shape.routes or new.location.root.route_names()
+    return new.chunks(min(file_bytes * max(1, len(routes)), max(new.raw_bytes // (2 * cores), file_bytes)))
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
@@ -211,19 +203,15 @@ def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
 
 def values_of(pieces: Iterable[LogPiece]) -> Iterator[bytes]:
     """Yield the values of all records, reading only as far as the caller consumes them."""
-    for piece in pieces:
-        for batch in piece.batches():
-            yield from (record.value for record in batch.records())
+    return (record.value for piece in pieces for batch in piece.batches() for record in batch.records())
 
 
 def _objects(values: Iterable[bytes]) -> Iterator[dict[str, object]]:
     for value in values:
-        try:
+        with suppress(ValueError, RecursionError):
             found = json.loads(value)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            yield found
+            if isinstance(found, dict):
+                yield found
 
 
 def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
@@ -263,14 +251,10 @@ _NO_STATISTICS = ("value", "headers", CORRUPT)
 
 @dataclass(frozen=True, slots=True)
 class ChunkExport:
-    """Task that writes the files of a chunk to ``staging``, and returns a list for :func:`decode_files`.
-
-    Attributes:
-        rows: all columns but ``log``, in order; ``route`` as a dictionary.
-    """
+    """Task that writes the files of a chunk to ``staging``, and returns a list of them in JSON."""
 
     staging: str
-    rows: Rows
+    rows: Rows  # all columns but ``log``, in order; ``route`` as a dictionary
 
     def __call__(self, chunk: Chunk) -> bytes:
         pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
@@ -284,11 +268,6 @@ class ChunkExport:
             files.abandon()
             raise
         return json.dumps([asdict(file) for file in written]).encode()
-
-
-def decode_files(result: bytes) -> list[ExportedFile]:
-    """Return the files in the result of a task."""
-    return [ExportedFile(**file) for file in json.loads(result)]
 
 
 def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:

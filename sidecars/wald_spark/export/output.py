@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from wald.errors import Damaged, Refused
 from wald.files.disk import Disk
@@ -23,17 +22,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Contents of files: the same for every run of a log and, except for the routes, for every log of an export.
+    """Contents of files: the same for every run of a log and, except for the routes, for every log of an export."""
 
-    Attributes:
-        routes: None for all.
-        names: fields of JSON whose types are inferred; empty if the types were given.
-        json: the columns parsed from values, as DDL; "" to export the values unchanged.
-    """
-
-    routes: tuple[str, ...] | None = None
-    names: tuple[str, ...] = ()
-    json: str = ""
+    routes: tuple[str, ...] | None = None  # None for all
+    names: tuple[str, ...] = ()  # fields of JSON whose types are inferred; empty if the types were given
+    json: str = ""  # the columns parsed from values, as DDL; "" to export the values unchanged
 
     def as_options(self) -> str:
         """Return the options of the command that request this shape."""
@@ -47,45 +40,30 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """File of an export.
+    """File of an export."""
 
-    Attributes:
-        name: below the directory of the export.
-        corrupt: number of its records that are not JSON of these columns.
-    """
-
-    name: str
+    name: str  # below the directory of the export
     records: int
     bytes: int
-    corrupt: int = 0
+    corrupt: int = 0  # number of its records that are not JSON of these columns
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedLog:
-    """Progress of the export of one log.
-
-    Attributes:
-        last: records up to this sequence are exported, except those of the routes in ``held_back``.
-        held_back: the last exported record of each route that an unfinished record delays.
-        epoch, life: the daemon's start during the last run, as in :class:`Progress`.
-        records, corrupt, files, bytes: of all runs together.
-        passed_over: number of reports about unreadable records.
-        at: time at which the last run ended.
-        staging: directory of the files, ``pending``, that are still to be moved; "" for none.
-    """
+    """Progress of the export of one log, with sums over all runs."""
 
     log: str
     shape: Shape
     first: int
-    last: int
-    held_back: Mapping[str, int] = field(default_factory=dict)
+    last: int  # all records up to this one are exported, except those of routes in ``held_back``
+    held_back: Mapping[str, int] = field(default_factory=dict)  # the last exported record of each route
     records: int = 0
     corrupt: int = 0
     files: int = 0
     bytes: int = 0
-    passed_over: int = 0
-    at: str = ""
-    staging: str = ""
+    passed_over: int = 0  # reports about unreadable records
+    at: str = ""  # time at which the last run ended
+    staging: str = ""  # directory of ``pending`` files, which are still to be moved
     pending: tuple[str, ...] = ()
     epoch: int = 0
     life: str = ""
@@ -115,60 +93,27 @@ class ExportedLog:
         )
 
 
-class Catalog:
-    """Files of the logs below ``OUT/_wald``."""
-
-    def __init__(self, directory: Path, disk: Disk) -> None:
-        self._directory = directory
-        self._disk = disk
-
-    def entries(self) -> dict[str, ExportedLog]:
-        """Return the progress of each log, by id."""
-        return {path.stem: self._read(path) for path in sorted(self._directory.glob("*.json"))}
-
-    def write(self, exported: ExportedLog) -> None:
-        """Replace the file of a log durably."""
-        content = {"format": FORMAT} | asdict(exported)
-        self._disk.replace(self._path(exported.log), json.dumps(content, indent=1).encode() + b"\n")
-
-    def _path(self, log: str) -> Path:
-        return self._directory / f"{log}.json"
-
-    def _read(self, path: Path) -> ExportedLog:
-        try:
-            content = json.loads(path.read_bytes())
-            if content.pop("format") != FORMAT:
-                raise Refused(f"{path}: made by another wald", hint="install a newer wald: docs/install.md")
-            return _exported(content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Damaged(
-                f"{path}: not written by an export ({error})",
-                hint=f"put it back from a backup, or remove it and all files of {path.stem} to export that log again",
-            ) from error
-
-
-def _exported(content: dict[str, Any]) -> ExportedLog:
-    shape = content.pop("shape")
-    routes = shape["routes"]
-    return ExportedLog(
-        shape=Shape(None if routes is None else tuple(routes), tuple(shape["names"]), shape["json"]),
-        pending=tuple(content.pop("pending")),
-        **content,
-    )
-
-
 class Output:
-    """Directory ``out``, which this process has locked."""
+    """Directory ``out``, which this process has locked, with a file for each log below ``OUT/_wald``."""
 
     def __init__(self, out: Path, disk: Disk) -> None:
         self._out = out
         self._disk = disk
         self._stagings = out / "_staging"
-        self.catalog = Catalog(private(out), disk)
+
+    def entries(self) -> dict[str, ExportedLog]:
+        """Return the progress of each log, by id."""
+        return {path.stem: _read(path) for path in sorted(private(self._out).glob("*.json"))}
+
+    def write(self, exported: ExportedLog) -> None:
+        """Replace the file of a log durably."""
+        content = {"format": FORMAT} | asdict(exported)
+        path = private(self._out) / f"{exported.log}.json"
+        self._disk.replace(path, json.dumps(content, indent=1).encode() + b"\n")
 
     def recover(self) -> list[ExportedLog]:
         """Move the files of a run that was interrupted while it moved them, and remove those of any other."""
-        finished = [entry for entry in self.catalog.entries().values() if entry.pending]
+        finished = [entry for entry in self.entries().values() if entry.pending]
         for entry in finished:
             self._move(entry)
         shutil.rmtree(self._stagings, ignore_errors=True)
@@ -190,7 +135,7 @@ class Output:
         for directory in (staging, self._stagings, self._out):
             self._disk.sync_directory(directory)
         for entry in entries:
-            self.catalog.write(entry)
+            self.write(entry)
         for entry in entries:
             self._move(entry)
         shutil.rmtree(self._stagings, ignore_errors=True)
@@ -221,7 +166,22 @@ class Output:
                     ) from None
         for directory in sorted(made, reverse=True):
             self._disk.sync_directory(directory)
-        self.catalog.write(replace(entry, staging="", pending=()))
+        self.write(replace(entry, staging="", pending=()))
+
+
+def _read(path: Path) -> ExportedLog:
+    try:
+        content = json.loads(path.read_bytes())
+        if content.pop("format") != FORMAT:
+            raise Refused(f"{path}: made by another wald", hint="install a newer wald: docs/install.md")
+        shape, pending = content.pop("shape"), tuple(content.pop("pending"))
+        routes = None if shape["routes"] is None else tuple(shape["routes"])
+        return ExportedLog(shape=Shape(routes, tuple(shape["names"]), shape["json"]), pending=pending, **content)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(
+            f"{path}: not written by an export ({error})",
+            hint=f"put it back from a backup, or remove it and all files of {path.stem} to export that log again",
+        ) from error
 
 
 def private(out: Path) -> Path:

@@ -16,10 +16,10 @@ from some_logs import STEPS, Step, build
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald_archive.parts import Bytes, Records, Size, bundle_batches
-from wald_spark.admission import Backlog, Extent, admit
 from wald_spark.engine import Share, Stretch, decode, encode, shares, stretches
 from wald_spark.options import Limits
 from wald_spark.plan import Block, fair_share, joined_blocks, packed
+from wald_spark.stream import Backlog, Extent, admit
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
 LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.integers(1, 120))

@@ -29,9 +29,7 @@ from wald.format.names import WORK_SUFFIX, Kind
 from wald.work.group import WorkGroup
 from wald_archive.parts import Records
 from wald_reclaim.policy import Limits
-from wald_spark.audit.audits import BagWork, Outcomes, pickled_outcome, reports
-from wald_spark.audit.command import audit, plan
-from wald_spark.audit.report import Audit, audit_lines
+from wald_spark.audit.audits import Audit, BagWork, Outcomes, audit, audit_lines, pickled_outcome, plan, reports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,7 +162,7 @@ def test_an_archive_out_of_reach_is_neither_good_nor_damaged(tmp_path: Path, add
     """A package for the store is missing, or nothing answers there; the other archives are still verified."""
     built = filled(tmp_path / "root")
     done = here(built.root.path, destinations=[address])
-    assert [(each.address, each.errors, each.bundles > 0) for each in done.archives] == [
+    assert [(each.dest, each.errors, each.bundles > 0) for each in done.archives] == [
         (str(tmp_path / "root" / "archive"), 0, True),
         (address, 0, False),
     ]

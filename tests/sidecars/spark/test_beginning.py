@@ -17,11 +17,9 @@ from spark_jobs import run_job
 from wald.errors import Damaged, InvalidInput
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald_spark.commands import permissive_hint
-from wald_spark.damage import Tolerance
-from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
+from wald_spark.options import STREAM_OPTIONS, Limits, Tolerance, parse_options, parse_stream_options
 from wald_spark.plan import LogPiece, Range, first_record, pieces_of
-from wald_spark.progress import find_logs, new_records
+from wald_spark.progress import find_logs, new_records, permissive_hint
 from wald_spark.query import plan_query
 from wald_spark.stream import Triggers
 

@@ -20,9 +20,8 @@ from wald.errors import Damaged
 from wald.reading.arrow import record_batches, schema
 from wald_archive.codecs import Codec
 from wald_archive.parts import Records
-from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import ArchiveLocation
-from wald_spark.options import parse_options
+from wald_spark.options import STRICT, Options, Tolerance, parse_options
 from wald_spark.query import BundlePiece, bundle_pieces, plan_query
 
 NAMES = [name for name in schema.names if name != "headers"]  # a bundle stores headers as JSON, formatted differently
@@ -38,7 +37,8 @@ def pieces(
     routes: frozenset[str] | None = None,
     tolerance: Tolerance = STRICT,
 ) -> list[BundlePiece]:
-    return bundle_pieces(ArchiveLocation(str(dest)), routes, first, last, from_ns, until_ns, tolerance)
+    options = Options((), routes, first, last, from_ns, until_ns, tolerance=tolerance)
+    return bundle_pieces(ArchiveLocation(str(dest)), options)
 
 
 def rows(found: list[BundlePiece], names: list[str] = NAMES) -> list[dict[str, object]]:

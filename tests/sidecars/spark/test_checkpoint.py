@@ -11,8 +11,7 @@ from logs import Built
 from running import output_of, refusal_of, wald
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, UnsupportedFormat, WaldError
-from wald_spark.checkpoint import processed_by_stream
-from wald_spark.offsets import Offsets, Position, encode_offsets
+from wald_spark.checkpoint import Offsets, Position, encode_offsets, processed_by_stream
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795278068015,"conf":{}}'

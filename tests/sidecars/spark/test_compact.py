@@ -32,11 +32,10 @@ from wald_spark.compact.job import (
     Counts,
     Generation,
     Generations,
-    decode_counts,
     last_of,
 )
-from wald_spark.damage import STRICT
-from wald_spark.progress import Chunk, Progress, find_logs, new_records
+from wald_spark.options import STRICT, Tolerance
+from wald_spark.progress import Chunk, Progress, Run, find_logs, new_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,10 +48,8 @@ def compact(
 ) -> Compacted:
     """Run the compaction as the command does."""
     out.mkdir(exist_ok=True)
-    generations = Generations(out, Unsynced())
-    compactor = Compactor(
-        generations, routes, permissive, False, out / "notes", "now", spark=lambda: nullcontext(spark)
-    )
+    tolerance = Tolerance(permissive, permissive, str(out / "notes"))
+    compactor = Compactor(Generations(out, Unsynced()), routes, Run(tolerance, "now", lambda: nullcontext(spark)))
     return compactor.compact(find_logs([str(log.root.path) for log in logs], routes))
 
 
@@ -217,7 +214,9 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
     place.mkdir()
 
     assert portion is not None
-    assert decode_counts(ChunkReduction(str(place))(Chunk(tuple(portion.pieces)))) == Counts(records=60, unkeyed=20)
+    assert Counts(**json.loads(ChunkReduction(str(place))(Chunk(tuple(portion.pieces))))) == Counts(
+        records=60, unkeyed=20
+    )
     assert table_of(place) == oracle(built)
 
 

@@ -21,7 +21,8 @@ from wald.errors import Damaged, InvalidInput, Refused
 from wald.format.names import Kind
 from wald_spark.export.job import Exporter, LogResult
 from wald_spark.export.output import Output, Shape, private
-from wald_spark.progress import find_logs
+from wald_spark.options import Tolerance
+from wald_spark.progress import Run, find_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,9 +43,9 @@ def export(
     private(out).mkdir(parents=True, exist_ok=True)
     output = Output(out, Unsynced())
     output.recover()
-    notes = private(out) / "passed-over"
-    shape = Shape(routes, names, json_ddl)
-    exporter = Exporter(output, shape, permissive, False, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
+    tolerance = Tolerance(permissive, permissive, str(private(out) / "passed-over"))
+    run = Run(tolerance, "now", lambda: nullcontext(spark))
+    exporter = Exporter(output, Shape(routes, names, json_ddl), 1 << 20, run, warn=print)
     return exporter.export(find_logs([str(log.root.path) for log in logs], routes))
 
 

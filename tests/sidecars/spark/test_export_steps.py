@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from pyarrow import parquet
 from wald.errors import Damaged, InvalidInput, Locked, Refused
 from wald.files.disk import Disk
 from wald.format.names import Kind
-from wald_spark.commands import locked_by
-from wald_spark.damage import STRICT
 from wald_spark.export import job
-from wald_spark.export.job import ChunkExport, agreed_shape, by_route_and_day, decode_files, due, inferred_ddl
+from wald_spark.export.job import ChunkExport, agreed_shape, by_route_and_day, chunks_of, inferred_ddl
 from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, private, staged_name
-from wald_spark.progress import Chunk, Progress, find_logs, new_records
+from wald_spark.options import STRICT
+from wald_spark.progress import Chunk, Progress, find_logs, locked_by, new_records
 from wald_spark.rows import Rows
 
 TIME = pa.timestamp("us", "UTC")
@@ -87,10 +87,10 @@ def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_pat
         output = Output(out, Unsynced())
         output.recover()
 
-        content = {log: each.last for log, each in output.catalog.entries().items()}
+        content = {log: each.last for log, each in output.entries().items()}
         expected = [name for log, last in ((LOG, 2), (OTHER, 4)) if content.get(log) == last for name in both(log)]
         assert seen(out) == sorted(expected)
-        assert {each.pending for each in output.catalog.entries().values()} <= {()}
+        assert {each.pending for each in output.entries().values()} <= {()}
         assert [path.name for path in out.glob("_*")] == ["_wald"]
         assert list(private(out).glob("*.tmp")) == []
 
@@ -139,9 +139,9 @@ def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> Non
         at="now",
         pending=("x",),
     )
-    output.catalog.write(written)
+    output.write(written)
 
-    assert output.catalog.entries() == {LOG: written}
+    assert output.entries() == {LOG: written}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 1, "shape": {}}'])
@@ -150,13 +150,13 @@ def test_a_damaged_catalog_entry_is_reported(tmp_path: Path, text: str) -> None:
     (private(tmp_path) / f"{LOG}.json").write_text(text)
 
     with pytest.raises(Damaged, match=LOG):
-        Output(tmp_path, Unsynced()).catalog.entries()
+        Output(tmp_path, Unsynced()).entries()
 
 
 def test_a_file_that_is_in_neither_place_is_reported(tmp_path: Path) -> None:
     output = Output(tmp_path, Unsynced())
     private(tmp_path).mkdir()
-    output.catalog.write(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
+    output.write(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
 
     with pytest.raises(Damaged, match="in neither place"):
         output.recover()
@@ -290,7 +290,8 @@ def exported(root: Path, staging: Path) -> list[ExportedFile]:
     staging.mkdir()
     place = find_logs([str(root)], None)[0]
     portion = new_records(place, None, None, STRICT)
-    made = decode_files(ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces))))
+    result = ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
+    made = [ExportedFile(**file) for file in json.loads(result)]
     assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
     return made
 
@@ -340,8 +341,10 @@ def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
     built.seal()
     place = find_logs([str(built.root.path)], None)[0]
 
+    new = new_records(place, None, None, STRICT)
+
     def largest(shape: Shape, cores: int) -> float:
-        found = due([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
+        found = chunks_of(new, shape, file_bytes=(1 << 20) + 4096, cores=cores)
         return max(chunk.raw_bytes for chunk in found) / (1 << 20)
 
     assert 3 < largest(Shape(), 1) < 4.1

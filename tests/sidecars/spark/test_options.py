@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wald.errors import InvalidInput
 from wald.format.names import SEQUENCE_MAX
 from wald.setting_types import MIB
-from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, encode_offsets, is_offsets
+from wald_spark.checkpoint import BadOffsets, Offsets, Position, decode_offsets, encode_offsets, is_offsets
 from wald_spark.options import (
     PARTITION_BYTES,
     STREAM_OPTIONS,

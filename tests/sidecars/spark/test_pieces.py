@@ -20,10 +20,10 @@ from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.records import Record
 from wald.segments.sealed_file import FRAME_BYTES
-from wald_spark.admission import Extents
-from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import LogLocation, Shipped
+from wald_spark.options import STRICT, Tolerance
 from wald_spark.plan import LogPiece, Range, pieces_of
+from wald_spark.stream import Extents
 
 EVERYTHING = Range(None, 1, 10**9)
 FORGIVING = Tolerance(damage=True, loss=True)

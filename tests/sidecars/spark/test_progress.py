@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from logs import Built
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
-from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import LogLocation
-from wald_spark.progress import NewRecords, Progress, find_logs, new_records, passed_over
+from wald_spark.options import STRICT, Tolerance
+from wald_spark.progress import NewRecords, Progress, Run, find_logs, new_records
+from wald_spark.session import session
 
 
 def place_of(built: Built) -> LogLocation:
@@ -112,10 +114,11 @@ def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_
     with pytest.raises(NotFound, match="RECLAIM has removed record 2"):
         new_records(place_of(built), Progress(1), None, STRICT)
 
-    found = new_records(place_of(built), Progress(1), None, Tolerance(True, True, str(tmp_path / "notes")))
+    tolerance = Tolerance(True, True, str(tmp_path / "notes"))
+    found = new_records(place_of(built), Progress(1), None, tolerance)
     built.reclaim(3)  # between planning and reading
     assert numbers(found) == [5, 6]
-    assert passed_over(found, tmp_path / "notes") == [
+    assert Run(tolerance, "", partial(session, "unused")).passed_over(found) == [
         f"{built.root.segments}: RECLAIM has removed records 3 to 4: 2 records are missing",
         f"{built.root.segments}: RECLAIM has removed record 2",
     ]

@@ -14,11 +14,10 @@ from running import refusal_of, refused, sidecar
 from spark_jobs import run_job
 
 from wald.errors import Replaced, RolledBack
+from wald_spark.checkpoint import Offsets, decode_offsets, encode_offsets
 from wald_spark.compact.job import Generation, Generations
-from wald_spark.damage import STRICT, Tolerance
-from wald_spark.export.output import Catalog, ExportedLog, Shape, private
-from wald_spark.offsets import Offsets, decode_offsets, encode_offsets
-from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
+from wald_spark.export.output import ExportedLog, Output, Shape, private
+from wald_spark.options import STREAM_OPTIONS, STRICT, Limits, Tolerance, parse_options, parse_stream_options
 from wald_spark.plan import LogPiece
 from wald_spark.progress import NewRecords, Progress, find_logs, new_records
 from wald_spark.query import plan_query
@@ -160,8 +159,7 @@ def test_a_job_compares_what_its_last_run_has_kept(
     assert values(job(root, None).pieces) == [b"1", b"2", b"3", b"4", b"5"]
     keep(tmp_path / "out", job(built.root.path, None))
     restore(root, copy)
-    catalog = Catalog(private(tmp_path / "out" / "export"), Unsynced())
-    (exported,) = catalog.entries().values()
+    (exported,) = Output(tmp_path / "out" / "export", Unsynced()).entries().values()
     compacted = Generations(tmp_path / "out" / "compact", Unsynced()).read()
     assert compacted is not None
     for done in (exported.progress, compacted.logs[exported.log]):
@@ -175,7 +173,7 @@ def keep(out: Path, new: NewRecords) -> None:
     log = new.location.log
     private(out / "export").mkdir(parents=True)
     entry = ExportedLog(log, Shape(), 1, 0)
-    Catalog(private(out / "export"), Unsynced()).write(
+    Output(out / "export", Unsynced()).write(
         entry.with_files([], progress=new.after, staging="", passed_over=0, at="now")
     )
     (out / "compact").mkdir()

@@ -20,9 +20,8 @@ from running import Daemon, eventually, output_of, sidecar
 from wald.errors import Damaged
 from wald.files.ledger_read import read_ledger
 from wald_spark.options import STREAM_OPTIONS, parse_options
-from wald_spark.readers import StreamReader
 from wald_spark.rows import Rows
-from wald_spark.source import WaldDataSource
+from wald_spark.source import StreamReader, WaldDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
-from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
+from wald_spark.checkpoint import Offsets, Position, decode_offsets, encode_offsets
 from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
 from wald_spark.plan import LogPiece
 from wald_spark.stream import Triggers
