@@ -13,8 +13,7 @@ application and the OpenAPI document are made. The page has a separate table, wh
     serving      start, reload and stop
     http         the server: TCP, unix socket, TLS, and limits on connections
     app          the table of verbs, and the routing of requests to them
-    call         a request, and the type of a verb
-    state        the parts of a gate, which all requests share
+    call         the parts of a gate, which all requests share, a request, and the type of a verb
     auth         authentication and authorization
     limits       limits on clients: connections, rates, bodies, memory
     records_in   records in: bodies, idempotency keys, and the connection to the daemon

@@ -20,7 +20,7 @@ from wald.status import schema
 from wald_gate import shapes
 from wald_gate.auth.origins import TrustedProxies, require_own_name, require_own_page
 from wald_gate.auth.tokens import Client, Right
-from wald_gate.call import JSON, NDJSON, Call, Handle, Verb
+from wald_gate.call import JSON, NDJSON, Call, Handle, State, Verb
 from wald_gate.groups import verbs as work
 from wald_gate.http.exchange import Exchange
 from wald_gate.info import verbs as info
@@ -34,7 +34,6 @@ from wald_gate.records_out.reading import Arrow, Events, Raw
 from wald_gate.records_out.records import Query, records
 from wald_gate.responses import compress, may_compress, wants_gzip
 from wald_gate.shapes import encoded
-from wald_gate.state import State
 
 _NOT_CACHED = (b"cache-control", b"no-store")
 _API = "/v1/"
@@ -156,6 +155,8 @@ class _Endpoint:
         except asyncio.CancelledError:  # the gate stops, and has closed the connection
             return
         finally:
+            if request.at_end is not None:
+                request.at_end()
             if request.allowance is not None:
                 request.allowance.in_flight -= 1
 

@@ -1,10 +1,12 @@
-"""Requests, and the verbs that handle them."""
+"""The parts of a running gate, its requests, and the verbs that handle them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -16,13 +18,23 @@ from starlette.responses import Response
 
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
+from wald.log import Log
 from wald.setting_types import duration
-from wald_gate.auth.clients import ANYONE, PEER
+from wald.status.schema import Head
+from wald_gate.auth.clients import ANYONE, PEER, Admission, Rights
 from wald_gate.auth.tokens import Client, Right
+from wald_gate.groups.hosting import Groups
+from wald_gate.groups.waits import Processed
 from wald_gate.http.exchange import Exchange
+from wald_gate.info.monitoring import Counts, Readiness, RequestLog
+from wald_gate.limits import Allowances, ConnectionPool, Limits
+from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.problems import HttpError, for_client, problem, without_machine, without_path
+from wald_gate.records_in.daemon import DaemonClient
+from wald_gate.records_in.publisher import IdempotentPublisher
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
+from wald_gate.responses import Json
 from wald_gate.shapes import encoded
-from wald_gate.state import State
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +60,41 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ANY = ("*/*", "application/*")
 """Media ranges of an Accept header that include those above."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The parts of a gate, shared by all requests.
+
+    Attributes:
+        threads: threads for disk access other than reads of records.
+        readers: threads that read the log for clients.
+        head: the answer to ``GET /v1/head``, for a client that may know paths.
+    """
+
+    log: Log
+    daemon: DaemonClient
+    rights: Rights
+    limits: Limits
+    allowances: Allowances
+    threads: ThreadPoolExecutor
+    readers: ReadThreads
+    head: SharedRead[Head]
+    following: HeadWatcher
+    pool: ConnectionPool
+    counts: Counts
+    readiness: Readiness
+    request_log: RequestLog
+    admission: Admission
+    watching: SnapshotPublisher
+    groups: Groups
+    idempotent: IdempotentPublisher
+    processed: Processed
+
+    async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a short disk access, or one that is part of a write, without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))
 
 
 @dataclass
@@ -195,7 +242,7 @@ def listing(call: Call) -> tuple[str, Callable[[Iterable[Any]], bytes]]:
 
 def answer(found: object) -> Response:
     """Answer with an object as JSON."""
-    return Response(encoded(found), media_type=JSON)
+    return Json(found)
 
 
 def as_problem(_: Request, error: Exception) -> Response:

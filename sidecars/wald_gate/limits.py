@@ -6,7 +6,6 @@ A client is identified by its token, certificate or user; anonymous clients are 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from enum import StrEnum
 from typing import Protocol, Self
 
 from wald.format.protocol import FRAME_MAX_BYTES
-from wald_gate.problems import RETRY_SECONDS, HttpError
+from wald_gate.problems import HttpError
 from wald_gate.settings import LimitSettings
 
 STEP_BYTES = 64 << 10
@@ -126,17 +125,13 @@ class MemoryReservation:
         if not self._fits(size):
             try:
                 async with asyncio.timeout(_ROOM_SECONDS):
-                    await self._room(size)
+                    while not self._fits(size):
+                        if self._limits.given_back is None:
+                            self._limits.given_back = asyncio.Event()
+                        await self._limits.given_back.wait()
             except TimeoutError:
                 raise self._memory_error() from None
         self.count(size)
-
-    async def _room(self, size: int) -> None:
-        """Wait until ``size`` bytes fit."""
-        while not self._fits(size):
-            if self._limits.given_back is None:
-                self._limits.given_back = asyncio.Event()
-            await self._limits.given_back.wait()
 
     def count(self, size: int) -> None:
         """Count ``size`` bytes even if they exceed the limit."""
@@ -160,13 +155,8 @@ class MemoryReservation:
 
     def _memory_error(self) -> HttpError:
         kept, most = self._limits.kept_bytes, self._limits.settings.kept_max_bytes
-        return HttpError(
-            503,
-            "memory",
-            f"the gate keeps {kept} bytes of records for its clients, and may keep {most}",
-            hint="kept_max_bytes in [limits] of the gate's file of settings",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
+        message = f"the gate keeps {kept} bytes of records for its clients, and may keep {most}"
+        return HttpError(503, "memory", message, hint="kept_max_bytes in [limits] of the gate's file of settings")
 
 
 @dataclass
@@ -259,10 +249,4 @@ class Allowances:
 
 
 def _refused(message: str, seconds: float) -> HttpError:
-    return HttpError(
-        429,
-        "too-many",
-        message,
-        hint="[limits] of the gate's file of settings",
-        headers={"Retry-After": str(max(1, math.ceil(seconds)))},
-    )
+    return HttpError(429, "too-many", message, hint="[limits] of the gate's file of settings", retry=seconds)

@@ -10,10 +10,12 @@ Only admins get such hints, and that path in ``detail``.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -43,6 +45,7 @@ from wald_gate.shapes import Problem, encoded
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
+_RETRIED = (429, 503)
 _OF_MACHINE = frozenset({"path", "command", "commands"})
 _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
     (InvalidInput, 400, "invalid"),
@@ -67,7 +70,8 @@ class HttpError(WaldError):
     Args:
         status: status code of RFC 9110.
         code: identifies the error for programs.
-        headers: headers of the response, such as ``Retry-After``.
+        headers: headers of the response.
+        retry: seconds after which the client may try again; every 429 and 503 names some.
         more: additional fields of the problem.
     """
 
@@ -78,14 +82,17 @@ class HttpError(WaldError):
         message: str,
         *,
         hint: str = "",
-        headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        retry: float = RETRY_SECONDS,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code
-        self.headers = dict(headers or {})
-        self.more = dict(more or {})
+        self.headers = dict(headers)
+        if status in _RETRIED:
+            self.headers.setdefault("Retry-After", str(max(1, math.ceil(retry))))
+        self.more = dict(more)
 
 
 def for_client(error: Exception, root: Root, route: str | None, *, is_admin: bool) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -57,33 +57,19 @@ class Json(Response):
 
 
 class Stream(StreamingResponse):
-    """A response in parts, possibly without an end; to HEAD, its headers alone.
+    """A response in parts, possibly without an end; to HEAD, its headers alone."""
 
-    Args:
-        end: called when the response has ended, even after an error.
-    """
-
-    def __init__(
-        self,
-        parts: AsyncGenerator[bytes],
-        media_type: str,
-        headers: Mapping[str, str],
-        end: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str]) -> None:
         super().__init__(parts, headers=headers, media_type=media_type)
         self._parts = parts
-        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with aclosing(self._parts):  # starlette does not if the client leaves
-                if scope["method"] == "HEAD":
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                    await send({"type": "http.response.body"})
-                else:
-                    await super().__call__(scope, receive, send)
-        finally:
-            self._end()
+        async with aclosing(self._parts):  # starlette does not if the client leaves
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body"})
+            else:
+                await super().__call__(scope, receive, send)
 
 
 class Late(Response):
@@ -91,14 +77,12 @@ class Late(Response):
 
     Args:
         coming: the pending response; cancelled if the client leaves.
-        end: called when the response has ended, even after an error.
     """
 
-    def __init__(self, coming: asyncio.Task[bytes], media_type: str, end: Callable[[], None]) -> None:
+    def __init__(self, coming: asyncio.Task[bytes], media_type: str) -> None:
         super().__init__(media_type=media_type, headers=UNBUFFERED)
         del self.headers["content-length"]
         self._coming = coming
-        self._end = end
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         try:
@@ -111,30 +95,18 @@ class Late(Response):
                 await send({"type": "http.response.body"})  # waits until the connection has sent everything
         finally:
             self._coming.cancel()
-            self._end()
 
 
 class FlushedResponse(Response):
-    """A response in one piece, possibly large, that ends when the client has received nearly all of it.
-
-    Args:
-        end: called then, or when the client has left.
-    """
-
-    def __init__(self, body: bytes, media_type: str, end: Callable[[], None]) -> None:
-        super().__init__(body, media_type=media_type)
-        self._end = end
+    """A response in one piece, possibly large, that ends when the client has received nearly all of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if len(self.body) <= _SMALL_BYTES:
-                await super().__call__(scope, receive, send)
-                return
+        if len(self.body) <= _SMALL_BYTES:
+            await super().__call__(scope, receive, send)
+        else:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
             await send({"type": "http.response.body"})  # waits until the connection has sent everything
-        finally:
-            self._end()
 
 
 def wants_gzip(request: Request) -> bool:

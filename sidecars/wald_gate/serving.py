@@ -26,6 +26,7 @@ from wald.work.group import DEAD_LETTER
 from wald_gate.app import VERBS, Application
 from wald_gate.auth.clients import Admission, Rights
 from wald_gate.auth.origins import TrustedProxies
+from wald_gate.call import State
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
 from wald_gate.http.server import Listening, Server, check_path
@@ -36,9 +37,8 @@ from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.page.views import PAGES
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
-from wald_gate.records_out.threads import HeadWatcher, ReadThreads
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
 from wald_gate.settings import Settings
-from wald_gate.state import SharedRead, State
 
 _THREADS, _READERS = 8, 2  # they wait for the disk; readers share the interpreter with the event loop
 _SWITCH_SECONDS = 0.0005  # for which a thread keeps the interpreter while another waits for it

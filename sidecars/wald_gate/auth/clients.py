@@ -193,7 +193,7 @@ class Admission:
         if len(lately) >= _WRONG_MAX:
             seconds = math.ceil(lately[0] - began)
             message = f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s"
-            raise HttpError(429, "too-many", message, headers={"Retry-After": str(seconds)})
+            raise HttpError(429, "too-many", message, retry=seconds)
 
     def _set(self, request: Request, response: Response, value: str) -> None:
         """Forget the session of a request, and set the cookie of another one; "" removes it."""

@@ -68,21 +68,18 @@ async def lease(call: Call) -> Response:
     wanted = await call.body(shapes.Lease)
     wait = wait_seconds(wanted.wait) if isinstance(wanted.wait, str) else wanted.wait
     kept = MemoryReservation(call.state.limits)
+    call.request.at_end = kept.give_back
+    if wait <= SILENT_SECONDS:
+        return FlushedResponse(await _lease(call, wanted, wait, kept), media_type=JSON)
+    leasing = asyncio.create_task(_lease(call, wanted, wait, kept))
     try:
-        if wait <= SILENT_SECONDS:
-            return FlushedResponse(await _lease(call, wanted, wait, kept), JSON, kept.give_back)
-        leasing = asyncio.create_task(_lease(call, wanted, wait, kept))
-        try:
-            await asyncio.wait((leasing,), timeout=SILENT_SECONDS)
-            if leasing.done():
-                return FlushedResponse(leasing.result(), JSON, kept.give_back)
-        except BaseException:
-            leasing.cancel()
-            raise
-        return Late(leasing, JSON, kept.give_back)
+        await asyncio.wait((leasing,), timeout=SILENT_SECONDS)
+        if leasing.done():
+            return FlushedResponse(leasing.result(), media_type=JSON)
     except BaseException:
-        kept.give_back()
+        leasing.cancel()
         raise
+    return Late(leasing, JSON)
 
 
 async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: MemoryReservation) -> bytes:

@@ -134,6 +134,7 @@ class Exchange(Request):
         headers: looked up by lower-case names.
         connection: the client's.
         allowance: of its client; None before it is authenticated.
+        at_end: called when the response is sent or the client has left.
         has_whole_body: the body has arrived.
         has_left: the client has left.
         is_started, is_complete: state of the response.
@@ -142,6 +143,7 @@ class Exchange(Request):
     """
 
     allowance: Allowance | None = None
+    at_end: Callable[[], None] | None = None
     has_whole_body = False
     has_left = False
     is_started = False

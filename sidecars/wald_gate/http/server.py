@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -215,41 +215,43 @@ class UnixListener:
         given: the socket that systemd passed and keeps; None to make one at ``path``.
     """
 
-    def __init__(
-        self,
-        connection: Callable[[], asyncio.Protocol],
-        path: Path,
-        backlog: int,
-        given: socket.socket | None = None,
-    ) -> None:
-        self._connection = connection
+    def __init__(self, server: Server, path: Path, given: socket.socket | None = None) -> None:
+        self._server = server
         self._path = path
-        self._backlog = backlog
         self._given = given
-        self._server: asyncio.Server | None = None
+        self._listening: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._reported = ""
 
     async def start(self) -> None:
         """Listen; InvalidInput as :func:`check_path`, or if another process listens there."""
-        loop, before = asyncio.get_running_loop(), self._server
+        path, before, serve = self._path, self._listening, asyncio.get_running_loop().create_unix_server
         if self._given is not None:
-            self._server = await loop.create_unix_server(self._connection, sock=self._given, backlog=self._backlog)
+            self._listening = await serve(self._server.connection, sock=self._given, backlog=_BACKLOG)
         else:
-            self._server = await _serve(self._connection, self._path, self._backlog)
-        self._identity = _identity_of(self._path)
+            check_path(path)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+                if probe.connect_ex(os.fspath(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
+                    raise _refusal(path, "another process listens there", f"fuser {path}")
+            try:
+                path.unlink(missing_ok=True)
+                self._listening = await serve(self._server.connection, path, backlog=_BACKLOG)
+                path.chmod(_MODE)
+            except OSError as error:
+                raise _refusal(path, error.strerror or str(error), f"ls -ld {path.parent} {path}") from None
+        self._identity = _identity_of(path)
         if before is not None:
             before.close()
 
-    async def restore(self) -> InvalidInput | str:
-        """Recreate the socket if it is gone; return what happened, or "" if there is nothing new.
+    async def restore(self) -> None:
+        """Recreate the socket if it is gone, and log what happened.
 
         A file that took its place is left alone, unless it is a socket on which no process listens.
         """
         found = _identity_of(self._path)
         if self._identity in (None, found):  # None: systemd made it in another mount namespace
             self._reported = ""
-            return ""
+            return
         how = "removed" if found is None else "replaced"
         try:
             if self._given is not None:
@@ -257,34 +259,24 @@ class UnixListener:
                 raise InvalidInput(message, hint="systemctl restart wald-gate.socket")
             await self.start()
         except InvalidInput as error:
-            known, self._reported = self._reported, error.message
-            return "" if error.message == known else error
-        self._reported = ""
-        return f"--uds {self._path}: the socket was {how}; recreated"
+            if error.message != self._reported:
+                self._reported = error.message
+                _log.warning("wald-gate: %s\n  hint: %s", error.message, error.hint)
+        except OSError as error:  # such as no descriptor left; it tries again a second later
+            _log.warning("wald-gate: a unix socket that was removed cannot be recreated yet: %s", error)
+        else:
+            self._reported = ""
+            _log.warning("wald-gate: --uds %s: the socket was %s; recreated", self._path, how)
 
     def close(self) -> None:
         """Accept no more connections."""
-        if self._server is not None:
-            self._server.close()
+        if self._listening is not None:
+            self._listening.close()
 
     def remove(self) -> None:
         """Remove the socket, unless it is systemd's, or another file has taken its place."""
         if self._given is None and self._identity is not None and _identity_of(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
-
-
-async def _serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog: int) -> asyncio.Server:
-    check_path(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        if probe.connect_ex(os.fspath(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
-            raise _refusal(path, "another process listens there", f"fuser {path}")
-    try:
-        path.unlink(missing_ok=True)
-        server = await asyncio.get_running_loop().create_unix_server(connection, path, backlog=backlog)
-        path.chmod(_MODE)
-    except OSError as error:
-        raise _refusal(path, error.strerror or str(error), f"ls -ld {path.parent} {path}") from None
-    return server
 
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
@@ -420,7 +412,7 @@ class Server:
 
     async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
         """Listen on a unix socket."""
-        server = UnixListener(self.connection, path, _BACKLOG, given)
+        server = UnixListener(self, path, given)
         await server.start()
         self._servers.append(server)
 
@@ -429,14 +421,8 @@ class Server:
         while True:
             await asyncio.sleep(_PATHS_SECONDS)
             for server in self._servers:
-                try:
-                    happened = await server.restore() if isinstance(server, UnixListener) else ""
-                except OSError as error:  # such as no descriptor left; it tries again a second later
-                    happened = f"a unix socket that was removed cannot be recreated yet: {error}"
-                if happened:
-                    _log.warning("wald-gate: %s", happened)
-                if isinstance(happened, InvalidInput):
-                    _log.warning("  hint: %s", happened.hint)
+                if isinstance(server, UnixListener):
+                    await server.restore()
 
     async def _listen(self, listener: socket.socket) -> None:
         """Accept connections on a TCP socket, with TLS if there are certificates."""

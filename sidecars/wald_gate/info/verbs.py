@@ -23,7 +23,7 @@ from wald_gate import shapes
 from wald_gate.call import Call, answer, listing
 from wald_gate.groups.hosting import require_group
 from wald_gate.info.monitoring import Word, of_gate
-from wald_gate.problems import RETRY_SECONDS, HttpError
+from wald_gate.problems import HttpError
 from wald_gate.shapes import SEQUENCE_MAX, Health
 
 
@@ -156,8 +156,7 @@ async def readyz(call: Call) -> Response:
     """
     found = await call.state.readiness.now()
     if found.word is Word.NOT_READY:
-        headers = {"Retry-After": str(RETRY_SECONDS)}
-        raise HttpError(503, "not-ready", found.why, hint="stderr of the gate has more", headers=headers)
+        raise HttpError(503, "not-ready", found.why, hint="stderr of the gate has more")
     return answer(Health(found.word.value, found.why))
 
 

@@ -22,7 +22,7 @@ from wald.client.session import Durable, error_after_retries, permanent_error
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
 from wald_gate.info.monitoring import Published
-from wald_gate.problems import RETRY_SECONDS, HttpError
+from wald_gate.problems import HttpError
 
 _OVERTAKEN = frozenset({Code.GAP, Code.FORGOTTEN, Code.CONFLICT})
 _STATUS_SECONDS = 1.0
@@ -215,8 +215,7 @@ def _held_routes(state: Mapping[str, object]) -> Iterator[str]:
 
 
 def _busy(message: str) -> HttpError:
-    headers = {"Retry-After": str(RETRY_SECONDS)}
-    return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy", headers=headers)
+    return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy")
 
 
 def _durable(answer: str) -> Durable:

@@ -25,6 +25,7 @@ from wald.log import Log
 from wald_gate.problems import HttpError
 from wald_gate.records_in.daemon import DaemonClient, Overtaken, Producer
 from wald_gate.records_in.keys import KeyStore, Part, Slots, digest_of, marked
+from wald_gate.records_out.threads import SharedRead
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class OnStored(Protocol):
     def __call__(self, durable: Durable, payload_bytes: int, /, *, is_new: bool) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
     """Producer id, the number of its last batch, and the sequence up to which all its batches are known.
 
@@ -58,17 +59,18 @@ class _Slot:
 class IdempotentPublisher:
     """Stores requests with a key. It does not read the log before the first."""
 
+    store: KeyStore  # once the log is read
+    _saves: SharedRead[None]
+
     def __init__(self, log: Log, daemon: DaemonClient) -> None:
         self._log = log
-        self._daemon = daemon
+        self.daemon = daemon
         self._ids = Slots(log.identity.log_id)
         self._slots = [_Slot(producer_id) for producer_id in self._ids.ids]
         self._stopping = Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wald-gate-keys")
-        self._opening: asyncio.Task[KeyStore] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._upkeep: asyncio.Task[None] | None = None
-        self._last_save: asyncio.Task[None] | None = None
-        self._next_save: asyncio.Task[None] | None = None
         self._is_unsynced = False
         self._in_flight: set[bytes] = set()
 
@@ -76,64 +78,27 @@ class IdempotentPublisher:
     async def request(self, key: bytes, route: str, on_stored: OnStored) -> AsyncIterator[KeyedRequest]:
         """Begin a request; ``on_stored`` is called for each part of its body."""
         if key in self._in_flight:
-            raise HttpError(
-                409,
-                "under-way",
-                "the first request with this Idempotency-Key is not answered yet",
-                hint="send it again",
-                headers={"Retry-After": "1"},
-            )
+            message = "the first request with this Idempotency-Key is not answered yet"
+            raise HttpError(409, "under-way", message, hint="send it again", headers={"Retry-After": "1"})
         self._in_flight.add(key)
         try:
-            until = self._daemon.deadline()
-            store = await self._opened()
+            until = self.daemon.deadline()
+            await self._open()
             patience = until - asyncio.get_running_loop().time()
-            request = KeyedRequest(self, store, key, route, on_stored, patience=patience)
+            request = KeyedRequest(self, key, self._slots[self._ids.of_key(key)], route, on_stored, patience)
             try:
                 yield request
             finally:
                 if request.stored:
-                    store.add(key, request.stored)
-                    await self._save(store)
+                    self.store.add(key, request.stored)
+                    try:
+                        await self._saves.result()  # requests that end during a save share the next one
+                    finally:  # a request that is cancelled is saved too
+                        self._is_unsynced = True
+                        if (self._upkeep is None or self._upkeep.done()) and not self._stopping.is_set():
+                            self._upkeep = asyncio.create_task(self._maintain())
         finally:
             self._in_flight.discard(key)
-
-    def deadline(self, patience: float | None) -> float:
-        """Return the loop's time after ``patience`` seconds; by default, those of the daemon's client."""
-        return self._daemon.deadline() if patience is None else asyncio.get_running_loop().time() + patience
-
-    def readings(self, key: bytes) -> int:
-        """Return how often the number of the key's slot was read from the log."""
-        return self._slots[self._ids.of_key(key)].readings
-
-    async def store(
-        self, request: KeyedRequest, number: int, route: str, payload: bytes, until: float
-    ) -> Durable | Part:
-        """Store a part by the loop's time ``until``, or return it as the log has it by now."""
-        index = self._ids.of_key(request.key)
-        slot = self._slots[index]
-        async with _until(until, "earlier requests are not answered yet"):
-            await slot.lock.acquire()
-        try:
-            while True:
-                async with _until(until, "reading the log takes longer"):
-                    if slot.is_unsure:
-                        await self._read_slot(slot, index)
-                    if request.readings != slot.readings:
-                        request.look_up()
-                        if number in request.parts:
-                            return request.parts[number]
-                slot.is_unsure = True
-                producer = Producer(slot.id, slot.number + 1)
-                try:
-                    durable = await self._daemon.publish_as(producer, route, payload, seen=slot.seen, until=until)
-                except Overtaken:
-                    await asyncio.sleep(_PAUSE_SECONDS)  # the batch that has the number may not be durable yet
-                else:
-                    slot.number, slot.seen, slot.is_unsure = producer.number, durable.last, False
-                    return durable
-        finally:
-            slot.lock.release()
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that waits for the disk, in the order of the calls."""
@@ -147,60 +112,45 @@ class IdempotentPublisher:
         if self._opening is not None:
             await asyncio.wait([self._opening])
             if not self._opening.exception():
-                for step in (KeyStore.save, KeyStore.sync, KeyStore.close):
-                    await self.in_thread(step, self._opening.result())
+                for step in (self.store.save, self.store.sync, self.store.close):
+                    await self.in_thread(step)
         self._thread.shutdown(wait=True)
 
-    async def _read_slot(self, slot: _Slot, index: int) -> None:
+    async def read_slot(self, slot: _Slot) -> None:
         """Read the log to its end, and take the slot's last number from it."""
-        store = await self._opened()
-        await self.in_thread(store.follow)
-        while await self.in_thread(store.read_portion):  # other requests run between two portions
+        await self.in_thread(self.store.follow)
+        while await self.in_thread(self.store.read_portion):  # other requests run between two portions
             pass
-        slot.number, slot.seen = store.slot(index)
+        slot.number, slot.seen = self.store.slot(self._slots.index(slot))
         slot.readings += 1
         slot.is_unsure = False
 
-    async def _opened(self) -> KeyStore:
+    async def _open(self) -> None:
+        """Wait until the log is read."""
         if self._opening is None or (self._opening.done() and self._opening.exception()):
-            self._opening = asyncio.create_task(self._open())
+            self._opening = asyncio.create_task(self._read_log())
         if self._opening.done():
-            return self._opening.result()
+            return
         try:
-            return await asyncio.wait_for(asyncio.shield(self._opening), _READING_SECONDS)
+            await asyncio.wait_for(asyncio.shield(self._opening), _READING_SECONDS)
         except TimeoutError:
             raise Unavailable("the keys of the last day are being read from the log", hint="send it again") from None
 
-    async def _open(self) -> KeyStore:
+    async def _read_log(self) -> None:
         """Read the log. The slots have the numbers at its end before a key is looked up."""
-        store = await self.in_thread(KeyStore, self._log, self._ids, self._stopping)
+        self.store = await self.in_thread(KeyStore, self._log, self._ids, self._stopping)
+        self._saves = SharedRead(self.store.save, self._thread)
         for index, slot in enumerate(self._slots):
-            slot.number, slot.seen = store.slot(index)
-        return store
+            slot.number, slot.seen = self.store.slot(index)
 
-    async def _save(self, store: KeyStore) -> None:
-        """Save new keys. Requests that end during a save share the next one."""
-        if self._next_save is None:
-            self._next_save = asyncio.create_task(self._save_after(self._last_save, store), name="wald-gate-keys")
-        await asyncio.shield(self._next_save)
-
-    async def _save_after(self, previous: asyncio.Task[None] | None, store: KeyStore) -> None:
-        if previous is not None:
-            await asyncio.wait([previous])
-        self._last_save, self._next_save = self._next_save, None
-        await self.in_thread(store.save)
-        self._is_unsynced = True
-        if (self._upkeep is None or self._upkeep.done()) and not self._stopping.is_set():
-            self._upkeep = asyncio.create_task(self._maintain(store))
-
-    async def _maintain(self, store: KeyStore) -> None:
+    async def _maintain(self) -> None:
         with suppress(WaldError, OSError):  # the next request with a key reports it
             while self._is_unsynced:
                 await asyncio.sleep(_SAVING_SECONDS)
-                while await self.in_thread(store.read_portion):
+                while await self.in_thread(self.store.read_portion):
                     pass
                 self._is_unsynced = False  # a save during the sync sets it again
-                await self.in_thread(store.sync)
+                await self.in_thread(self.store.sync)
 
 
 @asynccontextmanager
@@ -214,36 +164,32 @@ async def _until(end: float, reason: str) -> AsyncIterator[None]:
 
 
 class KeyedRequest:
-    """Request with a key. ``stored`` are the parts that it has stored, by number; the first may take ``patience`` s."""
+    """Request with a key.
+
+    Args:
+        patience: seconds in which its first part is stored; later ones have those of the daemon's client.
+
+    Attributes:
+        stored: the parts that it has stored, by number.
+    """
 
     def __init__(
-        self,
-        publisher: IdempotentPublisher,
-        store: KeyStore,
-        key: bytes,
-        route: str,
-        on_stored: OnStored,
-        *,
-        patience: float,
+        self, publisher: IdempotentPublisher, key: bytes, slot: _Slot, route: str, on_stored: OnStored, patience: float
     ) -> None:
         self._publisher = publisher
-        self._store = store
-        self._patience: float | None = patience
+        self._key = key
+        self._slot = slot
         self._route = route
         self._on_stored = on_stored
+        self._patience = patience
         self._number = 0
         self._pending = b""
-        self.key = key
         self.stored: dict[int, Part] = {}
-        self.look_up()
+        self._look_up()
 
     @property
     def is_replay(self) -> bool:
         return not self.stored
-
-    def look_up(self) -> None:
-        self.readings = self._publisher.readings(self.key)
-        self.parts = self._store.parts(self.key)
 
     async def add(self, payload: bytes, *, columns: bool) -> None:
         """Add the next payload of the body; lines become columns.
@@ -264,34 +210,62 @@ class KeyedRequest:
     async def _publish(self, payload: bytes, *, is_last: bool) -> None:
         """Store the next part, unless it is stored."""
         self._number += 1
-        until, self._patience = self._publisher.deadline(self._patience), None
-        payload = marked(payload, self.key, self._number, is_last=is_last)
+        until = asyncio.get_running_loop().time() + self._patience
+        self._patience = self._publisher.daemon.patience
+        payload = marked(payload, self._key, self._number, is_last=is_last)
         digest = digest_of(payload)
-        part = await self._stored_part()
-        if part is None:
-            found = await self._publisher.store(self, self._number, self._route, payload, until)
-            if isinstance(found, Durable):
-                self.stored[self._number] = Part(*found, digest)
-                self._on_stored(found, len(payload), is_new=True)
-                return
-            part = found
-        if part.digest != digest:
+        found = await self._known_part() or await self._store(payload, until)
+        if is_new := isinstance(found, Durable):
+            found = self.stored[self._number] = Part(*found, digest)
+        if found.digest != digest:
             raise HttpError(
                 422,
                 "other-body",
                 f"part {self._number} of the body is not what is stored under this Idempotency-Key",
                 hint="a new key for each new body",
             )
-        self._on_stored(Durable(part.first, part.last), len(payload), is_new=False)
+        self._on_stored(Durable(found.first, found.last), len(payload), is_new=is_new)
 
-    async def _stored_part(self) -> Part | None:
-        part = self.parts.get(self._number)
-        in_thread = self._publisher.in_thread
-        if part is not None and not await in_thread(self._store.has_part, self.key, self._number, part):
-            await in_thread(self._store.rebuild)
-            self.look_up()
-            part = self.parts.get(self._number)
-        if part is None and any(number > self._number for number in self.parts):
+    async def _store(self, payload: bytes, until: float) -> Durable | Part:
+        """Store a part by the loop's time ``until``, or return it as the log has it by now."""
+        slot, publisher = self._slot, self._publisher
+        async with _until(until, "earlier requests are not answered yet"):
+            await slot.lock.acquire()
+        try:
+            while True:
+                async with _until(until, "reading the log takes longer"):
+                    if slot.is_unsure:
+                        await publisher.read_slot(slot)
+                    if self._readings != slot.readings:
+                        self._look_up()
+                        if self._number in self._parts:
+                            return self._parts[self._number]
+                slot.is_unsure = True
+                producer = Producer(slot.id, slot.number + 1)
+                try:
+                    durable = await publisher.daemon.publish_as(
+                        producer, self._route, payload, seen=slot.seen, until=until
+                    )
+                except Overtaken:
+                    await asyncio.sleep(_PAUSE_SECONDS)  # the batch that has the number may not be durable yet
+                else:
+                    slot.number, slot.seen, slot.is_unsure = producer.number, durable.last, False
+                    return durable
+        finally:
+            slot.lock.release()
+
+    def _look_up(self) -> None:
+        self._readings = self._slot.readings
+        self._parts = self._publisher.store.parts(self._key)
+
+    async def _known_part(self) -> Part | None:
+        """Return the next part if the table and the log have it; HttpError 409 if it is forgotten."""
+        publisher, part = self._publisher, self._parts.get(self._number)
+        if part is not None and not await publisher.in_thread(publisher.store.has_part, self._key, self._number, part):
+            await publisher.in_thread(publisher.store.rebuild)
+            self._look_up()
+            part = self._parts.get(self._number)
+        if part is None and any(number > self._number for number in self._parts):
             raise HttpError(
                 409,
                 "forgotten",

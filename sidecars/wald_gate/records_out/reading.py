@@ -24,10 +24,10 @@ from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start, Stop
 from wald.retention.missing import Missing
+from wald_gate.call import State
 from wald_gate.problems import HttpError
 from wald_gate.records_out.threads import STEP_SECONDS, Watch
 from wald_gate.responses import LEVEL
-from wald_gate.state import State
 
 if TYPE_CHECKING:
     import pyarrow as pa

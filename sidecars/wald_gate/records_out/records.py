@@ -71,24 +71,25 @@ async def records(call: Call) -> Response:
     headers = _HEADERS | (UNBUFFERED if follow or seconds else {"Vary": "Accept, Accept-Encoding"})
     if not (follow or seconds or isinstance(form, Events)) and wants_gzip(call.request):
         form, headers = Gzipped(form), headers | {"Content-Encoding": "gzip"}
-    with ExitStack() as ending:
-        watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
-        reading = Reading(call.state, call.payer, wanted, form, watch)
-        ending.callback(reading.close)
-        beat = _heartbeat(query, reading, form) if follow or seconds else None
-        silent = None if beat is None else SILENT_SECONDS
-        try:
-            first = await reading.chunk(_QUICK_SECONDS)  # so that an error of the request becomes its answer
-            if first is None:
-                first = await while_there(call.request, reading.chunk(silent))
-        except NotFound as error:
-            raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
-        until = time.monotonic() + seconds
-        if seconds and first == b"" and not follow:
-            first = await while_there(call.request, _first(reading, seconds, silent))
-            call.reauthorize()
-        chunks = _chunks(call, reading, first, None if follow else until, beat)
-        return Stream(chunks, form.media_type, headers, ending.pop_all().close)
+    ending = ExitStack()
+    call.request.at_end = ending.close
+    watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
+    reading = Reading(call.state, call.payer, wanted, form, watch)
+    ending.callback(reading.close)
+    beat = _heartbeat(query, reading, form) if follow or seconds else None
+    silent = None if beat is None else SILENT_SECONDS
+    try:
+        first = await reading.chunk(_QUICK_SECONDS)  # so that an error of the request becomes its answer
+        if first is None:
+            first = await while_there(call.request, reading.chunk(silent))
+    except NotFound as error:
+        raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
+    until = time.monotonic() + seconds
+    if seconds and first == b"" and not follow:
+        first = await while_there(call.request, _first(reading, seconds, silent))
+        call.reauthorize()
+    chunks = _chunks(call, reading, first, None if follow else until, beat)
+    return Stream(chunks, form.media_type, headers)
 
 
 def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes] | None:

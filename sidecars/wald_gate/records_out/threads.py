@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from wald.log import Log
 from wald.reading.scanner import Arrivals, read_arrivals
@@ -89,6 +89,32 @@ def _step(way: Generator[None, None, T]) -> list[T]:
 
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks, as of readers of a log; each takes some 10 µs
 _SHARE = 1 / 16  # of the time without arrivals: the delay with which a record may be seen
+
+
+class SharedRead(Generic[T]):
+    """A call in a thread, shared by all requests that arrive while the call before it runs.
+
+    A request never gets the result of a call that began before the request arrived.
+    """
+
+    def __init__(self, read: Callable[[], T], threads: ThreadPoolExecutor) -> None:
+        self._read = read
+        self._threads = threads
+        self._running: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def result(self) -> T:
+        """Return the result of a call that begins now or later; raise its error."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._run(self._running), name="wald-gate-shared-read")
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # all requests may be gone
+        return await asyncio.shield(self._next)
+
+    async def _run(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._running, self._next = self._next, None
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read)
 
 
 class Watch:

@@ -76,10 +76,10 @@ def run(
 @contextmanager
 def stopped_for_long(daemon: Process, repeats: IdempotentPublisher) -> Iterator[None]:
     """Pause the daemon and shorten the timeout of these requests; others may be slow on a loaded machine."""
-    patience, repeats._daemon.patience = repeats._daemon.patience, 0.5
+    patience, repeats.daemon.patience = repeats.daemon.patience, 0.5
     with stopped(daemon):
         yield
-    repeats._daemon.patience = patience
+    repeats.daemon.patience = patience
 
 
 def test_another_gate_has_stored_it_and_the_daemon_has_forgotten_the_slot(
@@ -103,7 +103,7 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
         with stopped_for_long(daemon, repeats):
             storing = asyncio.create_task(store(repeats))
             if is_cancelled:
-                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.requests.in_flight)
+                await asyncio.to_thread(eventually, lambda: repeats.daemon._main.requests.in_flight)
                 storing.cancel()
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
                 await storing
@@ -171,7 +171,8 @@ def test_a_key_that_is_saved_during_a_sync_is_synced(daemon: Process, monkeypatc
         await store(repeats)
         await asyncio.to_thread(reached.wait, TIMEOUT_SECONDS)
         storing = asyncio.create_task(store(repeats, b"\1" * 16))
-        while repeats._next_save is None and (repeats._last_save is None or repeats._last_save.done()):
+        saves = repeats._saves
+        while saves._next is None and (saves._running is None or saves._running.done()):
             await asyncio.sleep(0.01)
         go_on.set()
         await storing

@@ -18,12 +18,12 @@ import pytest
 from logs import Built
 from running import eventually
 
+from wald_gate.call import State
 from wald_gate.info.monitoring import Counts
 from wald_gate.records_out import reading
 from wald_gate.records_out import threads as turns
 from wald_gate.records_out.reading import Raw, Reading, Wanted
-from wald_gate.records_out.threads import HeadWatcher, ReadThreads
-from wald_gate.state import SharedRead, State
+from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
 
 
 @asynccontextmanager
