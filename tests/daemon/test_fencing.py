@@ -201,35 +201,29 @@ def test_one_whose_directory_is_removed_is_made_again_once_it_is_back(start: Sta
     assert daemon.stop() == 0
 
 
-def test_a_dead_socket_in_its_place_is_replaced(start: Start) -> None:
-    daemon = start()
-    dead = daemon.socket_path.with_name("dead")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(dead))
-    dead.rename(daemon.socket_path)
-    eventually(lambda: "; the daemon recreated it" in daemon.log)
-    assert daemon.ask("PING").startswith("OK")
-    assert daemon.stop() == 0
-
-
-@pytest.mark.parametrize("instead", ["another", "a file"])
-def test_what_is_not_a_dead_socket_stays(start: Start, root: Path, instead: str) -> None:
-    """It is reported once, and the daemon listens again once it is gone."""
+def test_what_takes_the_place_of_a_socket_is_replaced_if_it_is_a_dead_one(start: Start, root: Path) -> None:
+    """Anything else is reported once and stays, and the daemon listens again once it is gone."""
     daemon = start()
     other = root / "other"
     with socket.socket(socket.AF_UNIX) as listener:
-        if instead == "a file":
-            other.write_bytes(b"precious")
-        else:
-            listener.bind(os.fspath(other))
-            listener.listen()
-        other.rename(daemon.socket_path)
-        eventually(lambda: f"the socket was replaced by {instead}" in daemon.log)
-        assert stat.S_ISSOCK(daemon.socket_path.stat().st_mode) == (instead == "another")
-        daemon.socket_path.unlink()
-        eventually(lambda: "; the daemon recreated it" in daemon.log)
-        assert daemon.ask("PING").startswith("OK")
-    assert daemon.log.count("the socket was replaced by") == 1
+        listener.bind(os.fspath(other))
+    other.rename(daemon.socket_path)
+    eventually(lambda: daemon.log.count("; the daemon recreated it") == 1)
+    assert daemon.ask("PING").startswith("OK")
+    for number, instead in enumerate(("a file", "another"), start=2):
+        with socket.socket(socket.AF_UNIX) as listener:
+            if instead == "a file":
+                other.write_bytes(b"precious")
+            else:
+                listener.bind(os.fspath(other))
+                listener.listen()
+            other.rename(daemon.socket_path)
+            eventually(lambda instead=instead: f"the socket was replaced by {instead}" in daemon.log)  # type: ignore[misc]
+            assert stat.S_ISSOCK(daemon.socket_path.stat().st_mode) == (instead == "another")
+            daemon.socket_path.unlink()
+            eventually(lambda number=number: daemon.log.count("; the daemon recreated it") == number)  # type: ignore[misc]
+            assert daemon.ask("PING").startswith("OK")
+    assert daemon.log.count("the socket was replaced by") == 2
     assert daemon.stop() == 0
 
 

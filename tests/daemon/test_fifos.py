@@ -84,26 +84,6 @@ def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start:
     assert daemon.stop() == 0
 
 
-def test_another_fifo_is_read_instead_and_the_old_one_to_its_end(start: Start, root: Path) -> None:
-    """A log rotation moves the file away and makes its writer open another."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
-    fifo = root / "routes/a/in"
-    old = os.open(fifo, os.O_WRONLY)
-    other = root / "routes/a/other"
-    os.mkfifo(other)
-    other.rename(fifo)
-    new = os.open(fifo, os.O_RDWR)
-    os.write(new, b"new\n")
-    os.write(old, b"old\n")
-    eventually(lambda: sorted(values(root)) == [b"new", b"old"])
-    os.close(old)
-    os.write(new, b"newer\n")
-    eventually(lambda: values(root)[2:] == [b"newer"])
-    os.close(new)
-    assert daemon.stop() == 0
-
-
 def test_the_old_one_may_end_with_the_daemon(start: Start, root: Path) -> None:
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")

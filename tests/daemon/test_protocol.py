@@ -129,22 +129,6 @@ def has_file_without_a_name(daemon: Daemon) -> bool:
     return False
 
 
-def test_replies_come_in_the_order_of_the_requests(shared: Daemon, client: Client, route: str) -> None:
-    """Many requests in one write, of which some are refused."""
-    block = f"PUB {route} 4\na\nb\nPING\nPUB absent 2\nx\nPUB {route} 2\nc\nNONE\n".encode()
-    client.send(block * 200)
-    replies = [client.reply() for _ in range(5 * 200)]
-
-    first = sequence(replies[0])
-    expected = [
-        each
-        for number in range(first, first + 600, 3)
-        for each in (f"OK {number} {number + 1}", "OK pong", "ERR no-r", f"OK {number + 2} {number + 2}", "ERR unkn")
-    ]
-    assert [reply[: len(wanted)] for reply, wanted in zip(replies, expected, strict=True)] == expected
-    assert text(shared.root, route) == b"a\nb\nc\n" * 200
-
-
 def test_what_asks_about_the_log_sees_what_was_published_before_it(client: Client, route: str) -> None:
     """HEAD, STAT and CUT behind a PUB in one write are answered after its commit."""
     publish = f"PUB {route} 2\nx\n".encode()
@@ -166,18 +150,6 @@ def test_a_route_can_be_used_behind_its_making(shared: Daemon, client: Client) -
     assert client.reply().startswith("OK ")
     assert client.reply() == "OK added fresh"
     assert (shared.root / "routes/fresh/in").stat().st_mode & 0o7777 == 0o600
-
-
-def test_a_request_may_come_byte_by_byte(shared: Daemon, client: Client, route: str) -> None:
-    """Each byte in a separate round; a carriage return before the newline is ignored."""
-    with Client(shared.socket_path) as other:
-        for byte in f"PUB {route} 8\r\none\ntwo\nPING\r\n".encode():
-            client.send(bytes([byte]))
-            assert other.ask(b"PING\n") == "OK pong"
-
-    assert client.reply().startswith("OK ")
-    assert client.reply() == "OK pong"
-    assert text(shared.root, route) == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("size", [SPOOLED, REQUEST_MAX])

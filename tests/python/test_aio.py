@@ -277,19 +277,6 @@ def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon)
         os.kill(daemon.process.pid, signal.SIGCONT)
 
 
-def test_a_producer_outlives_a_restart_of_the_daemon(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with aio.Producer(daemon.root) as producer:
-            first = await producer.send("a", ["1"])
-            assert await first == [1]
-            daemon.kill()
-            second = await producer.send("a", ["2"])
-            await asyncio.to_thread(daemon.start_again)
-            assert await second == [2]
-
-    run(main())
-
-
 def test_a_producer_without_a_daemon_or_outside_of_its_block_says_so(tmp_path: Path) -> None:
     async def enter(producer: aio.Producer) -> None:
         async with producer:

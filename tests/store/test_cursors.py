@@ -167,21 +167,6 @@ def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(
     assert steps(look) < first / 3
 
 
-def test_a_look_for_the_slowest_ends_at_a_name_that_no_group_can_have(built: Built) -> None:
-    """Nothing has read less, so the other files are not read because of it."""
-    for number in range(50):
-        built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
-    slowest = SlowestCursor()
-    first = steps(lambda: slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10))
-    strange = built.root.cursor_directory("a") / "a b.cursor"
-    strange.write_bytes(b"9\n")
-    found: list[Cursor] = []
-    taken = steps(lambda: found.append(slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10)))
-
-    assert (found[0].path, found[0].effective) == (strange, 0)
-    assert taken < first * 1.1
-
-
 def test_a_cursor_beyond_the_head_counts_once_the_head_has_reached_it(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,26 +169,16 @@ def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
     assert [number for number, _ in read_ledger(path).broken_lines] == [2, 3]
 
 
-def test_a_damaged_line_of_an_append_of_several_is_kept_and_told(path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["single appends", "one append"])
+def test_a_broken_chain_is_kept_and_told(path: Path, *, at_once: bool) -> None:
     """A bit is flipped on a disk, not by a power cut."""
     ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 1}, {"n": 2}, {"n": 3})
-    ledger.close()
-    path.write_bytes(path.read_bytes().replace(b'"n":2', b'"n":7'))
-    Ledger(path, Unsynced()).close()
-
-    decoded = read_ledger(path)
-    assert [entry["n"] for entry in decoded.entries] == [1, 3]
-    assert [number for number, _ in decoded.broken_lines] == [2, 3]
-
-
-def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
-    ledger = Ledger(path, Disk())
-    for n in range(3):
-        ledger.append({"n": n})
+    lines = [{"n": n} for n in range(3)]
+    for several in [lines] if at_once else [[line] for line in lines]:
+        ledger.append(*several)
     ledger.close()
     path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":7'))
-    ledger = Ledger(path, Disk())
+    ledger = Ledger(path, Unsynced())
     ledger.append({"n": 3})
     ledger.close()
 

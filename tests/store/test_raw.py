@@ -11,7 +11,7 @@ from damage import peak_bytes
 from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
 import wald.segments.raw_scan as raw_module
-from wald.format.batch import HEADER, Flag, ParseOutcome
+from wald.format.batch import HEADER, ParseOutcome
 from wald.format.log_state import LogState
 from wald.format.segment import BadHeader
 from wald.segments.raw_scan import (
@@ -239,20 +239,6 @@ def test_a_record_behind_a_damaged_header_is_not_believed() -> None:
         assert [gap.length for gap in gaps] == [len(outer)]
 
 
-def test_pieces_of_a_long_record_are_batches_without_a_sequence() -> None:
-    pieces = [
-        batch(b"be", count=1, flags=Flag.CONTINUED),
-        batch(b"gin", base=2, count=0, flags=Flag.CONTINUES | Flag.CONTINUED, producer_sequence=1),
-        batch(b"end\nnext\n", base=2, count=1, flags=Flag.CONTINUES, producer_sequence=1),
-    ]
-    with opened(framed(*pieces)) as raw:
-        assert [found.header.last_sequence for found in scan(raw)[0][1:]] == [1, 1, 2]
-    with opened(framed(pieces[0], flip(pieces[1], 70), pieces[2])) as raw:
-        batches, gaps, _ = scan(raw)
-        assert [found.header.last_sequence for found in batches[1:]] == [1, 2]
-        assert len(gaps) == 1
-
-
 def test_memory_stays_constant() -> None:
     """A batch larger than the window, a lying length, zeros and damage: never more than a few windows are held."""
     large = batch(b"x" * (8 << 20) + b"\n")
@@ -263,19 +249,6 @@ def test_memory_stays_constant() -> None:
         assert [len(found) for found in scan(raw)[:2]] == [3, 1]
     with opened(data) as raw:
         assert peak_bytes(lambda: scan(raw)) < 4 * WINDOW_BYTES
-
-
-def test_headers_that_lie_about_their_length_cost_no_memory_and_little_time() -> None:
-    """Damage full of valid headers, each claiming a megabyte that is not there."""
-    liar = batch(b"z" * (1 << 20), count=0, base=2)[: HEADER.size]
-    data = framed(batch(b"a\n"), b"\1" * 64 + liar * 2000, batch(b"good\n", base=2))
-    with opened(data) as raw:
-        batches, gaps, tail = scan(raw)
-        assert peak_bytes(lambda: scan(raw)) < 4 * WINDOW_BYTES
-
-    assert [found.header.base_sequence for found in batches] == [1, 1, 2]
-    assert len(gaps) == 1
-    assert tail.outcome is ParseOutcome.END
 
 
 def test_a_batch_whose_sequences_were_given_out_before_is_damage() -> None:

@@ -103,18 +103,6 @@ def test_a_segment_of_which_nothing_can_be_read_is_kept_aside(tmp_path: Path, na
     goes_on(built, ALL[:2], 7)
 
 
-def test_a_damaged_header_costs_only_itself(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    story(path)
-    newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * 20))
-    built = start_again(path)
-    assert built.report.fate == "cut"
-    assert any(f"{BASE:020d}.wal: offset 0: " in line for line in built.report.errors)
-    assert quarantined(path) == []
-    assert built.last == 6
-    assert built.lines("web", [b"new"]) == 7
-
-
 @pytest.mark.parametrize("damage", ["header", "tail"])
 def test_a_segment_without_records_is_replaced_and_keeps_its_state(tmp_path: Path, damage: str) -> None:
     """Also where the segments before it are gone, so that only its control batch knows."""

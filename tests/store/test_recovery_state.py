@@ -251,15 +251,6 @@ class TestSealedLogs:
         goes_on(built, ALL, 7)
         assert_sound(path)
 
-    def test_one_that_cannot_be_read_keeps_its_sequences(self, tmp_path: Path) -> None:
-        path = tmp_path / "log"
-        built = self.build(path)
-        sealed = built.path(BASE, Kind.SEALED)
-        sealed.write_bytes(NOISE)
-        built = start_again(path)
-        assert any(str(sealed) in line for line in built.report.errors)
-        goes_on(built, ALL[:2], 7)
-
     def test_neither_head_nor_sealed_file_nor_ledger_readable_still_hides_nothing_new(self, tmp_path: Path) -> None:
         """A new segment of the same name as the sealed one would not be seen."""
         path = tmp_path / "log"
@@ -281,17 +272,6 @@ class TestSealedLogs:
         assert any(str(sealed) in line for line in built.report.errors)
         assert built.writer.state == state
         goes_on(built, ALL, 7)
-
-    def test_a_damaged_frame_costs_no_sequence(self, tmp_path: Path) -> None:
-        """The end of a sealed segment is in its index."""
-        path = tmp_path / "log"
-        built = self.build(path)
-        sealed = built.path(BASE, Kind.SEALED)
-        sealed.write_bytes(flipped(sealed.read_bytes(), 8 * 60))
-        built.root.head.unlink()
-        built = start_again(path)
-        assert len(built.report.errors) == 1
-        assert built.writer.base_sequence == 7
 
 
 class TestUnfinishedWrites:

@@ -510,18 +510,9 @@ def test_the_log_of_a_made_up_identity_goes_on(built: Built) -> None:
     assert errors(built.root.path) == []
 
 
-def test_a_cursor_alone_says_it(built: Built) -> None:
-    for directory in (built.root.segments, built.root.recovery):
-        shutil.rmtree(directory)
-        directory.mkdir()
-    built.root.identity.unlink()
-    found = recover_identity(built.root)
-    assert found is not None
-    assert (found[0].log_id, found[0].created) == (built.log_id, "")
-
-
-def test_of_a_segment_that_was_reclaimed_and_is_not_deleted_it_is_taken_too(built: Built) -> None:
+def test_a_reclaimed_segment_that_is_not_deleted_or_a_cursor_alone_says_it(built: Built) -> None:
     sealed = built.path(1, Kind.SEALED)
+    cursor = built.root.cursor("a", "processed").read_bytes()
     for path in built.root.segments.iterdir():
         if path != sealed:
             path.unlink()
@@ -531,6 +522,13 @@ def test_of_a_segment_that_was_reclaimed_and_is_not_deleted_it_is_taken_too(buil
     found = recover_identity(built.root)
     assert found is not None
     assert found[0].log_id == built.log_id
+    built.root.cursor("a", "processed").write_bytes(cursor)
+    for directory in (built.root.segments, built.root.recovery):
+        shutil.rmtree(directory)
+        directory.mkdir()
+    found = recover_identity(built.root)
+    assert found is not None
+    assert (found[0].log_id, found[0].created) == (built.log_id, "")
 
 
 @pytest.mark.parametrize("identity", ["missing", "of the other"])

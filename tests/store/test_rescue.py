@@ -298,35 +298,6 @@ class TestALongRecordAcrossSegments:
         assert list(wald.open(copy).records("a", start=1, on_missing=missing.append)) == []
         assert [(each.first, each.last, each.records) for each in missing] == [(1, 1, 1)]
 
-    def test_it_is_whole_if_only_what_shrinking_has_dropped_of_others_is_damaged(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Readers pass over a frame in which nothing is left, by the index."""
-        monkeypatch.setattr(shrinking, "FRAME_BYTES", 1000)
-        log = Built(tmp_path / "log")
-        log.piece("a", b"begins ", begins=True, ends=False)
-        log.lines("b", [b"x" * 3000])
-        log.lines("b", [b"y" * 3000])
-        log.piece("a", b"z" * 1500, begins=False, ends=False)
-        log.cut()
-        log.piece("a", b"ends\n", begins=False, ends=True)
-        log.seal()
-        shrink(log, 1, b=3)
-        log.crash()
-        path = log.path(1, Kind.SEALED)
-        with SealedFile(path) as file:
-            frame = next(each for each in file.index.frames[1:] if not each.routes)
-        copy = tmp_path / "damaged"
-        shutil.copytree(log.root.path, copy)
-        target = copy / path.relative_to(log.root.path)
-        data = bytearray(target.read_bytes())
-        flip(frame.offset + 14, data)
-        target.write_bytes(data)
-        before = readable(copy)
-        assert set(before[0]) == {1}
-        assert not repair(copy, accept_loss=False).loses_data
-        assert (readable(copy), errors(copy)) == (before, [])
-
     def test_a_segment_made_again_opens_with_what_is_open_in_front_of_it(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)

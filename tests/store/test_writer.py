@@ -14,7 +14,7 @@ from faults import FailingDisk, TracingDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built, commit, draft
-from writing import NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
+from writing import NEVER, assert_whole, batches, commit_more, with_some_records
 
 import wald
 from wald.checking.dump import dump
@@ -27,13 +27,10 @@ from wald.format.log_state import (
     DedupEntry,
     Peer,
     decode_peer,
-    decode_state,
     encode_peer,
 )
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, pack_version, version_text
-from wald.segments.index_builder import find_index
-from wald.segments.raw_scan import RawFile
 from wald.segments.sealed_file import SealedFile
 from wald.writing import writer as writing
 from wald.writing.writer import Draft, Route, Sender
@@ -78,15 +75,6 @@ class TestPlaces:
         built.lines("web", [b"2"])
         assert not built.writer.overshoots(1024)
         assert built.writer.overshoots(built.writer.position)
-
-    def test_placing_changes_nothing(self, tmp_path: Path) -> None:
-        built = with_some_records(tmp_path / "log", TracingDisk())
-        before, steps = in_memory(built.writer), len(built.disk.steps)  # type: ignore[attr-defined]
-        first = built.writer.place([draft(b"a\nb\n"), draft(b"c\n")])
-        assert built.writer.place([draft(b"a\nb\n"), draft(b"c\n")]) == first
-        assert [placed.base_sequence for placed in first] == [5, 7]
-        assert [placed.last_sequence for placed in first] == [6, 7]
-        assert (in_memory(built.writer), len(built.disk.steps)) == (before, steps)  # type: ignore[attr-defined]
 
     def test_a_cut_segment_ends_with_its_last_batch_and_the_active_one_is_allocated(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log", segment_max_bytes=1 << 16)
@@ -316,30 +304,6 @@ class TestSpare:
         commit_more(built)
         assert values(built.root.path, "web") == [b"1", b"2", b"4", b"5", b"6", b"7"]
         assert_whole(built)
-
-
-def test_index_entries_land_on_batches(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
-    for number in range(60):
-        built.lines("web", [b"%d" % number * 2000] * 3)
-        built.piece("long", b"x" * 500, begins=number == 0, ends=False)
-    path = built.path(1, Kind.RAW)
-    index = find_index(built.root.segments, built.log_id, 1)
-    assert len(index.entries) > 5
-    places = {batch.offset: batch.header for batch in batches(path, limit=built.writer.position)}
-    for sequence, position, time_ns in index.entries:
-        assert (places[position].base_sequence, places[position].append_time_ns) == (sequence, time_ns)
-
-
-def test_the_control_batch_carries_the_state(tmp_path: Path) -> None:
-    built = with_some_records(tmp_path / "log", TracingDisk())
-    built.cut()
-    first, *rest = batches(built.path(5, Kind.RAW), limit=built.writer.position)
-    assert rest == []
-    assert first.offset == SEGMENT_HEADER.size
-    assert (first.header.count, first.header.flags, first.route) == (0, Flag.CONTROL, "")
-    with built.path(5, Kind.RAW).open("rb") as file:
-        assert decode_state(RawFile(file.fileno()).payload(first)) == built.writer.state
 
 
 CURL, BASH = Peer(1000, 4711, "curl"), Peer(0, 1, 'ba"sh\n\x00ü')
