@@ -62,12 +62,6 @@ def test_the_hint_on_an_invalid_pattern_finds_it_literally(built: Built, pattern
     assert output_of(*shlex.split(hint.partition(" finds it literally")[0])[1:]) == f"<{pattern}>\n".encode()
 
 
-def test_json_is_that_of_every_read(built: Built) -> None:
-    at = ("read", "--root", built.root.path, "--format", "json", "--times")
-
-    assert output_of(*at, "--grep", "An") == output_of(*at, "--from", "4", "--limit", "1")
-
-
 def test_only_a_range_is_searched(built: Built) -> None:
     built.lines("a", [b"later"])
     root = built.root.path

@@ -81,13 +81,6 @@ def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> Non
     assert "there is no route 'a'" in message
 
 
-@pytest.mark.parametrize("until", ["2h", "1h"])
-def test_a_time_that_ends_before_it_begins_is_refused(built: Built, until: str) -> None:
-    code, message, _ = refusal_of("history", "--root", built.root.path, "--since", "1h", "--until", until)
-    assert code == 2
-    assert "is not before --until" in message
-
-
 def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
     held = {"route": "a", "count": 2, "first": 4, "last": 5, "cursors": {"processed": 4}}

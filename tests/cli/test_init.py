@@ -9,7 +9,7 @@ import pytest
 from running import Daemon, command, output_of, refused, run
 
 import wald
-from wald.errors import InvalidInput, NotFound
+from wald.errors import NotFound
 
 REFUSE = {"WALD_ON_MISSING_ROOT": "refuse"}
 
@@ -35,13 +35,6 @@ def test_a_mount_point_without_its_file_system_does_not_become_a_log(tmp_path: P
     assert message.startswith(f"{root}: there is no log here")
     assert f"to create a log: wald --root {root} init" in hint
     assert (os.listdir(root) if there else root.exists()) in ([], False)
-
-
-def test_a_log_is_not_made_among_other_files(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, message, _ = refused(run(command("init", "--root", tmp_path)))
-    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path}: the directory is not empty and not a log")
-    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_log_on_which_no_daemon_has_run_says_so(root: Path) -> None:

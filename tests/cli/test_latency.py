@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Client, Daemon, command, output_of, run
+from running import Client, Daemon, output_of
 
 from wald.status.rates import conclusion
 
@@ -30,11 +30,6 @@ def test_it_shows_what_the_daemon_has_measured(tmp_path: Path) -> None:
         quiet = json.loads(output_of("status", "--latency", "--during", "0.1s", "--json", "--root", daemon.root))
         assert (quiet["commit_seconds"]["count"], quiet["conclusion"][:7]) == (0, "Nothing")
         assert b"process %d" % os.getpid() in output_of("status", "--latency", "--root", daemon.root)
-
-
-def test_it_needs_the_daemon(tmp_path: Path) -> None:
-    output_of("init", "--root", tmp_path / "log")
-    assert run(command("status", "--latency", "--root", tmp_path / "log")).returncode == 6
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,6 @@ def test_from_to_and_limit_say_which(shared: Path, options: list[str], first: in
     assert numbers(*options, "--root", shared) == list(range(first, last + 1))
 
 
-def test_a_time_is_when_the_daemon_took_it(shared: Path) -> None:
-    """Reading from the time that ``where`` prints for a record starts with that record."""
-    reported = json.loads(output_of("where", 51, "--json", "--root", shared))
-    at = datetime.fromtimestamp(reported["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
-
-    assert numbers("--from", at, "--root", shared) == list(range(51, 101))
-
-
 def test_a_cursor_is_set_behind_all_that_is_older_than_a_time(log: Path) -> None:
     reported = json.loads(output_of("where", 51, "--json", "--root", log))
     at = datetime.fromtimestamp(reported["append_time_ns"] // 1000 / 1e6, UTC).isoformat()

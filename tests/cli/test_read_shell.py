@@ -112,10 +112,6 @@ def test_options_that_exclude_each_other_are_refused(root: Path, options: str, w
     assert hint in advice
 
 
-def test_a_number_of_records_below_zero_is_refused(root: Path) -> None:
-    assert refusal_of("read", "a", "-n", "-1", "--root", root)[0] == InvalidInput.exit_code
-
-
 def test_times_stand_before_each_record_and_can_be_typed_back(root: Path) -> None:
     lines = output_of("read", "a", "--times", "-n", "8", "--root", root).decode().splitlines()
     at, value = lines[1].split(" ")

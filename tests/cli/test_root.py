@@ -102,8 +102,7 @@ def test_the_owner_goes_on_with_a_log_that_root_has_made(log: Log) -> None:
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_the_owner_goes_on_after_a_daemon_of_root(log: Log, end: str) -> None:
+def test_the_owner_goes_on_after_a_daemon_of_root(log: Log) -> None:
     """The owner's programs can also connect to root's daemon while it runs."""
     with Daemon(log.root, prefix=OWNER.prefix) as daemon:
         assert daemon.stop() == 0
@@ -113,10 +112,7 @@ def test_the_owner_goes_on_after_a_daemon_of_root(log: Log, end: str) -> None:
         assert daemon.ask("CUT").startswith("OK ")
         log.does(OWNER, command("append", "a"))
         assert foreign(log) == set()
-        if end == "stopped":
-            assert daemon.stop() == 0
-        else:
-            daemon.kill()
+        daemon.kill()
     assert foreign(log) == set()
     with Daemon(log.root, prefix=OWNER.prefix) as daemon:
         assert daemon.ask("PUB a 2\nx").startswith("OK ")

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from contents import errors
 from every_call import Program
@@ -187,10 +188,6 @@ def archive(root: Path, *routes: str) -> list[str]:
     return sidecar("archive", *routes, "--root", root, "--dest", root.parent / "archive")
 
 
-def drain(root: Path, *options: object) -> list[str]:
-    return sidecar("drain", "feed", "a", "--root", root, "--exit-at-end", *options, "--", "cat")
-
-
 def in_python(script: str, root: Path) -> list[str]:
     return [sys.executable, "-c", script, str(root)]
 
@@ -219,13 +216,42 @@ except (OSError, WaldError) as error:
     sys.exit(str(error))
 """
 
+
+def ours(*words: object, on: Callable[[Path], None] = log_of_two_routes, name: str = "", **more: Any) -> Program:
+    """Return ``wald WORDS``, or ``wald-NAME WORDS``, on a log."""
+    end = words.index("--") if "--" in words else len(words)
+
+    def line(root: Path) -> list[str]:
+        whole = (*words[:end], "--root", root, *words[end:])
+        return sidecar(name, *whole) if name else command(*whole)
+
+    return Program(on, line, **more)
+
+
+def reclaiming(*options: str, on: Callable[[Path], None] = log_of_two_routes) -> Program:
+    return ours(*options, on=on, name="reclaim")
+
+
+def drain(*options: object) -> Program:
+    words = ("feed", "a", "--exit-at-end", *options, "--", "cat")
+    return ours(*words, name="drain", prints="rest", retries=True)
+
+
+def group(*words: object, **more: Any) -> Program:
+    return ours("group", *words, on=log_with_a_work_group, **more)
+
+
+def beside_a_daemon(*words: object, **more: Any) -> Program:
+    return ours(*words, beside=daemon_of, layout=False, **more)
+
+
 PROGRAMS = {
-    "reclaim": Program(log_of_two_routes, lambda root: reclaim(root, "--grace", "0")),
-    "reclaim releases": Program(log_of_two_routes, lambda root: reclaim(root, "--grace", "300d")),
-    "reclaim takes back": Program(log_with_released_segments, lambda root: reclaim(root, "--grace", "0")),
-    "reclaim shrinks": Program(log_with_a_slow_group, lambda root: reclaim(root, "--grace", "0", "--shrink-pinned")),
-    "repair": Program(log_with_a_bad_index, lambda root: command("repair", "--root", root)),
-    "repair with loss": Program(log_with_a_bad_frame, lambda root: command("repair", "--accept-loss", "--root", root)),
+    "reclaim": reclaiming("--grace", "0"),
+    "reclaim releases": reclaiming("--grace", "300d"),
+    "reclaim takes back": reclaiming("--grace", "0", on=log_with_released_segments),
+    "reclaim shrinks": reclaiming("--grace", "0", "--shrink-pinned", on=log_with_a_slow_group),
+    "repair": ours("repair", on=log_with_a_bad_index),
+    "repair with loss": ours("repair", "--accept-loss", on=log_with_a_bad_frame),
     "archive": Program(log_of_two_routes, lambda root: archive(root, "a")),
     "archive of two routes": Program(log_with_an_archive, lambda root: archive(root, "a", "b")),
     "archive verify": Program(
@@ -233,49 +259,22 @@ PROGRAMS = {
         lambda root: sidecar("archive", "verify", root.parent / "archive", "--root", root),
         prints="all",
     ),
-    "drain": Program(log_of_two_routes, lambda root: drain(root, "--batch-records", 3), prints="rest", retries=True),
-    "drain with workers": Program(
-        log_of_two_routes, lambda root: drain(root, "--workers", 2), prints="rest", retries=True
-    ),
-    "cursor set": Program(log_of_two_routes, lambda root: command("cursor", "set", "a", 11, "--root", root)),
-    "cursor skip": Program(
-        log_of_two_routes, lambda root: command("cursor", "skip", "a", 9, "--root", root), again=(3,)
-    ),
-    "cursor remove": Program(
-        log_of_two_routes, lambda root: command("cursor", "remove", "a", "--group", "other", "--root", root), again=(3,)
-    ),
-    "read": Program(log_of_two_routes, lambda root: command("read", "a", "--root", root), prints="all"),
-    "read --commit": Program(
-        log_of_two_routes, lambda root: command("read", "a", "--commit", "--root", root), prints="rest"
-    ),
-    "verify": Program(log_of_two_routes, lambda root: command("verify", "--root", root), prints="all"),
-    "explain": Program(log_with_a_slow_group, lambda root: command("explain", "--root", root)),
-    "group skip": Program(
-        log_with_a_work_group,
-        lambda root: command("group", "skip", "a", "workers", "6..7", "--root", root),
-        again=(2, 3),
-    ),
-    "group remove": Program(
-        log_with_a_work_group, lambda root: command("group", "remove", "a", "workers", "--root", root), again=(3,)
-    ),
-    "group release": Program(
-        log_with_a_work_group,
-        lambda root: command("group", "release", "a", "workers", "w", "--root", root),
-        beside=leased_from,
-        again=(3,),
-    ),
-    "group list": Program(log_with_a_work_group, lambda root: command("group", "list", "--root", root)),
+    "drain": drain("--batch-records", 3),
+    "drain with workers": drain("--workers", 2),
+    "cursor set": ours("cursor", "set", "a", 11),
+    "cursor skip": ours("cursor", "skip", "a", 9, again=(3,)),
+    "cursor remove": ours("cursor", "remove", "a", "--group", "other", again=(3,)),
+    "read": ours("read", "a", prints="all"),
+    "read --commit": ours("read", "a", "--commit", prints="rest"),
+    "verify": ours("verify", prints="all"),
+    "explain": ours("explain", on=log_with_a_slow_group),
+    "group skip": group("skip", "a", "workers", "6..7", again=(2, 3)),
+    "group remove": group("remove", "a", "workers", again=(3,)),
+    "group release": group("release", "a", "workers", "w", beside=leased_from, again=(3,)),
+    "group list": group("list"),
     "work": Program(log_with_a_work_group, lambda root: in_python(WORK, root)),
-    "run --stdin": Program(
-        log_of_two_routes, lambda root: command("run", "--root", root, "--stdin", "a"), stdin=LINES, layout=False
-    ),
-    "run with a FIFO": Program(
-        log_with_a_fifo,
-        lambda root: command("run", "--root", root),
-        beside=written_to_fifo,
-        assist=stop_once_durable,
-        layout=False,
-    ),
+    "run --stdin": ours("run", "--stdin", "a", stdin=LINES, layout=False),
+    "run with a FIFO": ours("run", on=log_with_a_fifo, beside=written_to_fifo, assist=stop_once_durable, layout=False),
     "gate": Program(
         log_of_two_routes,
         lambda root: sidecar("gate", "--root", root, "--listen", "", "--uds", root / "gate.sock"),
@@ -283,29 +282,12 @@ PROGRAMS = {
         assist=stop_once_asked,
         layout=False,
     ),
-    "drain redrive": Program(
-        log_with_dead_letters,
-        lambda root: sidecar("drain", "redrive", "--root", root),
-        beside=daemon_of,
-        layout=False,
-    ),
+    "drain redrive": beside_a_daemon("redrive", on=log_with_dead_letters, name="drain"),
     "producer": Program(log_of_two_routes, lambda root: in_python(PRODUCE, root), beside=daemon_of, layout=False),
-    "hold": Program(log_with_a_fifo, lambda root: command("hold", "--root", root), assist=stop_once_held),
-    "append": Program(
-        log_of_two_routes,
-        lambda root: command("append", "a", "--root", root),
-        stdin=LINES,
-        beside=daemon_of,
-        layout=False,
-    ),
-    "cut": Program(log_of_two_routes, lambda root: command("cut", "--root", root), beside=daemon_of, layout=False),
-    "clock step": Program(
-        log_of_two_routes, lambda root: command("clock", "step", "--root", root), beside=daemon_of, layout=False
-    ),
-    "route add": Program(
-        log_of_two_routes, lambda root: command("route", "add", "c", "--root", root), beside=daemon_of, layout=False
-    ),
-    "route retire": Program(
-        log_of_two_routes, lambda root: command("route", "retire", "b", "--root", root), beside=daemon_of, layout=False
-    ),
+    "hold": ours("hold", on=log_with_a_fifo, assist=stop_once_held),
+    "append": beside_a_daemon("append", "a", stdin=LINES),
+    "cut": beside_a_daemon("cut"),
+    "clock step": beside_a_daemon("clock", "step"),
+    "route add": beside_a_daemon("route", "add", "c"),
+    "route retire": beside_a_daemon("route", "retire", "b"),
 }

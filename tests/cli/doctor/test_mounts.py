@@ -123,15 +123,6 @@ def test_a_disk_without_inodes_is_reported(tmp_path: Path) -> None:
     assert "No space left" in found.message("replace")
 
 
-def test_a_disk_that_is_small_is_a_warning(tmp_path: Path) -> None:
-    """Four segments of 64 MiB and the reserve do not fit, so the daemon would use smaller segments."""
-    with disk(tmp_path, "ext4") as at:
-        found = examine(at / "log")
-
-    assert found.outcome("space") == "warn"
-    assert found.measured("space")["segment_bytes"] < found.measured("space")["segment_max_bytes"] == 64 * MIB
-
-
 def test_what_a_mount_point_is_called_is_read_as_the_kernel_writes_it() -> None:
     """Spaces are octal escapes, the number of fields before the hyphen varies, and one read-only flag is enough."""
     line = "36 35 98:0 /a /disks/a\\040b ro,noatime shared:7 master:1 - ext4 /dev/sda1 rw,nobarrier\n"
