@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from running import eventually
+from running import TIMEOUT_SECONDS, eventually
 
 _SCRIPT = """
 x=
@@ -113,6 +114,12 @@ class Jobs:
     def await_running(self, *values: object) -> None:
         """Return once commands with these values are running."""
         eventually(lambda: set(map(str, values)) <= set(self.running))
+
+    def kill_while_running(self, drain: subprocess.Popen[bytes], *values: object) -> None:
+        """Kill a drain once commands with these values are running."""
+        self.await_running(*values)
+        drain.kill()
+        drain.wait(TIMEOUT_SECONDS)
 
     @property
     def processed(self) -> Counter[str]:

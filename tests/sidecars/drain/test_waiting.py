@@ -23,9 +23,7 @@ import wald
 def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, jobs: Jobs, start: Start) -> None:
     """It refuses to process again records above the cursor that workers have done."""
     jobs.hold(1, 2)
-    first = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 2)
-    first.kill()
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 2)), 1, 2)
     second = start(*jobs.arguments(built.root.path, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.fail(1)
@@ -49,10 +47,7 @@ def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, job
 def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jobs: Jobs, start: Start) -> None:
     """It does so even if the cursor was behind when the workers were killed."""
     jobs.hold(9)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1))
-    jobs.await_running(9)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1)), 9)
     jobs.fail(9)
     jobs.let_go(9)
     eventually(lambda: not jobs.running)
@@ -80,9 +75,7 @@ def test_without_a_cursor_nothing_counts_that_workers_have_left(built: Built, jo
 
 def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(3)
-    first = start(*jobs.arguments(built.root.path, "--batch-records", 5))
-    jobs.await_running(3)
-    first.kill()
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--batch-records", 5)), 3)
     second = start(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(3)

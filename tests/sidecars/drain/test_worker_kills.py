@@ -40,10 +40,7 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     """It does so with fewer workers as well as with more."""
     jobs.hold(1, 2, 3, 4)
     jobs.fail(3)
-    first = start(*jobs.arguments(built.root.path, "--workers", 4))
-    jobs.await_running(1, 2, 3, 4)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 4)), 1, 2, 3, 4)
     second = start(*jobs.arguments(built.root.path, "--workers", workers, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(1, 2, 3)
@@ -77,10 +74,7 @@ def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
 def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Built, jobs: Jobs, start: Start) -> None:
     """The error names the command. Skipping its record is possible, since that delivers nothing."""
     jobs.hold(1, 3)
-    first = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 3)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 2)), 1, 3)
     openings = (lambda: WorkGroup(built.root.path, "a"), lambda: next(iter(Consumer(built.root.path, "a"))))
     for opening in openings:
         with pytest.raises(Locked, match="a command that a killed wald-drain has left running") as refused:
@@ -97,9 +91,7 @@ def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Bui
 
 def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(1, 2)
-    first = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 2)
-    first.kill()
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 2)), 1, 2)
     second = start(*jobs.arguments(built.root.path, "--workers", 2))
     await_line(second, "waits for the command")
     second.send_signal(signal.SIGTERM)
@@ -239,10 +231,7 @@ def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: St
 def test_a_batch_that_failed_is_no_try_of_its_records_at_the_next_start(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.fail(1)
     jobs.hold(4)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 4))
-    jobs.await_running(1, 2, 3, 4)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 4)), 1, 2, 3, 4)
     jobs.let_go(4)
     eventually(lambda: not jobs.running)
     jobs.mend(1)
@@ -255,10 +244,7 @@ def test_a_batch_that_failed_is_no_try_of_its_records_at_the_next_start(built: B
 def test_a_failed_try_of_a_record_that_was_skipped_is_not_reported(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.fail(1)
     jobs.hold(1)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1))
-    jobs.await_running(1)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1)), 1)
     jobs.let_go(1)
     eventually(lambda: not jobs.running)
     output_of("group", "skip", "a", "processed", "1", "--why", "it has teeth", "--root", built.root.path)
@@ -315,10 +301,7 @@ def test_a_command_that_never_started_is_no_failed_try(built: Built, jobs: Jobs)
 def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Built, jobs: Jobs, start: Start) -> None:
     """The record is redelivered, and the message reports that."""
     jobs.hold(1)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1))
-    jobs.await_running(1)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1)), 1)
     (built.root.cursor_directory("a") / "processed.work").unlink()
     jobs.let_go(1)
     done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
@@ -334,10 +317,7 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
 def test_a_group_is_not_removed_while_a_command_runs_that_was_left(built: Built, jobs: Jobs, start: Start) -> None:
     """Without the group, the next start would not wait for the command."""
     jobs.hold(1)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1))
-    jobs.await_running(1)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
+    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1)), 1)
     removing = ("group", "remove", "a", "processed", "--root", built.root.path)
     code, message, hint = refusal_of(*removing)
 

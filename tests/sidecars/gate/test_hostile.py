@@ -74,45 +74,43 @@ LENGTH = b"Content-Length: 5"
 CHUNKED = b"Transfer-Encoding: chunked"
 SMUGGLED = b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPGRADE = b"Connection: Upgrade"
+evil = partial(request, b"Content-Length: 5", body=b"evil\n")
+chunked = partial(request, body=b"5\r\nevil\n\r\n0\r\n\r\n")
 REFUSED = {
     "chunk size that is no number": request(CHUNKED, body=b"zz\r\nevil\n\r\n0\r\n\r\n"),
     "chunk size beyond 64 bits": request(CHUNKED, body=b"fffffffffffffffff1\r\nevil\n"),
     "negative chunk size": request(CHUNKED, body=b"-5\r\nevil\n\r\n0\r\n\r\n"),
     "chunk without its line end": request(CHUNKED, body=b"4\r\nevil\n0\r\n\r\n"),
-    "length and chunks": request(b"Content-Length: 5", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"),
-    "chunks and length": request(CHUNKED, b"Content-Length: 5", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "length and chunks": chunked(b"Content-Length: 5", CHUNKED),
+    "chunks and length": chunked(CHUNKED, b"Content-Length: 5"),
     "two lengths": request(b"Content-Length: 5", b"Content-Length: 6", body=b"evil\n\n"),
     "two lengths in one": request(b"Content-Length: 5, 6", body=b"evil\n\n"),
     "length that is no number": request(b"Content-Length: five", body=b"evil\n"),
     "negative length": request(b"Content-Length: -5", body=b"evil\n"),
     "length with a sign": request(b"Content-Length: +5", body=b"evil\n"),
     "length beyond 64 bits": request(b"Content-Length: 99999999999999999999999", body=b"evil\n"),
-    "unknown transfer coding": request(b"Transfer-Encoding: xchunked", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
-    "chunked that is not last": request(b"Transfer-Encoding: chunked, gzip", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
-    "another coding in chunks": request(b"Transfer-Encoding: gzip, chunked", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
-    "another coding in a header of its own": request(
-        b"Transfer-Encoding: gzip", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"
-    ),
-    "folded header": request(b"Content-Length: 5", b"X-A: b\r\n  folded", body=b"evil\n"),
-    "NUL in a value": request(b"Content-Length: 5", b"X-A: b\0c", body=b"evil\n"),
-    "NUL in a name": request(b"Content-Length: 5", b"X\0A: b", body=b"evil\n"),
+    "unknown transfer coding": chunked(b"Transfer-Encoding: xchunked"),
+    "chunked that is not last": chunked(b"Transfer-Encoding: chunked, gzip"),
+    "another coding in chunks": chunked(b"Transfer-Encoding: gzip, chunked"),
+    "another coding in a header of its own": chunked(b"Transfer-Encoding: gzip", CHUNKED),
+    "folded header": evil(b"X-A: b\r\n  folded"),
+    "NUL in a value": evil(b"X-A: b\0c"),
+    "NUL in a name": evil(b"X\0A: b"),
     "space before the colon": request(b"Content-Length : 5", body=b"evil\n"),
-    "header without a colon": request(b"Content-Length: 5", b"nothing", body=b"evil\n"),
-    "bare CR in a value": request(b"Content-Length: 5", b"X-A: b\rContent-Length: 0", body=b"evil\n"),
+    "header without a colon": evil(b"nothing"),
+    "bare CR in a value": evil(b"X-A: b\rContent-Length: 0"),
     "two hosts": request(b"Host: evil.example", b"Content-Length: 5", body=b"evil\n"),
-    "no host": request(b"Content-Length: 5", body=b"evil\n").replace(b"Host: localhost\r\n", b""),
+    "no host": evil().replace(b"Host: localhost\r\n", b""),
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/0.9": b"GET /healthz\r\n\r\n",
     "HTTP/0.9 with its version": b"GET /healthz HTTP/0.9\r\n\r\n",
     "HTTP/2.0": b"GET /healthz HTTP/2.0\r\n\r\n",
-    "unknown version": request(b"Content-Length: 5", body=b"evil\n").replace(b"HTTP/1.1", b"HTTP/7.3"),
+    "unknown version": evil().replace(b"HTTP/1.1", b"HTTP/7.3"),
     "no method": b"\0\1\2\3\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "CONNECT": b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "CONNECT to a path": request(method=b"CONNECT"),
-    "length and chunks, and another protocol": request(
-        UPGRADE, b"Upgrade: h2c", b"Content-Length: 5", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"
-    ),
+    "length and chunks, and another protocol": chunked(UPGRADE, b"Upgrade: h2c", b"Content-Length: 5", CHUNKED),
     "another protocol and no host": request(UPGRADE, b"Upgrade: h2c", b"Content-Length: 5", body=b"evil\n").replace(
         b"Host: localhost\r\n", b""
     ),
@@ -120,15 +118,11 @@ REFUSED = {
     "a method of nobody": b"EVIL " + PATH + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "OPTIONS of all": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a very long path": request(method=b"GET", path=b"/" + b"a" * 100_000),
-    "a very long route": request(
-        b"Content-Length: 5", path=b"/v1/routes/" + b"a" * 10_000 + b"/records", body=b"evil\n"
-    ),
+    "a very long route": evil(path=b"/v1/routes/" + b"a" * 10_000 + b"/records"),
     "10,000 headers": request(*(b"X-%d: y" % number for number in range(10_000)), b"Content-Length: 5", body=b"evil\n"),
     "one huge header": request(b"X: " + b"y" * 100_000, b"Content-Length: 5", body=b"evil\n"),
     **{
-        f"route {name.decode()}": request(
-            b"Content-Length: 5", path=b"/v1/routes/" + name + b"/records", body=b"evil\n"
-        )
+        f"route {name.decode()}": evil(path=b"/v1/routes/" + name + b"/records")
         for name in (
             b"%2e%2e",
             b"..",

@@ -54,7 +54,7 @@ def resident_bytes(gate: Gate) -> int:
 
 
 def test_a_client_that_stops_sending_is_disconnected(impatient: Gate) -> None:
-    for sent, status in (
+    cases = (
         (b"GET /v1/head HTTP/1.1\r\nHo", b"HTTP/1.1 408 "),
         (HEAD, b"HTTP/1.1 408 "),
         (HEAD + b"Content-Length: 100\r\n\r\nevil\n", b"HTTP/1.1 408 "),
@@ -62,10 +62,13 @@ def test_a_client_that_stops_sending_is_disconnected(impatient: Gate) -> None:
         (b"", b""),
         # An empty line after a request leaves the connection idle, which is closed without a response.
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n", b"HTTP/1.1 200 "),
-    ):
-        with connected(impatient) as connection:
+    )
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(impatient)) for _ in cases]
+        for (sent, _), connection in zip(cases, connections, strict=True):
             connection.sendall(sent)
-            received = b"".join(iter(lambda: connection.recv(4096), b""))
+        for (_, status), connection in zip(cases, connections, strict=True):
+            received = b"".join(iter(partial(connection.recv, 4096), b""))
             assert received.startswith(status)
             assert received.count(b"HTTP/1.1") <= 1
     assert impatient.get(f"{ORDERS}?from=earliest").body.count(b"evil") == 0

@@ -151,74 +151,12 @@ _STATE = """() => ({
     polluted: {}.polluted,
 })"""
 FORMS = ("", "?as=text", "?as=json", "?as=hex")
-OURS = {
-    *(
-        "a",
-        "abbr",
-        "b",
-        "bdi",
-        "button",
-        "caption",
-        "code",
-        "datalist",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "form",
-        "h1",
-    ),
-    *(
-        "h2",
-        "h3",
-        "input",
-        "label",
-        "li",
-        "nav",
-        "ol",
-        "option",
-        "p",
-        "path",
-        "pre",
-        "section",
-        "select",
-        "small",
-        "span",
-    ),
-    *(
-        "summary",
-        "svg",
-        "table",
-        "tbody",
-        "td",
-        "th",
-        "thead",
-        "time",
-        "tr",
-        "ul",
-        "rect",
-        "line",
-        "text",
-        "g",
-        "title",
-    ),
-    *(
-        "polyline",
-        "circle",
-        "desc",
-        "figure",
-        "figcaption",
-        "strong",
-        "em",
-        "kbd",
-        "th",
-        "tfoot",
-        "defs",
-        "pattern",
-        "use",
-    ),
-}
+TAGS = (
+    "a abbr b bdi button caption circle code datalist dd defs desc details div dl dt em figcaption figure form g "
+    "h1 h2 h3 input kbd label li line nav ol option p path pattern polyline pre rect section select small span "
+    "strong summary svg table tbody td text tfoot th thead time title tr ul use"
+)
+OURS = set(TAGS.split())
 
 
 @pytest.fixture(scope="module")
