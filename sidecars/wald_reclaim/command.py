@@ -92,12 +92,9 @@ def command(
         raise InvalidInput("--watch excludes --dry-run", hint="wald-reclaim --help")
     if metrics is not None and not watch:
         raise InvalidInput("--metrics needs --watch", hint=f"--watch --metrics {metrics}")
-    given = {
-        name: value for name, value in limits.items() if value is not False
-    }  # a flag that is absent leaves it to the file
-    from wald_reclaim.passes import reclaim
-    from wald_reclaim.settings import load_settings
+    from wald_reclaim.passes import load_settings, reclaim
 
+    given = {name: value for name, value in limits.items() if value is not False}  # an absent flag: as in the file
     load = partial(load_settings, config_path, given)
     reclaim(
         root, load, is_dry_run=dry_run, watching=watch, metrics=metrics, as_json=as_json, write=click.echo, warn=_warn
@@ -109,5 +106,4 @@ def _warn(message: str) -> None:
 
 
 def main() -> None:
-    """Run the console script."""
     sys.exit(run(command, "wald-reclaim", sys.argv[1:]))

@@ -72,7 +72,6 @@ class RouteLists:
 
 
 def _template(route: str, cursors: CursorSnapshot, rules: Mapping[str, Verdict]) -> str:
-    """Return the JSON object of a route with a placeholder for each number."""
     rule = {"rule": rules[route].value} if rules else {}
     name, rest = (
         json.dumps(fields, separators=(",", ":"), ensure_ascii=False).replace("%", "%%")
@@ -114,7 +113,6 @@ def kept_entry(base: int, why: str, now_ns: int) -> Entry:
 
 
 def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
-    """Return the line about a file that is named as released although no line says why."""
     return {"event": "reclaimed", "base": base, "last": last, "rule": UNEXPLAINED, "at": now_ns}
 
 
@@ -133,14 +131,8 @@ def reclaimed_entry(
         routes: list of its routes; None if a shared line has them.
         lost: number of unread records by route.
     """
-    line: Entry = {
-        "event": "reclaimed",
-        "base": index.base_sequence,
-        "last": index.next_sequence - 1,
-        "at": now_ns,
-        "rule": verdict.value,
-        "bytes": stored_bytes,
-    }
+    line: Entry = {"event": "reclaimed", "base": index.base_sequence, "last": index.next_sequence - 1}
+    line |= {"at": now_ns, "rule": verdict.value, "bytes": stored_bytes}
     if segment.kind.form is Kind.RAW:  # no line of the sealer has its times
         (frame,) = index.frames
         line |= {"form": "raw", "earliest": frame.earliest_ns, "latest": frame.latest_ns}
@@ -150,9 +142,8 @@ def reclaimed_entry(
         line["routes"] = routes
     if lost:
         line["lost"] = dict(lost)
-        line["lost_bytes"] = {
-            entry.route: share_of_bytes(entry, lost[entry.route]) for entry in index.routes if entry.route in lost
-        }
+        losing = (entry for entry in index.routes if entry.route in lost)
+        line["lost_bytes"] = {entry.route: share_of_bytes(entry, lost[entry.route]) for entry in losing}
     if index.damage:
         line["damaged"] = True
         line["damaged_bytes"] = sum(length for _, length in index.damage)
@@ -181,20 +172,12 @@ def shrunk_entry(
     """Return the line about a shrink: remaining and dropped records, and the cursors that allow it."""
     gapped = [entry for entry in shrinkage.dropped if entry.count and entry.count <= entry.last - entry.first]
     runs = {entry.route: pack(run_lengths(shrinkage.spans[entry.route], entry.first)) for entry in gapped}
-    return {
-        "event": "shrunk",
-        "base": segment.base_sequence,
-        "last": was.next_sequence - 1,
-        "at": now_ns,
-        "rule": "shrink_pinned",
-        "bytes": shrinkage.stored_bytes,
-        "sha256": shrinkage.index.sha256.hex(),
-        "was_bytes": was_bytes,
-        "was_sha256": was.sha256.hex(),
-        "routes": [list(entry) for entry in shrinkage.index.routes],
-        "dropped": [route_fields(entry, cursors) for entry in shrinkage.dropped],
-        **({"runs": runs} if runs else {}),
-    }
+    line: Entry = {"event": "shrunk", "base": segment.base_sequence, "last": was.next_sequence - 1, "at": now_ns}
+    line |= {"rule": "shrink_pinned", "bytes": shrinkage.stored_bytes, "sha256": shrinkage.index.sha256.hex()}
+    line |= {"was_bytes": was_bytes, "was_sha256": was.sha256.hex()}
+    line["routes"] = [list(entry) for entry in shrinkage.index.routes]
+    line["dropped"] = [route_fields(entry, cursors) for entry in shrinkage.dropped]
+    return line | ({"runs": runs} if runs else {})
 
 
 def with_damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:

@@ -1,17 +1,24 @@
-"""Passes of ``wald-reclaim``: survey, decide, apply and report, once or whenever something may have become free."""
+"""Passes of ``wald-reclaim``: survey, decide, apply and report, once or whenever something may have become free.
+
+Options override the configuration file; 0 means unlimited in both. ``--unread expire`` is a default that routes may
+override; ``--unread keep`` overrides every route.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import wald.settings
 from wald.cli.output import ignore_stdout
-from wald.errors import Damaged, DiskFailure, Gone, NotPermitted, Replaced, WaldError, wrong_type
+from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, Replaced, WaldError, wrong_type
 from wald.exposition import serving
 from wald.files import locks
 from wald.files.disk import Disk
@@ -22,12 +29,68 @@ from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.loop import stop_on_signals, watch_files
 from wald_reclaim.apply import Deleter, Shrinker, estimate_shrinks
+from wald_reclaim.policy import Limits, RouteLimits
 from wald_reclaim.report import Report, reclaim_metrics
-from wald_reclaim.settings import Settings
 from wald_reclaim.survey import Survey
 
 PERIOD_SECONDS = 15.0  # between two passes without a change
 _RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still be recorded first
+
+
+_LOG_LIMITS = {"max_age": "log_max_age", "max_bytes": "log_max_bytes", "max_records": "log_max_records"}
+"""Options that limit the whole log, by their names in the file, where the short names limit each route."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Effective settings of a pass."""
+
+    limits: Limits
+    grace_ns: int
+    verify: bool
+    shrink_pinned: bool
+
+
+def load_settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
+    """Return the settings from the file at ``path`` and the ``options`` that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    config = wald.settings.Config() if path is None else wald.settings.load(path, os.environ)
+    same_name = {name: value for name, value in given.items() if name not in _LOG_LIMITS}
+    retention = replace(config.retention, **same_name)
+    config = replace(config, retention=retention)
+    log = {name: given.get(name, getattr(retention, key)) or None for name, key in _LOG_LIMITS.items()}
+    keep_unread = given.get("unread") == "keep"
+    of_routes = {name: _route_limits(config.limits(name), keep_unread=keep_unread) for name in config.routes}
+    others = _route_limits(config.limits(""), keep_unread=keep_unread)
+    limits = Limits(
+        min_age_ns=_nanoseconds(retention.min_age or None),
+        keep_bytes=retention.keep_bytes or None,
+        require_archived=retention.require_archived,
+        max_age_ns=_nanoseconds(log["max_age"]),
+        max_bytes=log["max_bytes"],
+        max_records=log["max_records"],
+        of_routes={name: own for name, own in of_routes.items() if own != others},
+        others=others,
+    )
+    has_limit = limits.by_route or any(limit is not None for limit in log.values())
+    if given.get("unread") == "expire" and not has_limit:
+        raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
+    return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.shrink_pinned)
+
+
+def _route_limits(limits: wald.settings.RouteLimits, *, keep_unread: bool) -> RouteLimits:
+    expires_pinned = limits.on_pinned == "expire" and not keep_unread
+    return RouteLimits(
+        max_age_ns=_nanoseconds(limits.max_age),
+        max_bytes=limits.max_bytes,
+        max_records=limits.max_records,
+        expire=limits.unread == "expire" and not keep_unread,
+        pinned_max_bytes=limits.pinned_max_bytes if expires_pinned else None,
+    )
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
 
 
 def reclaim(
@@ -59,11 +122,10 @@ def reclaim(
     except OSError as error:
         if (misplaced := wrong_type(error)) is not None:
             raise misplaced from error
-        raise DiskFailure(
-            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass continues",
-            hint=f"{room_commands(log.root.path, error=error)}; then "
-            f"{command_line(log.root.path, program='wald-reclaim')}",
-        ) from error
+        message = f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass continues"
+        root_path = log.root.path
+        hint = f"{room_commands(root_path, error=error)}; then {command_line(root_path, program='wald-reclaim')}"
+        raise DiskFailure(message, hint=hint) from error
 
 
 class Pass:
@@ -117,7 +179,6 @@ class Pass:
 
 
 def _show(log: Log, settings: Settings, report: Report) -> None:
-    """Report a dry run."""
     limits = settings.limits
     survey = Survey(log.root, limits, log_id=log.identity.log_id, verify=settings.verify)
     now_ns = time.time_ns()

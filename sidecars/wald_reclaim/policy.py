@@ -78,13 +78,11 @@ class Limits:
 
     @property
     def by_age(self) -> bool:
-        """True if a limit depends on ages."""
         ages = (self.min_age_ns, self.max_age_ns, *(each.max_age_ns for each in self.every_route()))
         return any(age is not None for age in ages)
 
     @property
     def by_route(self) -> bool:
-        """True if any route has limits."""
         return bool(self.of_routes) or self.others != RouteLimits(expire=self.others.expire)
 
     def every_route(self) -> tuple[RouteLimits, ...]:
@@ -158,18 +156,10 @@ class Verdict(Enum):
         return self in _DELETIONS
 
 
-_DELETIONS = (
-    Verdict.READ,
-    Verdict.MAX_AGE,
-    Verdict.MAX_BYTES,
-    Verdict.MAX_RECORDS,
-    Verdict.PINNED_MAX_BYTES,
-    Verdict.EACH_ROUTE,
-)
+_DELETIONS = tuple(Verdict)[:6]  # the others are reasons to keep a segment
 
 
 def exceeded_limit(facts: Facts, limits: Limits) -> Verdict | None:
-    """Return the first upper limit of the log that the segment exceeds."""
     if limits.max_age_ns is not None and facts.age_ns > limits.max_age_ns:
         return Verdict.MAX_AGE
     if limits.max_bytes is not None and facts.newer_bytes + facts.stored_bytes > limits.max_bytes:
@@ -185,16 +175,13 @@ def judge_route(facts: RouteFacts, limits: RouteLimits, log_limit: Verdict | Non
     Args:
         log_limit: limit of the log that the segment exceeds.
     """
-    by_bytes, by_records, _ = limits.exceeded_by(
-        facts.newer_bytes + facts.payload_bytes, facts.newer_records + facts.records
-    )
+    held_bytes, held_records = facts.newer_bytes + facts.payload_bytes, facts.newer_records + facts.records
+    by_bytes, by_records, _ = limits.exceeded_by(held_bytes, held_records)
     exceeded = log_limit
     if exceeded is None and limits.max_age_ns is not None and facts.age_ns > limits.max_age_ns:
         exceeded = Verdict.MAX_AGE
-    elif exceeded is None and by_bytes:
-        exceeded = Verdict.MAX_BYTES
-    elif exceeded is None and by_records:
-        exceeded = Verdict.MAX_RECORDS
+    elif exceeded is None and (by_bytes or by_records):
+        exceeded = Verdict.MAX_BYTES if by_bytes else Verdict.MAX_RECORDS
     if exceeded is not None and (facts.is_read or limits.expire):
         return exceeded
     if facts.is_read:
@@ -259,9 +246,6 @@ class _Amount(NamedTuple):
     payload_bytes: int = 0
     records: int = 0
 
-    def plus(self, payload_bytes: int, records: int) -> _Amount:
-        return _Amount(self.payload_bytes + payload_bytes, self.records + records)
-
 
 class _Mark(NamedTuple):
     """Segment at which a route exceeds a limit, with the amounts after it and including it."""
@@ -317,7 +301,7 @@ class RouteAmounts:
             names = list(self._numbers)
             for number, payload_bytes, records in zip(values[::3], values[1::3], values[2::3], strict=True):
                 after = totals.get(number, _Amount())
-                held = totals[number] = after.plus(payload_bytes, records)
+                held = totals[number] = _Amount(after.payload_bytes + payload_bytes, after.records + records)
                 limits = self._limits.of(names[number])
                 if limits.exceeded_by(*after) != limits.exceeded_by(*held):
                     self._marks.setdefault(names[number], []).append(_Mark(key[0], after, held))
@@ -342,11 +326,8 @@ class RouteAmounts:
     def may_lose(self, route: str, base: int, age_ns: int, log_limit: Verdict | None) -> bool:
         """Return False if no limit can delete unread records of the route in the segment."""
         limits = self._limits.of(route)
-        if self._mark_of(route, base) is not None:
-            return True
-        return limits.expire and (
-            log_limit is not None or (limits.max_age_ns is not None and age_ns > limits.max_age_ns)
-        )
+        is_old = limits.max_age_ns is not None and age_ns > limits.max_age_ns
+        return self._mark_of(route, base) is not None or (limits.expire and (log_limit is not None or is_old))
 
     def verdicts(
         self, base: int, age_ns: int, log_limit: Verdict | None, held: Iterable[RouteEntry], unread: Mapping[str, int]
@@ -409,9 +390,8 @@ class Floors:
         """Estimate the bytes of the file that a shrink frees; 0 if too few."""
         floors = [self.of_routes.get(entry.route, 0) for entry in index.routes]
         payload_bytes = sum(index.routes.payload_bytes)
-        at_most = sum(
-            entry.payload_bytes for entry, floor in zip(index.routes, floors, strict=True) if floor >= entry.first
-        )
+        ends = zip(index.routes, floors, strict=True)
+        at_most = sum(entry.payload_bytes for entry, floor in ends if floor >= entry.first)
         if not _is_worthwhile(at_most, payload_bytes, stored_bytes):  # without reading the many batches
             return 0
         kept = [0] * len(floors)
@@ -419,14 +399,10 @@ class Floors:
         for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):
             if base + count - 1 > floors[route]:
                 kept[route] += count
-        freed = payload_bytes - sum(
-            share_of_bytes(entry, records) for entry, records in zip(index.routes, kept, strict=True)
-        )
+        freed = payload_bytes - sum(map(share_of_bytes, index.routes, kept))
         return stored_bytes * freed // payload_bytes if _is_worthwhile(freed, payload_bytes, stored_bytes) else 0
 
 
 def _is_worthwhile(freed_bytes: int, payload_bytes: int, stored_bytes: int) -> bool:
-    if not payload_bytes:
-        return False
-    share = freed_bytes / payload_bytes
+    share = freed_bytes / payload_bytes if payload_bytes else 0.0
     return share >= SHRINK_LEAST_SHARE and share * stored_bytes >= SHRINK_LEAST_BYTES

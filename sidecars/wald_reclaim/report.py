@@ -162,22 +162,14 @@ class Report:
             self.write(f"shrunk {name}: {change}, {shrunk.records} records were read by every group")
 
     def end(self, problems: Sequence[str]) -> None:
-        """Report the end of a successful pass."""
         for message in problems:
             self.problem(f"{message}; no record counts as processed")
         done = self._pass
         if self.as_json:
-            fields = {
-                "dry_run": self.is_dry_run,
-                "segments": done.released,
-                "bytes": done.released_bytes,
-                "deleted_segments": done.deleted,
-                "shrunk_segments": done.shrunk,
-                "kept_segments": {_key(verdict): count for verdict, count in done.kept.items()},
-                "kept_bytes": done.kept_bytes,
-                "pinned_alone": dict(done.pinned_alone),
-                "lost": dict(done.lost),
-            }
+            fields: dict[str, object] = {"dry_run": self.is_dry_run, "segments": done.released}
+            fields |= {"bytes": done.released_bytes, "deleted_segments": done.deleted, "shrunk_segments": done.shrunk}
+            fields["kept_segments"] = {_key(verdict): count for verdict, count in done.kept.items()}
+            fields |= {"kept_bytes": done.kept_bytes, "pinned_alone": dict(done.pinned_alone), "lost": dict(done.lost)}
             self._object("pass", fields)
         elif done.released or done.deleted or not self.watching:
             self.write(self._summary())
@@ -185,7 +177,6 @@ class Report:
         self.counts.kept, self.counts.ended_ns = done.kept, time.time_ns()
 
     def failed(self, message: str) -> None:
-        """Report a pass that failed."""
         self.counts.failed += 1
         self.problem(message)
 
@@ -216,8 +207,6 @@ def _key(verdict: Verdict) -> str:
 
 
 def reclaim_metrics(counts: Counts) -> Iterator[Metric]:
-    """Yield the metrics of ``wald-reclaim``."""
-
     def by_rule(name: str, meaning: str, values: Counter[Verdict]) -> Metric:
         samples: Samples = {(rule.value,): values[rule] for rule in Verdict if rule.is_deletion}
         return Metric(name, "counter", meaning, ("rule",), samples)

@@ -67,7 +67,6 @@ class Decision:
     """Decision about one complete or released segment.
 
     Attributes:
-        pin: one of the cursors that pin it.
         entry: line to write into the ledger first, unless it was written before.
         message: problem with the segment, or "".
         withdrawal: line to write before ``entry``, which withdraws an earlier one.
@@ -105,6 +104,19 @@ class _Known:
     pins: tuple[Pin, ...] = ()  # one of each of two routes at most
     problem: str = ""
     damage: str = ""  # damage of its index, although its contents are known from elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A segment to decide about; ``index`` is None unless it was just read, and ``log_limit`` the limit exceeded."""
+
+    segment: Segment
+    known: _Known
+    index: SealedIndex | None
+    facts: Facts
+    log_limit: Verdict | None
+    cursors: CursorSnapshot
+    now_ns: int
 
 
 class Survey:
@@ -176,7 +188,6 @@ class Survey:
         return self._ages.seen_entry(complete[-1].base_sequence, now_ns=now_ns)
 
     def kept(self, segment: Segment, why: str, now_ns: int) -> Entry:
-        """Return the line that withdraws an earlier one about a segment."""
         return self.stamped(kept_entry(segment.base_sequence, why, now_ns))
 
     def stamped(self, entry: Entry) -> Entry:
@@ -184,18 +195,17 @@ class Survey:
         return entry | self._moment().as_entry()
 
     def released(self) -> tuple[Segment, ...]:
-        """Return the released segments that still exist, oldest first."""
         return self._list().released
 
     def due(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
-        """Return those whose grace period is over, or whose deletion has begun."""
-        now, due = self._moment(), []
-        for segment in released:
+        now = self._moment()
+
+        def is_due(segment: Segment) -> bool:
             recorded = self._recorded.get(segment.base_sequence)
             since = recorded.since if recorded is not None else None
-            if segment.kind is segment.kind.deleting or is_grace_over(since, now, grace_ns):
-                due.append(segment)
-        return due
+            return segment.kind is segment.kind.deleting or is_grace_over(since, now, grace_ns)
+
+        return list(filter(is_due, released))
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
         """Decide about each segment that is sealed, or has waited for the sealer for a while; oldest first."""
@@ -240,43 +250,32 @@ class Survey:
                     is_being_sealed=in_both_forms or base in (raw_released if is_sealed else sealing),
                     is_readable=not known.problem,
                 )
-                yield self._decide(segment, known, index, facts, cursors, now_ns)
+                log_limit = exceeded_limit(facts, self._limits)
+                yield self._decide(_Candidate(segment, known, index, facts, log_limit, cursors, now_ns))
 
-    def _decide(
-        self,
-        segment: Segment,
-        known: _Known,
-        index: SealedIndex | None,
-        facts: Facts,
-        cursors: CursorSnapshot,
-        now_ns: int,
-    ) -> Decision:
-        """Decide by the facts, and by the index if the verdict depends on it; read it unless it is given."""
+    def _decide(self, of: _Candidate) -> Decision:
+        """Decide by the facts, and by the index if the verdict depends on it."""
+        segment, known = of.segment, of.known
         recorded = self._recorded.get(segment.base_sequence)
         withdrawal = None
         if recorded is not None and recorded.form is not segment.kind.form:
             # Its line has neither the digest nor the size of the sealed form.
-            recorded, withdrawal = None, self.kept(segment, SEALED_SINCE, now_ns)
-        log_limit = exceeded_limit(facts, self._limits)
-        may_exceed = self._amounts.may_exceed(segment.base_sequence, facts.age_ns, log_limit)
-        verdict = judge(facts, self._limits, [Verdict.EACH_ROUTE if may_exceed else log_limit or Verdict.READ])
+            recorded, withdrawal = None, self.kept(segment, SEALED_SINCE, of.now_ns)
+        rule = Verdict.EACH_ROUTE if self._may_exceed(of) else of.log_limit or Verdict.READ
+        verdict = judge(of.facts, self._limits, [rule])
         pins: tuple[Pin, ...] = ()
         entry: Entry | None = None
         evidence: DeletionEvidence | None = None
         if verdict.is_deletion:  # as far as is known without opening it
             try:
-                verdict, entry, evidence = self._judge_contents(
-                    segment, known, index, facts, cursors, now_ns, is_recorded=recorded is not None
-                )
+                verdict, entry, evidence = self._judge_contents(of, is_recorded=recorded is not None)
                 pins = known.pins
             except (_Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if recorded is not None and not verdict.is_deletion:
-            entry = self.kept(segment, verdict.value, now_ns)
-        is_only_unread = (
-            verdict is Verdict.UNREAD and judge(facts, self._limits, [log_limit or Verdict.READ]).is_deletion
-        )
+            entry = self.kept(segment, verdict.value, of.now_ns)
+        is_only_unread = verdict is Verdict.UNREAD and segment.kind is Kind.SEALED and not known.damage
         return Decision(
             segment,
             verdict,
@@ -286,32 +285,28 @@ class Survey:
             known.problem or known.damage,
             withdrawal,
             is_pinned_alone=len(pins) == 1,
-            is_shrinkable=is_only_unread and segment.kind is Kind.SEALED and not known.damage,
+            is_shrinkable=is_only_unread and judge(of.facts, self._limits, [of.log_limit or Verdict.READ]).is_deletion,
             evidence=evidence,
         )
 
+    def _may_exceed(self, of: _Candidate) -> bool:
+        return self._amounts.may_exceed(of.segment.base_sequence, of.facts.age_ns, of.log_limit)
+
     def _judge_contents(
-        self,
-        segment: Segment,
-        known: _Known,
-        index: SealedIndex | None,
-        facts: Facts,
-        cursors: CursorSnapshot,
-        now_ns: int,
-        *,
-        is_recorded: bool,
+        self, of: _Candidate, *, is_recorded: bool
     ) -> tuple[Verdict, Entry | None, DeletionEvidence | None]:
         """Return the verdict, a new line for the ledger if needed, and its evidence for a shared line."""
-        base, log_limit = segment.base_sequence, exceeded_limit(facts, self._limits)
+        segment, known, cursors, base = of.segment, of.known, of.cursors, of.segment.base_sequence
         if known.pins and all(
-            cursors.still_pins(pin) and not self._amounts.may_lose(pin.route, base, facts.age_ns, log_limit)
+            cursors.still_pins(pin) and not self._amounts.may_lose(pin.route, base, of.facts.age_ns, of.log_limit)
             for pin in known.pins
         ):
             return Verdict.UNREAD, None, None
-        index = index or self._index(segment)[0]
-        pins, rules = self._judge_routes(segment, index, facts.age_ns, cursors, log_limit)
+        index = of.index or self._index(segment)[0]
+        pins, rules = self._judge_routes(of, index)
         known.pins = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
-        verdict = judge(replace(facts, is_archived=self._is_archived(index, cursors)), self._limits, rules.values())
+        facts = replace(of.facts, is_archived=self._is_archived(index, cursors))
+        verdict = judge(facts, self._limits, rules.values())
         if verdict.is_deletion and not pins and cursors is self._cursors:
             self._unpinned.add(base)
         if not verdict.is_deletion or is_recorded:
@@ -323,25 +318,24 @@ class Survey:
         is_sharing = verdict is not Verdict.EACH_ROUTE and not lost and can_share(segment, index)
         evidence = DeletionEvidence(index.routes, cursors) if is_sharing else None
         routes = None if is_sharing else self._lists.text(index.routes, cursors, _by_route(verdict, rules))
-        entry = reclaimed_entry(segment, index, verdict, routes, lost, known.stored_bytes, now_ns)
+        entry = reclaimed_entry(segment, index, verdict, routes, lost, known.stored_bytes, of.now_ns)
         return verdict, self.stamped(entry), evidence
 
-    def _judge_routes(
-        self, segment: Segment, index: SealedIndex, age_ns: int, cursors: CursorSnapshot, log_limit: Verdict | None
-    ) -> tuple[Collection[Pin], Mapping[str, Verdict]]:
+    def _judge_routes(self, of: _Candidate, index: SealedIndex) -> tuple[Collection[Pin], Mapping[str, Verdict]]:
         """Return the groups that have not read the segment, and the verdict of each route in it.
 
         If no route exceeds its own limits, one group of each of two routes is enough.
         """
-        needed = self._required(segment, index)
-        if not self._amounts.may_exceed(segment.base_sequence, age_ns, log_limit):
-            pins = _of_two_routes(cursors.pins(needed))
+        needed, log_limit = self._required(of.segment, index), of.log_limit
+        if not self._may_exceed(of):
+            pins = _of_two_routes(of.cursors.pins(needed))
             unread = log_limit if log_limit is not None and self._limits.others.expire else Verdict.UNREAD
             return pins, {pin.route: unread for pin in pins} or {"": log_limit or Verdict.READ}
-        all_pins = list(cursors.pins(needed))
-        counted = unread_records(index, cursors)
+        all_pins = list(of.cursors.pins(needed))
+        counted = unread_records(index, of.cursors)
         unread_by_route = {pin.route: counted.get(pin.route, 0) for pin in all_pins}
-        return all_pins, self._amounts.verdicts(segment.base_sequence, age_ns, log_limit, needed, unread_by_route)
+        base, age_ns = of.segment.base_sequence, of.facts.age_ns
+        return all_pins, self._amounts.verdicts(base, age_ns, log_limit, needed, unread_by_route)
 
     def confirm(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
         """Decide again about released segments: whether a group needs them, and whether they are archived.
@@ -354,18 +348,12 @@ class Survey:
         cursors, _ = self._read_cursors()
         decisions = []
         for segment in renamed:
-            base, recorded = segment.base_sequence, self._recorded.get(segment.base_sequence)
-            has_losses = recorded is not None and recorded.lost  # which must be counted again
-            is_unpinned = base in self._unpinned and not has_losses and not self._limits.require_archived
             with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
-                is_sealing = segment.kind.form is Kind.RAW and base in sealing
-                decisions.append(
-                    self._confirm(segment, None if is_unpinned else cursors, now_ns, is_sealing=is_sealing)
-                )
+                is_sealing = segment.kind.form is Kind.RAW and segment.base_sequence in sealing
+                decisions.append(self._confirm(segment, cursors, now_ns, is_sealing=is_sealing))
         return decisions
 
-    def _confirm(self, segment: Segment, cursors: CursorSnapshot | None, now_ns: int, *, is_sealing: bool) -> Decision:
-        """Decide about a released segment; ``cursors`` is None if none of them pins it."""
+    def _confirm(self, segment: Segment, cursors: CursorSnapshot, now_ns: int, *, is_sealing: bool) -> Decision:
         base = segment.base_sequence
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
         try:
@@ -373,24 +361,26 @@ class Survey:
         except Misplaced as error:  # the ledger's line is about another file
             return Decision(segment, Verdict.UNREADABLE, stored_bytes, message=str(error), keeps_name=True)
         verdict = recorded.verdict if recorded is not None else Verdict.READ
+        must_count = recorded is not None and recorded.lost  # what is lost is counted again
+        is_unpinned = base in self._unpinned and not must_count and not self._limits.require_archived
         pin, entry, message = None, None, ""
         if is_sealing:
             verdict = Verdict.SEALING
-        elif cursors is not None and not self._is_sealed(base):
+        elif not is_unpinned and not self._is_sealed(base):
             try:
                 verdict, pin, entry = self._confirm_contents(segment, verdict, recorded, cursors, now_ns)
             except _Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
+        withdrawal = None
         if recorded is not None and not verdict.is_deletion:
             entry = self.kept(segment, verdict.value, now_ns)
+        elif recorded is not None and entry is not None:
+            withdrawal = self.kept(segment, COUNTED_AGAIN, now_ns)
         elif recorded is None and verdict.is_deletion:
             last = base
             with suppress(_Unreadable):
                 last = self._index(segment)[0].next_sequence - 1
             entry = self.stamped(unexplained_entry(base, last, now_ns))
-        withdrawal = None
-        if recorded is not None and verdict.is_deletion and entry is not None:
-            withdrawal = self.kept(segment, COUNTED_AGAIN, now_ns)
         return Decision(segment, verdict, stored_bytes, pin, entry, message, withdrawal)
 
     def _confirm_contents(
@@ -405,9 +395,8 @@ class Survey:
         index = self._index(segment)[0]
         pins = list(cursors.pins(self._required(segment, index)))
         lost = recorded.lost if recorded is not None else {}
-        if pin := next(
-            (each for each in pins if each.route not in lost or not self._limits.may_lose(each.route)), None
-        ):
+        needing = (each for each in pins if each.route not in lost or not self._limits.may_lose(each.route))
+        if pin := next(needing, None):
             return Verdict.UNREAD, pin, None
         if not self._is_archived(index, cursors):
             return Verdict.NOT_ARCHIVED, None, None
@@ -507,7 +496,6 @@ class Survey:
             raise _Unreadable(f"{segment.path}: it is damaged: {error}; {hint}") from error
 
     def _routes(self, segment: Segment) -> RouteTable:
-        """Return the routes of a segment; none if it is unreadable or deleted."""
         with suppress(_Unreadable, FileNotFoundError):
             return self._index(segment)[0].routes
         return RouteTable.from_entries([])
@@ -526,11 +514,7 @@ def _by_route(verdict: Verdict, rules: Mapping[str, Verdict]) -> Mapping[str, Ve
 
 
 def _of_two_routes(pins: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Return the first pin, and the first of another route if there is one."""
-    first: Pin | None = None
-    for pin in pins:
-        if first is None:
-            first = pin
-        elif pin.route != first.route:
-            return first, pin
-    return () if first is None else (first,)
+    remaining = iter(pins)
+    first = next(remaining, None)
+    other = next((pin for pin in remaining if first and pin.route != first.route), None)
+    return tuple(filter(None, (first, other)))
