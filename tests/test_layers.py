@@ -242,7 +242,7 @@ def test_no_module_needs_itself_to_be_imported() -> None:
 
 def test_short_commands_load_nothing_heavy() -> None:
     """Client commands load neither Arrow, log, metrics nor daemon."""
-    script = "import sys; from wald.cli import append, positions, routes, cursors, read; print(*sys.modules)"
+    script = "import sys; from wald.cli import append, positions, service, cursors, read; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
 
     heavy = [name for name in loaded.stdout.split() if under(name, (*HEAVY, "wald.daemon", "wald.settings"))]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from documents.tables import table
-from wald.cli.metrics import Measured, Ran, of_directory
+from wald.cli.metrics import directory_metrics
 from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.log import Log
 from wald_drain.report import Counts as DrainCounts
 from wald_drain.report import of_drain
 from wald_gate.info.monitoring import Counts as GateCounts
@@ -20,9 +24,9 @@ from wald_reclaim.report import reclaim_metrics
 
 
 def _directory() -> Iterable[Metric]:
-    ran = Ran(None, None, {}, None, None)
-    nothing = Measured(0, Counter(), Counter(), 0, [], 0, None, 0, [], ran, None)
-    return of_directory(nothing, needed_bytes=0, now_ns=0)
+    with TemporaryDirectory() as directory:
+        root = create_root(Path(directory) / "log", Disk(), now="2026-11-21T10:00:00Z")
+        return list(directory_metrics(Log(root.path), needed_bytes=0))
 
 
 def _gate() -> Iterable[Metric]:

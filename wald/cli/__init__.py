@@ -42,7 +42,7 @@ _COMMANDS = {
     "inspect": ("inspect", "inspect", "Show what a file is, whether it may be deleted, and its content."),
     "metrics": ("service", "metrics", "Print Prometheus metrics of the directory."),
     "doctor": ("doctor.command", "doctor", "Check which promises hold on this directory and this host."),
-    "route": ("routes", "route", "List routes with cursors and lag; add one (also with a FIFO); retire one."),
+    "route": ("service", "route", "List routes with cursors and lag; add one (also with a FIFO); retire one."),
     "cut": ("service", "cut", "Complete the active segment now."),
     "verify": ("repair", "verify", "Read everything, change nothing, report damage."),
     "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
@@ -105,6 +105,5 @@ def cli(ctx: click.Context, root: Path | None) -> None:
 
 
 def main() -> None:
-    """The console script."""
     gc.freeze()  # modules live as long as the process, so that its end need not search them for garbage
     sys.exit(run(cli, "wald", sys.argv[1:]))

@@ -93,7 +93,8 @@ def append(
         raise InvalidInput("--key-separator is empty", hint="--key-separator $'\\t'")
     if delay is not None and at is not None:
         raise InvalidInput("--delay and --at are mutually exclusive", hint="wald append --help")
-    encode = _encoder(key_separator, jsonl=jsonl, due=_due(delay, at))
+    separator = None if key_separator is None else os.fsencode(key_separator)
+    encode = _encoder(separator, jsonl=jsonl, due=_due(delay, at))
     names = files or (_STDIN,)
     for name in names:
         _check_readable(name)
@@ -192,17 +193,29 @@ def _due(delay: float | None, at: int | None) -> Due | None:
     return None if at is None else lambda: at
 
 
-def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Encode | None:
-    """Return the encoder of lines; None to send them unchanged."""
-    if not jsonl and key_separator is None and due is None:
+def _encoder(separator: bytes | None, *, jsonl: bool, due: Due | None) -> Encode | None:
+    """Return the encoder of ``KEY <separator> VALUE``, of values, or of JSON objects; None to send lines unchanged."""
+    if not jsonl and separator is None and due is None:
         return None
-    if key_separator is not None:
-        return keyed_lines(os.fsencode(key_separator), due)
-    if due is not None and not jsonl:
-        return plain_lines(due)
-    from wald.client.payloads import json_payloads
+    from wald.client.payloads import column_payloads, encode_headers, json_payloads
+    from wald.format.records import encode_columns, with_not_before
 
-    return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())
+    def encode(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
+        values = lines.split(b"\n")[:-1]
+        keys: list[bytes | None] | None = None
+        if separator is not None:  # a line without it has no key
+            parts = [line.partition(separator) for line in values]
+            keys = [key if found else None for key, found, _ in parts]
+            values = [value if found else line for line, found, value in parts]
+        if due is None:
+            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be cut
+        else:
+            headers = [encode_headers(with_not_before(None, due()))] * len(values)
+            yield from column_payloads(values, keys=keys, headers=headers)
+
+    if jsonl:  # times in an object win
+        return lambda lines, name, number: json_payloads(lines, name, number, None if due is None else due())
+    return encode
 
 
 def _check_readable(name: str) -> None:
@@ -259,43 +272,6 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
         yield b"".join([*pending, b"\n"])
 
 
-def plain_lines(due: Due) -> Encode:
-    from wald.client.payloads import column_payloads
-
-    def plain(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
-        values = lines.split(b"\n")[:-1]
-        yield from column_payloads(values, headers=_due_headers(due, len(values)))
-
-    return plain
-
-
-def keyed_lines(separator: bytes, due: Due | None) -> Encode:
-    """Encode ``KEY <separator> VALUE``; a line without the separator has no key."""
-    from wald.client.payloads import column_payloads
-    from wald.format.records import encode_columns
-
-    def keyed(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
-        keys: list[bytes | None] = []
-        values = []
-        for line in lines.split(b"\n")[:-1]:
-            key, found, value = line.partition(separator)
-            keys.append(key if found else None)
-            values.append(value if found else line)
-        if due is None:
-            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be cut
-        else:
-            yield from column_payloads(values, keys=keys, headers=_due_headers(due, len(values)))
-
-    return keyed
-
-
-def _due_headers(due: Due, count: int) -> list[bytes]:
-    from wald.client.payloads import encode_headers
-    from wald.format.records import with_not_before
-
-    return [encode_headers(with_not_before(None, due()))] * count
-
-
 class Awaited:
     """Records sent to ``route`` that ``group`` has not processed yet."""
 
@@ -312,7 +288,6 @@ class Awaited:
             self._unprocessed.add(first, last)
 
     def wait(self, seconds: float) -> None:
-        """Return once all records are processed."""
         from wald.work.snapshot import not_processed, pause
 
         until = time.monotonic() + seconds

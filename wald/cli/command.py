@@ -81,7 +81,6 @@ class Command(click.Command):
 
 
 def _described(setting: Setting) -> tuple[str, str]:
-    """Return a setting with its default, and its meaning."""
     default = f" = {setting.default}" if setting.default else ""
     unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
     name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
@@ -175,7 +174,6 @@ class _ProgramCommand(click.Command):
         self._program = program
 
     def target(self) -> click.Command:
-        """Import and return the command of the program."""
         found: click.Command = self._module().command
         return found
 

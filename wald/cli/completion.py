@@ -16,32 +16,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import click
 
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "wald append": ("route",),
-    "wald read": ("route",),
-    "wald route add": ("route",),
-    "wald route retire": ("route",),
-    "wald cursor get": ("route",),
-    "wald cursor list": ("route",),
-    "wald cursor remove": ("route",),
-    "wald cursor show": ("route",),
-    "wald cursor skip": ("route", ""),
-    "wald cursor set": ("route", "position"),
-    "wald cursor from-checkpoint": ("", "route"),
-    "wald group list": ("route",),
-    "wald group show": ("route", "work group"),
-    "wald group pending": ("route", "work group"),
-    "wald group release": ("route", "work group", ""),
-    "wald group remove": ("route", "work group"),
-    "wald group skip": ("route", "work group", ""),
-    "wald hold": ("route", "..."),
-    "wald-drain": ("route",),
-    "wald-drain feed": ("route",),
-    "wald-drain redrive": ("route",),
-    "wald-archive": ("route", "..."),
-    "wald-archive pack": ("route", "..."),
-    "wald-archive restore": ("", "route", "..."),
+_COMMANDS: dict[tuple[str, ...], str] = {
+    ("route",): "wald append, wald read, wald route add, wald route retire, wald cursor get, wald cursor list, "
+    "wald cursor remove, wald cursor show, wald group list, wald-drain, wald-drain feed, wald-drain redrive",
+    ("route", ""): "wald cursor skip",
+    ("route", "position"): "wald cursor set",
+    ("", "route"): "wald cursor from-checkpoint",
+    ("route", "work group"): "wald group show, wald group pending, wald group remove",
+    ("route", "work group", ""): "wald group release, wald group skip",
+    ("route", "..."): "wald hold, wald-archive, wald-archive pack",
+    ("", "route", "..."): "wald-archive restore",
 }
+ARGUMENTS = {command: kinds for kinds, commands in _COMMANDS.items() for command in commands.split(", ")}
 """The kinds of a command's arguments; "..." repeats the kind before it, "" is any other kind."""
 
 OPTIONS = {
@@ -57,24 +43,10 @@ OPTIONS = {
 }
 """The kind of an option's value."""
 
-VALUED = {
-    *OPTIONS,
-    *(
-        "--root",
-        "--archive",
-        "--at",
-        "--config",
-        "--consumers",
-        "--delay",
-        "--format",
-        "--grep",
-        "--interval",
-        "--jobs",
-        "--key-separator",
-    ),
-    *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
-    *("--processed-within", "--timeout", "--why", "--during", "--worker", "-n"),
-}
+VALUED = {*OPTIONS, "--root", "--archive", "--at", "--config", "--consumers", "--delay", "--format", "--grep"}
+VALUED |= {"--interval", "--jobs", "--key-separator", "--lag-max", "--last", "--limit", "--mode", "--needed-bytes"}
+VALUED |= {"--on-missing", "--retry-for", "--socket", "--processed-within", "--timeout", "--during", "--worker"}
+VALUED |= {"--why", "-n"}
 """The options of ``wald`` that take a value."""
 
 _TIMES = ("now", "today", "yesterday", "5m", "1h", "1d")
@@ -135,7 +107,6 @@ class _Typed:
         return kinds[len(self.arguments)] if len(self.arguments) < len(kinds) else ""
 
     def routes(self) -> list[str]:
-        """Return the routes among the arguments."""
         kinds = ARGUMENTS.get(self.command, ())
         return [name for name, kind in zip(self.arguments, kinds, strict=False) if kind == "route"]
 
@@ -149,9 +120,7 @@ def _typed(program: str, words: Sequence[str]) -> _Typed:
     command = program
     if plain and any(each.partition(" ")[0] == f"{program}-{plain[0]}" for each in ARGUMENTS):
         command = f"{program}-{plain.pop(0)}"  # wald NAME runs wald-NAME
-    while plain and any(
-        each == f"{command} {plain[0]}" or each.startswith(f"{command} {plain[0]} ") for each in ARGUMENTS
-    ):
+    while plain and any(f"{each} ".startswith(f"{command} {plain[0]} ") for each in ARGUMENTS):
         command = f"{command} {plain.pop(0)}"
     return _Typed(Path(root).expanduser() if root else None, command, tuple(plain))
 
@@ -163,14 +132,12 @@ def _routes(typed: _Typed) -> list[str]:
 
 
 def _groups(typed: _Typed) -> list[str]:
-    """Return the groups with a cursor on the route, or on any route."""
     from wald.format.names import parse_cursor_name
 
     return sorted({group for name in _files_of_groups(typed) if (group := parse_cursor_name(name)) is not None})
 
 
 def _work_groups(typed: _Typed) -> list[str]:
-    """Return the groups with a journal on the route."""
     from wald.format.names import WORK_SUFFIX
 
     return sorted({name[: -len(WORK_SUFFIX)] for name in _files_of_groups(typed) if name.endswith(WORK_SUFFIX)})
@@ -193,19 +160,11 @@ def _listed(directory: Path) -> list[str]:
         return []
 
 
-def _starts(_: _Typed) -> Iterable[str]:
-    return (*_STARTS, *_TIMES)
-
-
-def _times(_: _Typed) -> Iterable[str]:
-    return _TIMES
-
-
 _KINDS: dict[str, Callable[[_Typed], Iterable[str]]] = {
     "route": _routes,
     "group": _groups,
     "work group": _work_groups,
-    "start": _starts,
-    "position": _times,
-    "time": _times,
+    "start": lambda _: (*_STARTS, *_TIMES),
+    "position": lambda _: _TIMES,
+    "time": lambda _: _TIMES,
 }

@@ -302,7 +302,6 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
 
 @contextmanager
 def skips(log: Log, again: str) -> Iterator[Ledger]:
-    """The ledger of skips, to be written to."""
     from wald.files.ledger_write import Ledger
 
     path = log.root.ledger / SKIPS_LEDGER

@@ -191,7 +191,6 @@ def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, 
 
 
 def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
-    """A paragraph for each thing that the operator should know or do."""
     from wald.files.routes import fifo_problems
     from wald.retention.cursors import CursorState
     from wald.status.findings import over_quota

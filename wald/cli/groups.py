@@ -64,7 +64,6 @@ def group() -> None:
 
 
 def _group_argument(function: click.decorators.FC) -> click.decorators.FC:
-    """A work group with a valid name; the command gets ``group``."""
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
 
@@ -232,7 +231,6 @@ def _oldest(found: FoundGroup, now_ns: int) -> str:
 
 
 def _standing(seen: GroupStatus, now_ns: int) -> str:
-    """Describe the state of the oldest open record."""
     picture = seen.snapshot
     oldest = picture.floor + 1
     if not picture.open:
@@ -257,7 +255,6 @@ def _pinned(held: GroupBacklog) -> str:
 
 
 def _next(log: Log, found: FoundGroup) -> str:
-    """Return what to type, or to do."""
     from wald.retention.cursors import CursorState
     from wald.work.journal import beyond_head
 
@@ -340,7 +337,6 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
 
 
 def _group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
-    """Return a ``wald group`` command for a hint."""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip())
 
 
@@ -355,8 +351,6 @@ def _one_line(reason: str) -> str:
 def _tables(
     out: list[Out], waiting: list[Waiting], dead: list[DeadRecord], now_ns: int, count: int | None
 ) -> Iterator[str]:
-    """Yield a table of the leased, of the delayed, and of the dead records, if there are any."""
-
     def until(time_ns: int | None) -> tuple[str, str]:
         return ("-", "until it ends") if time_ns is None else (utc(time_ns), format_seconds((time_ns - now_ns) / _NS))
 
@@ -550,7 +544,6 @@ def _carried_out(
 
 
 def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
-    """Return the number of records to skip."""
     from wald.retention.cursor_moves import EarlierReclaim
 
     route, group, picture = seen.file.route, seen.file.group, seen.snapshot

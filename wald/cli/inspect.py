@@ -30,20 +30,8 @@ if TYPE_CHECKING:
     from wald.checking.kinds import RecognizedFile
     from wald.retention.backlog import SegmentStatus
 
-_DUMPED = {
-    FileKind.IDENTITY,
-    FileKind.HEAD,
-    FileKind.TRANSFERS,
-    FileKind.RAW,
-    FileKind.SPARSE_INDEX,
-    FileKind.SEALED,
-    FileKind.RELEASED,
-    FileKind.DELETING,
-    FileKind.CURSOR,
-    FileKind.LEDGER,
-    FileKind.RECOVERY,
-}
 _SEGMENTS = {FileKind.RAW, FileKind.SEALED, FileKind.RELEASED, FileKind.DELETING, FileKind.SPARSE_INDEX}
+_DUMPED = {FileKind.IDENTITY, FileKind.HEAD, FileKind.TRANSFERS, FileKind.CURSOR, FileKind.LEDGER, FileKind.RECOVERY}
 
 
 @click.command(epilog=examples("wald inspect $WALD_ROOT/head", "wald inspect --content $WALD_ROOT/head"))
@@ -120,7 +108,7 @@ def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
     if named.kind is FileKind.WORK:
         read, _ = read_beside_owner(path)
         return f"offset {read.end}: {read.damage}" if read.damage else ""
-    if named.kind not in _DUMPED:
+    if named.kind not in _DUMPED | _SEGMENTS:
         return None
     try:
         found = _active_damage(root, path) if root is not None and named.kind is FileKind.RAW else None
@@ -170,7 +158,6 @@ def _written_by(root: Root | None, path: Path, named: RecognizedFile) -> str:
 
 
 def _writer(root: Root, path: Path) -> str:
-    """The life of the daemon that made a segment, and its version; "" if its header or index cannot be read."""
     from wald.checking.dump import dump
 
     try:
@@ -195,7 +182,6 @@ def _software(manifest: Path) -> str:
 
 
 def _with_times(item: Item) -> Item:
-    """Return an item with its times in readable form, too."""
     fields: Item = {}
     for key, value in item.items():
         fields |= time_fields(key[:-3], value) if key.endswith("_ns") else {key: value}

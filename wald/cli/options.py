@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,13 +84,15 @@ def config_option(help_text: str) -> Callable[[F], F]:
 
 
 def group_option(function: F) -> F:
-    """``--group``."""
-    return click.option("--group", default=DEFAULT_GROUP, callback=_group, help=GROUP_HELP)(function)
+    checked = click.option(
+        "--group", default=DEFAULT_GROUP, callback=lambda _ctx, _, name: check_group(name), help=GROUP_HELP
+    )
+    return checked(function)
 
 
 def route_argument(function: F) -> F:
     """A route with a valid name; the command gets ``route``."""
-    return click.argument("route", callback=_route)(function)
+    return click.argument("route", callback=lambda _ctx, _parameter, name: name and check_route(name))(function)
 
 
 def socket_option(function: F) -> F:
@@ -121,9 +125,8 @@ class SequenceNumber(click.IntRange):
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
             option = param.opts[0] if param else ""
-            raise InvalidInput(
-                f"{option} {value}: takes a sequence, the number of a record", hint=f"{option} 250"
-            ) from None
+            message = f"{option} {value}: takes a sequence, the number of a record"
+            raise InvalidInput(message, hint=f"{option} 250") from None
 
 
 def count_option(
@@ -138,24 +141,17 @@ def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1, hidden: bool = False
 ) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
-
-    def kind() -> SettingType:
-        from wald.setting_types import duration
-
-        return duration(seconds_min, days_max * _DAY)
-
+    kind = partial(_kind, "duration", seconds_min, days_max * _DAY)
     return setting_option(name, kind, "DURATION", default, help_text, "30s", hidden=hidden)
 
 
 def size_option(name: str, default: str | None, help_text: str, *, hidden: bool = False) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
+    return setting_option(name, partial(_kind, "size", 0, 1 << 50), "SIZE", default, help_text, "64MiB", hidden=hidden)
 
-    def kind() -> SettingType:
-        from wald.setting_types import TIB, size
 
-        return size(0, 1024 * TIB)
-
-    return setting_option(name, kind, "SIZE", default, help_text, "64MiB", hidden=hidden)
+def _kind(name: str, *bounds: float) -> Any:
+    return getattr(import_module("wald.setting_types"), name)(*bounds)
 
 
 def setting_option(
@@ -187,14 +183,6 @@ def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
         raise InvalidInput("which log? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
     ctx.meta[ROOT] = Path(root)
     return Path(root)
-
-
-def _route(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    return None if name is None else check_route(name)
-
-
-def _group(_: click.Context, __: click.Parameter, name: str) -> str:
-    return check_group(name)
 
 
 def time_option(name: str, help_text: str) -> Callable[[F], F]:
@@ -235,53 +223,36 @@ def now() -> datetime:
 
 def warn_of_wrong_times(root: Path, since: object, until: object) -> None:
     """Warn if a clock that was far ahead decides which records are in a range of times."""
-    _warn_of_times_ahead(root, until)
     since_ns = nanoseconds(since) if isinstance(since, datetime) else None
     until_ns = nanoseconds(until) if isinstance(until, datetime) else None
-    if since_ns is not None or until_ns is not None:
-        _warn_of_clock_step(root, since_ns, until_ns)
-
-
-def _warn_of_clock_step(root: Path, since_ns: int | None, until_ns: int | None) -> None:
-    """Warn if records before a clock step are still in the log, and the range has times that they may have."""
+    if since_ns is None and until_ns is None:
+        return
     from wald.files.layout import Root
     from wald.files.listing import list_segments
     from wald.files.uptime import read_steps
+    from wald.segments.durable_end import read_head, seconds_ahead
+    from wald.setting_types import format_seconds
 
+    here = Root(root)
     with suppress(Damaged, OSError):  # the command reports it
+        head, now_ns = read_head(here), nanoseconds(now())
+        is_within = head is not None and until_ns is not None and until_ns <= head.at_ns
+        if head is not None and is_within and (ahead := seconds_ahead(head.at_ns, now_ns)):
+            message = f"append times are {format_seconds(ahead)} ahead of the clock"
+            hint = hint_for("append-times-ahead")
+            click.echo(f"wald: {message}: newer records look later than they are\n  hint: {hint}", err=True)
+    with suppress(Damaged, OSError):
         steps = [
             step
-            for step in read_steps(Root(root))
+            for step in read_steps(here)
             if (since_ns is None or since_ns <= step.before_ns) and (until_ns is None or until_ns > step.at_ns)
         ]
-        segments = list_segments(Root(root)).segments
-        if steps and segments and segments[0].base_sequence < steps[-1].base:
+        segments = list_segments(here).segments
+        if steps and segments and segments[0].base_sequence < steps[-1].base:  # records before it are still here
             step = steps[-1]
-            before, at = utc(step.before_ns), utc(step.at_ns)
-            click.echo(
-                f"wald: records before {step.base} have append times up to {before}, because the clock was ahead until "
-                f"{at}\n  hint: --from and --to take sequences as well; "
-                f"{command_line(root, 'history')} lists clock steps",
-                err=True,
-            )
-
-
-def _warn_of_times_ahead(root: Path, until: object) -> None:
-    """Warn if records appended before a time may have later append times, because the clock was far ahead."""
-    from wald.files.layout import Root
-    from wald.segments.durable_end import read_head, seconds_ahead
-    from wald.setting_types import format_seconds  # "wald append" parses times too, without needing this
-
-    if not isinstance(until, datetime):
-        return
-    with suppress(Damaged, OSError):  # the command reports it
-        head, now_ns = read_head(Root(root)), nanoseconds(now())
-        if head is not None and nanoseconds(until) <= head.at_ns and (ahead := seconds_ahead(head.at_ns, now_ns)):
-            message = f"append times are {format_seconds(ahead)} ahead of the clock"
-            click.echo(
-                f"wald: {message}: newer records look later than they are\n  hint: {hint_for('append-times-ahead')}",
-                err=True,
-            )
+            times = f"append times up to {utc(step.before_ns)}, because the clock was ahead until {utc(step.at_ns)}"
+            hint = f"--from and --to take sequences as well; {command_line(root, 'history')} lists clock steps"
+            click.echo(f"wald: records before {step.base} have {times}\n  hint: {hint}", err=True)
 
 
 def check_span(since: datetime | None, until: datetime | None) -> None:
@@ -291,7 +262,6 @@ def check_span(since: datetime | None, until: datetime | None) -> None:
 
 
 def daemon_at(root: Path, socket: Path | None) -> Producer:
-    """A connection for a request to the daemon."""
     from wald.client.producer import Producer
     from wald.files.identity import read_identity
     from wald.files.layout import Root

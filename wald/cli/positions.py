@@ -32,18 +32,11 @@ if TYPE_CHECKING:
     Finder = Callable[[str, str | None, int], Record | None]
     """Address of an archive, route, sequence → the record there."""
 
-_EXIT_CODES = {
-    "never-issued": NotFound.exit_code,
-    "skipped": NotFound.exit_code,
-    "unknown": NotFound.exit_code,
-    "quarantined": Damaged.exit_code,
-    "lost": Damaged.exit_code,
-}
-
 
 def exit_code(state: State) -> int:
-    """Return the exit code that reports the state of a record."""
-    return _EXIT_CODES.get(state.value, 0)
+    if state.value in ("never-issued", "skipped", "unknown"):
+        return NotFound.exit_code
+    return Damaged.exit_code if state.value in ("quarantined", "lost") else 0
 
 
 @click.command(epilog=examples("wald head", "wald head --json"))
@@ -220,7 +213,6 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
 
 
 def _in_log(log: Log, found: Whereabouts) -> Batch | None:
-    """Return the record as a batch; None if no segment has it."""
     if not found.durable:
         return None
     return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
@@ -288,14 +280,7 @@ def _record_fields(record: Record, found: Whereabouts, sender: Sender | None) ->
 
     fields: dict[str, object] = json.loads(record.to_json())
     fields |= time_fields("append_time", record.append_time_ns) | time_fields("event_time", record.event_time_ns)
-    return fields | {
-        "sender": sender.to_json() if sender else None,
-        "terminated": record.terminated,
-        "state": found.state.value,
-        "message": found.message,
-        **segment_fields(found.segment),
-        "position": found.position,
-        "bundle": found.bundle,
-        "member": found.member,
-        "processed": found.processed,
-    }
+    fields |= {"sender": sender.to_json() if sender else None, "terminated": record.terminated}
+    fields |= segment_fields(found.segment) | {"state": found.state.value}
+    names = ("message", "position", "bundle", "member", "processed")
+    return fields | {name: getattr(found, name) for name in names}

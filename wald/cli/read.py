@@ -171,7 +171,6 @@ def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Ou
 
 
 def _report_absent(log: Log, route: str, group: str) -> None:
-    """Report that the group has no cursor: its name may be misspelt."""
     from wald.retention.cursors import CursorState
 
     if log.cursor(route, group).state is CursorState.ABSENT:
@@ -202,7 +201,6 @@ class _Output:
 
     @property
     def full(self) -> bool:
-        """True if the limit is reached."""
         return self._left == 0
 
     def search(self, batch: Batch) -> Match:

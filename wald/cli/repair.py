@@ -59,7 +59,6 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 
 def _report_findings(root: Root, log_id: bytes, *, as_json: bool) -> Counter[Level]:
-    """Print every finding; return the number of each level."""
     from wald.checking.checker import Level
     from wald.checking.verifier import Verification
     from wald.work.snapshot import check_journals
@@ -182,7 +181,6 @@ def _locked(root: Root) -> Iterator[Lock]:
 
 @contextmanager
 def _hinting(root: Root) -> Iterator[None]:
-    """Add the hint how to stop the daemon to a Locked error."""
     try:
         yield
     except Locked as error:
@@ -217,7 +215,6 @@ def _report(
 
 
 def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
-    """Print each action, and whether it needs --accept-loss."""
     for action in plan.actions:
         lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in action.lost_spans)
         dropped = action.dropped_records

@@ -89,17 +89,14 @@ class _Samplers:
         self._every = (self._head_sampler, self._log_sampler)
 
     def update(self) -> None:
-        """Take a sample of each kind now."""
         for sampler in self._every:
             sampler.update()
 
     def start(self, interval_seconds: float, wake: int) -> None:
-        """Start sampling; after each sample, write to the descriptor ``wake``."""
         for sampler in self._every:
             sampler.start(interval_seconds, lambda: _wake(wake))
 
     def snapshot(self) -> Snapshot:
-        """The numbers of the latest samples."""
         from wald.status.rates import Snapshot, activity, inventory
 
         for sampler in self._every:

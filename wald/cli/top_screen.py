@@ -57,12 +57,10 @@ Cell = tuple[str, str]
 
 
 def drawn(snapshot: Snapshot, *, width: int, height: int) -> Group:
-    """The screen of a terminal."""
     return Group(_title(snapshot.root, width), *lines(snapshot, width=width, height=height - 1))
 
 
 def plain(snapshot: Snapshot, *, width: int) -> str:
-    """Everything, without colours, for a file or a pipe."""
     console = Console(file=StringIO(), width=width, color_system=None)
     with console.capture() as captured:
         console.print(Group(*lines(snapshot, width=width, height=None)))
@@ -191,7 +189,6 @@ def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
 
 
 def _fitted(cell: Cell, width: int, is_name: bool) -> Text:
-    """Names aligned to the left and cut if they are too long; numbers aligned to the right."""
     text = Text(*cell)
     if is_name:
         text.truncate(width, overflow="ellipsis", pad=True)
