@@ -7,13 +7,12 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, get_origin
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Match, Route
 
 from wald.errors import WaldError
 from wald.status import schema
@@ -44,23 +43,15 @@ _log = logging.getLogger("wald_gate")
 
 
 class Application:
-    """Routes requests to verbs.
+    """Routes requests to verbs, answers and counts them.
 
-    The verb of a path is cached: Starlette matches a path against the pattern of every verb.
+    The verb of a path is cached, because a path is matched against the pattern of every verb.
     """
 
     def __init__(self, state: State, verbs: Iterable[Verb], proxies: TrustedProxies) -> None:
         self._state = state
         self._proxies = proxies
-        self._routes = [
-            _ExactRoute(
-                verb.path,
-                _Endpoint(verb, state, state.counts.of_verb(verb.name)),
-                methods=[verb.method],
-                name=verb.name,
-            )
-            for verb in verbs
-        ]
+        self._verbs = [(_pattern(verb.path), verb, state.counts.of_verb(verb.name)) for verb in verbs]
         self._find = lru_cache(_KNOWN_PATHS)(self._match)
 
     def __call__(self, request: Exchange) -> Awaitable[None]:
@@ -76,23 +67,23 @@ class Application:
             found = (self._find if len(path) <= _KNOWN_LENGTH else self._match)(scope["method"], path)
         if found is None:
             return request.answer(self._not_found(request))
-        endpoint, scope["path_params"] = found
-        return endpoint(request)
+        verb, answered, scope["path_params"] = found
+        return self._answer(request, verb, answered)
 
-    def _match(self, method: str, path: str) -> tuple[_Endpoint, dict[str, Any]] | None:
-        scope = {"type": "http", "method": method, "path": path}
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                return found["endpoint"], found["path_params"]
+    def _match(self, method: str, path: str) -> tuple[Verb, Answered, dict[str, str]] | None:
+        for pattern, verb, answered in self._verbs:
+            if method in _methods_of(verb) and (found := pattern.fullmatch(path)):
+                return verb, answered, found.groupdict()
         return None
 
     def _not_found(self, request: Exchange) -> Response:
         """Answer a path or a method that no verb has: an error for a program, or a page for a browser."""
         method, path = request.method, request.scope["path"]
-        error = HttpError(404, "no-such-path", f"there is no {path}", hint=self._hint(path))
-        if "%2f" not in path.lower() and (methods := self._methods(path)):
-            allowed = ", ".join(methods)
+        hint = "/openapi.json says what there is"
+        if path.endswith("/") and self._methods(path.rstrip("/")):
+            hint = f"{path.rstrip('/')}, without a slash at its end"
+        error = HttpError(404, "no-such-path", f"there is no {path}", hint=hint)
+        if "%2f" not in path.lower() and (allowed := ", ".join(self._methods(path))):
             error = HttpError(405, "method", f"{method} is not for {path}", hint=allowed, headers={"Allow": allowed})
         response = failed(request, error) if HTML in request.headers.get("accept", "") else problem(error)
         response.headers.setdefault("cache-control", "no-store")
@@ -100,40 +91,17 @@ class Application:
         self._state.request_log.note(request.scope, response, 0.0)
         return response
 
-    def _hint(self, path: str) -> str:
-        if path.endswith("/") and self._methods(path.rstrip("/")):
-            return f"{path.rstrip('/')}, without a slash at its end"
-        return "/openapi.json says what there is"
-
     def _methods(self, path: str) -> list[str]:
         """Return the methods of a path; nothing if no verb has the path."""
-        scope = {"type": "http", "method": "", "path": path}
-        found = [route.methods or () for route in self._routes if route.matches(scope)[0] is not Match.NONE]
-        return sorted({method for methods in found for method in methods})
+        found = (_methods_of(verb) for pattern, verb, _ in self._verbs if pattern.fullmatch(path))
+        return sorted(set(chain.from_iterable(found)))
 
-
-class _ExactRoute(Route):
-    """A path and no other; Starlette also accepts one with a newline at its end, which could pass a proxy's rule."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
-
-
-@dataclass(frozen=True)
-class _Endpoint:
-    """Answers the requests for one verb, and counts them."""
-
-    verb: Verb
-    state: State
-    answered: Answered
-
-    async def __call__(self, request: Exchange) -> None:
+    async def _answer(self, request: Exchange, verb: Verb, answered: Answered) -> None:
         began = time.perf_counter()
-        state = self.state
+        state = self._state
         try:
-            call = Call(request, _NOBODY, state, self.verb.right, edition=state.rights.edition)
-            response = await self._response(call)
+            call = Call(request, _NOBODY, state, verb.right, edition=state.rights.edition)
+            response = await self._response(call, verb)
             if may_compress(response) and wants_gzip(request):
                 await state.in_thread(compress, response)
             seconds = time.perf_counter() - began
@@ -142,7 +110,7 @@ class _Endpoint:
                     break
             else:
                 response.raw_headers.append(_NOT_CACHED)  # true only now, and for one client
-            self.answered.count(response.status_code, seconds)
+            answered.count(response.status_code, seconds)
             state.request_log.note(request.scope, response, seconds)
             try:
                 await request.answer(response)
@@ -160,9 +128,9 @@ class _Endpoint:
             if request.allowance is not None:
                 request.allowance.in_flight -= 1
 
-    async def _response(self, call: Call) -> Response:
+    async def _response(self, call: Call, verb: Verb) -> Response:
         """Authenticate, check the rights and the limits, and call the handler."""
-        verb, state, request = self.verb, self.state, call.request
+        state, request = self._state, call.request
         try:
             require_own_page(request)
             if verb.right is not Right.NONE:
@@ -185,6 +153,14 @@ class _Endpoint:
         except Exception as error:  # noqa: BLE001 - a bug: the client gets an answer, and the log shows it
             _log.exception("%s %s", verb.method, verb.path)
             return verb.failed(request, error)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+
+
+def _methods_of(verb: Verb) -> tuple[str, ...]:
+    return ("GET", "HEAD") if verb.method == "GET" else (verb.method,)
 
 
 async def _describe(_: Call) -> Response:

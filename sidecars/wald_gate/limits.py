@@ -215,8 +215,9 @@ class Allowances:
                 each.requests, each.sent_bytes = rates
         found = self._of.get(client)
         if found is None:
+            if len(self._of) >= _CLIENTS_MAX:  # forget the one that has been idle for longest
+                self._of.pop(next((name for name, each in self._of.items() if not each.in_flight), ""), None)
             found = self._of[client] = Allowance(*rates, self._clock())
-            self._forget()
         self._of.move_to_end(client)
         if found.in_flight >= limits.requests_at_once:
             raise _refused(f"{client} has {found.in_flight} requests in flight", 1)
@@ -239,13 +240,6 @@ class Allowances:
             seconds = (1 - found.sent_bytes) / sent_bytes
             raise _refused(f"{client} may send {sent_bytes} bytes a second", seconds)
         found.requests -= 1
-
-    def _forget(self) -> None:
-        """Forget the client that has been idle for longest, and has no request in flight."""
-        if len(self._of) > _CLIENTS_MAX:
-            idle = next((client for client, each in self._of.items() if not each.in_flight), None)
-            if idle is not None:
-                del self._of[idle]
 
 
 def _refused(message: str, seconds: float) -> HttpError:

@@ -59,7 +59,8 @@ _ANY_VERB = (400, 405, 500, 503)
 
 def document(verbs: Sequence[Verb]) -> dict[str, Any]:
     """Return the OpenAPI document of ``verbs``."""
-    components = _components({Problem, *(part for verb in verbs for shape in _shapes(verb) for part in _parts(shape))})
+    shapes = {shape for verb in verbs for shape in (*verb.body.values(), *verb.answers.values()) if shape is not None}
+    components = _components({Problem, *(part for shape in shapes for part in _parts(shape))})
     paths: dict[str, dict[str, Any]] = {}
     for verb in verbs:
         paths.setdefault(verb.path, {})[verb.method.lower()] = _operation(verb)
@@ -81,12 +82,6 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
     }
 
 
-def _shapes(verb: Verb) -> Iterator[Any]:
-    for shape in (*verb.body.values(), *verb.answers.values()):
-        if shape is not None:
-            yield shape
-
-
 def _parts(shape: Any) -> tuple[Any, ...]:
     """Return the classes of a union of dataclasses, which msgspec does not describe, or of a list of such a union."""
     inner = get_args(shape)[0] if get_origin(shape) is list else shape
@@ -105,22 +100,22 @@ def _components(shapes: Iterable[Any]) -> dict[str, Any]:
 
 def _operation(verb: Verb) -> dict[str, Any]:
     right = "" if verb.right is Right.NONE else f" Needs {verb.right.value}."
+    in_path = {"in": "path", "required": True}
     operation: dict[str, Any] = {
         "operationId": verb.name,
         "summary": verb.summary,
         "description": f"{verb.summary}{right}",
-        "parameters": [*_in_path(verb.path), *_in_query(verb.query), *_in_headers(verb.headers)],
+        "parameters": [
+            *({"name": name, **in_path, "schema": _for_clients(_NAMES[name])} for name in _NAME.findall(verb.path)),
+            *_in_query(verb.query),
+            *({"name": name, "in": "header", "schema": schema} for name, schema in verb.headers.items()),
+        ],
         "responses": _responses(verb),
     }
     if verb.body:
         operation["requestBody"] = {"required": True, "content": _content(verb.body)}
     operation["security"] = [] if verb.right is Right.NONE else _SECURITY
     return operation
-
-
-def _in_path(path: str) -> Iterator[dict[str, Any]]:
-    for name in _NAME.findall(path):
-        yield {"name": name, "in": "path", "required": True, "schema": _for_clients(_NAMES[name])}
 
 
 def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
@@ -131,11 +126,6 @@ def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
     for name, schema in described["properties"].items():
         required = name in described.get("required", ())
         yield {"name": name, "in": "query", "required": required, "schema": _for_clients(schema)}
-
-
-def _in_headers(schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for name, schema in schemas.items():
-        yield {"name": name, "in": "header", "schema": schema}
 
 
 def _responses(verb: Verb) -> dict[str, Any]:

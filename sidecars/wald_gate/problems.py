@@ -158,23 +158,20 @@ def problem(error: Exception, **more: Any) -> Response:
     Args:
         more: additional fields, such as the durable records of a request.
     """
+    found = _over_http(_of_system(error) if isinstance(error, OSError) else error)
+    title = HTTPStatus(found.status).phrase
+    shape = Problem(title, found.status, found.code, found.message, found.hint, **found.more | more)
+    return Response(encoded(shape), found.status, found.headers, MEDIA_TYPE)
+
+
+def _over_http(error: Exception) -> HttpError:
     if isinstance(error, HttpError):
-        return _response(error.status, error.code, error.message, error.hint, error.headers, error.more | more)
-    if isinstance(error, WaldError):
-        status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
-        headers = {"Retry-After": str(RETRY_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-        hint = error.hint
-        if isinstance(error, Damaged) and error.last:
-            more["next"] = error.last + 1
-            hint = "; ".join(filter(None, (f"?from={error.last + 1} continues after the unreadable records", hint)))
-        return _response(status, code, error.message, hint, headers, more)
-    if isinstance(error, OSError) and isinstance(found := _of_system(error), WaldError):
-        return problem(found, **more)
-    return _response(500, "internal", "the gate has failed", "read its stderr for the error", {}, more)
-
-
-def _response(
-    status: int, code: str, detail: str, hint: str, headers: Mapping[str, str], more: Mapping[str, Any]
-) -> Response:
-    found = Problem(title=HTTPStatus(status).phrase, status=status, code=code, detail=detail, hint=hint, **more)
-    return Response(encoded(found), status, headers, MEDIA_TYPE)
+        return error
+    if not isinstance(error, WaldError):
+        return HttpError(500, "internal", "the gate has failed", hint="read its stderr for the error")
+    status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
+    hint, more = error.hint, {}
+    if isinstance(error, Damaged) and error.last:
+        more["next"] = error.last + 1
+        hint = "; ".join(filter(None, (f"?from={error.last + 1} continues after the unreadable records", hint)))
+    return HttpError(status, code, error.message, hint=hint, more=more)

@@ -146,13 +146,13 @@ class Connection(Channel):
             elif name == b"expect" and value.lower() == b"100-continue":
                 expects_continue = version == "1.1"  # RFC 9110, section 10.1.1
         if size > self.pool.limits.head_max_bytes:  # it arrived with its end, in one read
-            self._refuse(Ended.HEAD_SIZE, 431)
+            self._reject(431, reason=Ended.HEAD_SIZE)
         elif hosts > 1 or (not hosts and version == "1.1"):  # RFC 9112, section 3.2
-            self._refuse(Ended.HOST, 400)
+            self._reject(400, reason=Ended.HOST)
         elif version not in ("1.0", "1.1"):
-            self._reject(400, b"")
+            self._reject(400)
         elif codings and codings != [b"chunked"]:  # RFC 9112, section 6.1
-            self._reject(501, b"")
+            self._reject(501)
         elif len(self._queue) == _PIPELINED:
             self._is_refused = True
             self.pool.ended[Ended.PIPELINED] += 1
@@ -252,7 +252,7 @@ class Connection(Channel):
             self._pass_over(len(data), self._rest_bytes)
         if self._head_bytes and not self.transport.is_closing():
             if self._head_bytes > self.pool.limits.head_max_bytes:
-                self._refuse(Ended.HEAD_SIZE, 431)
+                self._reject(431, reason=Ended.HEAD_SIZE)
             elif self._is_in_head and self._timer is None and self._has_answered():
                 self._set_timer(self.pool.limits.head_timeout)  # otherwise it starts when the answer is complete
 
@@ -349,17 +349,15 @@ class Connection(Channel):
         if self._is_refused:
             self._close()
         elif self._is_in_head:
-            self._refuse(Ended.HEAD_TIME, 408)
+            self._reject(408, reason=Ended.HEAD_TIME)
         else:
             self._abort(Ended.REST)
 
-    def _refuse(self, reason: Ended, status: int) -> None:
-        self.pool.ended[reason] += 1
-        self._reject(status, b"")
-
-    def _reject(self, status: int, text: bytes) -> None:
+    def _reject(self, status: int, text: bytes = b"", *, reason: Ended | None = None) -> None:
         """Answer the request that is being received, if nothing of its answer was sent, and close the connection."""
         self._is_refused = True
+        if reason is not None:
+            self.pool.ended[reason] += 1
         if self._has_answered() if self._is_in_head else self._is_unanswered():
             self._write_bare(status, text)
             self._linger()

@@ -76,7 +76,8 @@ class DaemonClient:
         self._held_routes: frozenset[str] = frozenset()  # all their requests use the second connection
         self._explaining: dict[str, asyncio.Future[WaldError]] = {}  # why the daemon does not answer
         self._ends: dict[DaemonRequest, float] = {}  # the loop's times at which unanswered requests are given up
-        self._next_end = math.inf  # when a timer looks at them: one for all, as most are answered
+        self._next_end = math.inf  # when the timer looks at them: one for all, as most are answered
+        self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._watch_status(), name="wald-gate-held-routes")
 
@@ -126,16 +127,15 @@ class DaemonClient:
         began = time.perf_counter()
         self._ends[request] = end
         if end < self._next_end:
-            self._next_end = end
-            self._loop.call_at(end, self._give_up)
+            self._set_timer(end)
         try:
             self._send(request)
             return await request.answer
-        except TimeoutError:
-            self._forget(request)
-            raise await self._explain(request.failure or TimeoutError()) from None
-        except asyncio.CancelledError:
-            self._forget(request)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            for connection in (self._main, self._held):
+                connection.forget(request)
+            if isinstance(error, TimeoutError):
+                raise await self._explain(request.failure or TimeoutError()) from None
             raise
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
@@ -150,23 +150,22 @@ class DaemonClient:
             if request.route:
                 self.published.seconds.observe(time.perf_counter() - began)
 
+    def _set_timer(self, end: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_end = end
+        self._timer = None if end == math.inf else self._loop.call_at(end, self._give_up)
+
     def _give_up(self) -> None:
         """Give up the requests whose time is over."""
-        now, self._next_end = self._loop.time(), math.inf
+        now = self._loop.time()
         for request, end in self._ends.items():
             if end <= now:
                 request.give_up()
-            else:
-                self._next_end = min(self._next_end, end)
-        if self._next_end < math.inf:
-            self._loop.call_at(self._next_end, self._give_up)
+        self._set_timer(min((end for end in self._ends.values() if end > now), default=math.inf))
 
     def _count_repeated(self, requests: int) -> None:
         self.published.repeated += requests
-
-    def _forget(self, request: DaemonRequest) -> None:
-        for connection in (self._main, self._held):
-            connection.forget(request)
 
     async def _explain(self, reason: OSError | ProtocolError) -> WaldError:
         """Return the error of a request that was given up. Requests with the same reason share it."""

@@ -22,7 +22,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import islice
@@ -220,22 +220,17 @@ class KeyFile:
         """Write entries; return False if they have to be written again later."""
         if self._descriptor is None:
             return True
-        try:
+        with self._reporting():
             header = b"" if self._end else self._header
             self._end += self._disk.write(self._descriptor, [header + _encode(entries)], self._end)
-        except OSError as error:
-            self._warn(error)
-            return False
-        self._has_failed = False
-        return True
+            self._has_failed = False
+        return not self._has_failed
 
     def sync(self) -> None:
         """Make the entries survive a power cut. Those that do not are read from the log, if it still has them."""
         if self._descriptor is not None:
-            try:
+            with self._reporting():
                 self._disk.sync(self._descriptor)
-            except OSError as error:
-                self._warn(error)
 
     def clear(self) -> None:
         if self._descriptor is not None:
@@ -252,26 +247,29 @@ class KeyFile:
         if self._descriptor is None:
             return
         data = self._header + _encode(entries)
-        try:
+        with self._reporting():  # an error before the rename, or in the sync of the directory after it
             self._disk.replace(self._path, data)
-        except OSError as error:  # before the rename, or in the sync of the directory after it
-            self._warn(error)
-        try:
+        with self._reporting():
             descriptor = self._disk.open(self._path)
-        except OSError as error:
-            self._warn(error)
-            return
-        if os.path.sameopenfile(descriptor, self._descriptor):
-            os.close(descriptor)
-            return
-        os.close(self._descriptor)
-        self._descriptor, self._end = descriptor, len(data)
+            if os.path.sameopenfile(descriptor, self._descriptor):
+                os.close(descriptor)
+            else:
+                os.close(self._descriptor)
+                self._descriptor, self._end = descriptor, len(data)
 
     def close(self) -> None:
         for descriptor in (self._descriptor, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
         self._descriptor = self._lock = None
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Log an error of the disk instead of raising it."""
+        try:
+            yield
+        except OSError as error:
+            self._warn(error)
 
     def _warn(self, error: OSError) -> None:
         if not self._has_failed:
@@ -280,11 +278,8 @@ class KeyFile:
 
 
 def _encode(entries: Iterable[Entry]) -> bytes:
-    encoded = bytearray()
-    for entry in entries:
-        data = _ENTRY.pack(*entry)
-        encoded += data + _CHECKSUM.pack(crc32(data))
-    return bytes(encoded)
+    packed = (_ENTRY.pack(*entry) for entry in entries)
+    return b"".join(data + _CHECKSUM.pack(crc32(data)) for data in packed)
 
 
 _HEAD = struct.Struct("<QQ")  # serial and time of the last part of a key
