@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from logs import START_NS, Built
 from repairing import repair
 
@@ -103,9 +104,7 @@ def test_a_repair_that_made_the_last_segment_shorter_is_no_other_past(root: Path
     log = Log(root)
     assert seen(log) == [b"1", b"2"]
     built.crash()
-    data = bytearray(built.path(2, Kind.RAW).read_bytes())
-    data[data.find(b"middle")] ^= 1
-    built.path(2, Kind.RAW).write_bytes(data)
+    flip_bit(built.path(2, Kind.RAW), b"middle")
     repair(root)
     built = restart(root, 8)
     write(built, "3")
@@ -170,9 +169,7 @@ def test_pieces_that_were_seen_and_are_gone_are_noticed(root: Path, copy: Path, 
     if repaired:
         write(built, "1", "2")
         built.crash()
-        data = bytearray(built.path(1, Kind.RAW).read_bytes())
-        data[data.find(b"2\n")] ^= 1
-        built.path(1, Kind.RAW).write_bytes(data)
+        flip_bit(built.path(1, Kind.RAW), b"2\n")
         repair(root)
         built = restart(root, 8)
     built.piece("a", b"begins ", begins=True, ends=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip_bit
 from logs import Built
 
 from wald.checking.dump import dump
@@ -93,20 +94,16 @@ def test_damage_in_a_sealed_segment_is_reported(built: Built) -> None:
     """Damage of its batches from before, damage of a frame, and an end that is lost."""
     raw = built.path(1, Kind.RAW)
     place = next(piece["offset"] for piece in pieces(raw) if piece.get("route") == "b")
-    data = bytearray(raw.read_bytes())
-    data[place + 70] ^= 1
-    raw.write_bytes(data)
+    flip_bit(raw, place + 70)
     built.cut()
     built.seal()
     path = built.path(1, Kind.SEALED)
     assert [p["offset"] for p in pieces(path) if p["kind"] == "gap"] == [place]
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, 40)
     reported = next(piece for piece in pieces(path) if "damage" in piece)
     assert reported["kind"] == "frame"
     assert str(reported["damage"]).startswith("frame 0 ")  # the path and the offset are reported already
-    path.write_bytes(data[:-1])
+    path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Damaged, match="offset"):
         pieces(path)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip_bit
 from golden.samples import FOLDER, SEALED_LINES, ledger_of
 from logs import Unsynced
 
@@ -119,9 +120,7 @@ def test_damage_in_what_was_read_is_noticed_when_the_ledger_grows(root: Root) ->
     history, path = History(root), root.ledger / "reclaim.jsonl"
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
     assert history.deletion_of(4) is not None
-    data = bytearray(path.read_bytes())
-    data[20] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, 20)
     tell(root, "reclaim.jsonl", reclaimed(5, 6))
     for _ in range(2):
         with pytest.raises(Damaged, match="line 1"):

@@ -84,13 +84,18 @@ def assert_whole(path: Path, count: int) -> None:
 
 
 def test_a_long_ledger_is_cut_and_goes_on_as_one(path: Path) -> None:
-    filled(path, 100)
+    """Its parts have the mode of the active file, which keeps its own."""
+    filled(path, 1)
+    path.chmod(0o600)
+    filled(path, 99, begin=1)
 
-    assert len(parts_of(path)) > 3
+    parts = parts_of(path)
+    assert len(parts) > 3
     assert path.stat().st_size < 2 * PART_BYTES
+    assert [stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()] == [0o600] * (1 + len(parts))
     assert_whole(path, 100)
-    assert [line.number for line in LedgerLines(path).oldest_first()] == list(range(1, 101 + len(parts_of(path))))
-    assert [line.number for line in LedgerLines(path).newest_first()] == list(range(100 + len(parts_of(path)), 0, -1))
+    assert [line.number for line in LedgerLines(path).oldest_first()] == list(range(1, 101 + len(parts)))
+    assert [line.number for line in LedgerLines(path).newest_first()] == list(range(100 + len(parts), 0, -1))
 
 
 def test_a_part_is_standard_zstd_of_the_lines_as_they_were(path: Path) -> None:
@@ -186,14 +191,6 @@ def test_a_cut_that_ends_at_any_step_loses_nothing(
         )
         if survived and len(parts_of(path)) > 1 and getattr(disk, "left", 0) > 0:
             break
-
-
-def test_a_part_has_the_mode_of_the_active_file_which_keeps_its_own(path: Path) -> None:
-    filled(path, 1)
-    path.chmod(0o600)
-    filled(path, 40, begin=1)
-    modes = [stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()]
-    assert modes == [0o600] * (1 + len(parts_of(path)))
 
 
 def test_readers_beside_an_owner_that_cuts_see_no_gap_and_nothing_twice(root: Root, path: Path) -> None:

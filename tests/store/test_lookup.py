@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from contents import errors
-from damage import flipped, peak_bytes
+from damage import flip_bit, flipped, peak_bytes
 from effort import steps
 from logs import SECOND_NS, START_NS, Built
 from running import Daemon, eventually, output_of
@@ -46,7 +46,7 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def test_each_state_is_reported(built: Built) -> None:
+def test_each_state_is_reported_and_a_record_that_is_there_described(built: Built) -> None:
     reclaimed, sealed, never = State.RECLAIMED, State.SEALED, State.NEVER_ISSUED
     states = [reclaimed, reclaimed, State.RELEASED, State.RELEASED, sealed, sealed, State.CUT, State.CUT]
     expected = dict(enumerate([*states, State.ACTIVE, State.ACTIVE, never], start=1)) | {10**40: never}
@@ -59,17 +59,14 @@ def test_each_state_is_reported(built: Built) -> None:
     for wrong in (0, -1):
         with pytest.raises(InvalidInput):
             built.log.where(wrong)
-
-
-def test_a_record_that_is_there_is_described(built: Built) -> None:
     built.log.set_cursor("b", 5)
     built.log.set_cursor("b", 6, "archive")
     found = built.log.where(6)
     assert (found.route, found.segment) == ("b", "00000000000000000005.wal.zst")
     assert found.append_time_ns == START_NS + 6 * SECOND_NS
     assert found.processed == {"processed": False, "archive": True}
-    with SealedFile(built.path(5, Kind.SEALED)) as sealed:
-        assert found.position == sealed.index.batch_table().positions[1]
+    with SealedFile(built.path(5, Kind.SEALED)) as opened:
+        assert found.position == opened.index.batch_table().positions[1]
 
 
 def test_a_record_that_workers_have_acknowledged_above_the_floor_is_processed(built: Built) -> None:
@@ -98,9 +95,7 @@ def test_damaged_bytes_are_quarantined(built: Built) -> None:
     position = built.log.where(8).position
     assert position is not None
     path = built.path(7, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[position + 70] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, position + 70)
     found = built.log.where(8)
     assert found.state is State.QUARANTINED
     assert f"offset {position}" in found.message
@@ -127,9 +122,8 @@ def test_a_sealed_file_is_quarantined_if_nothing_is_whole_or_it_is_not_there(bui
 
 
 def archive(built: Built, *entries: dict[str, object]) -> None:
-    ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
-    ledger.append(*({"event": "archived", "dest": "/tape/7", "bag": "x/1-4", "after": 0} | entry for entry in entries))
-    ledger.close()
+    common = {"event": "archived", "dest": "/tape/7", "bag": "x/1-4", "after": 0}
+    tell(built, "archive", *(common | entry for entry in entries))
 
 
 def test_a_bundle_and_the_member_in_it_are_told(built: Built) -> None:
@@ -159,31 +153,25 @@ def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(buil
     a, b = {"route": "a", "first": 1, "last": 1}, {"route": "b", "first": 2, "last": 2}
     line = {"event": "reclaimed", "base": 1, "last": 2, "at": START_NS}
     b_cursors = {"cursors": {"processed": 3, "audit": 2}}
-    tell_reclaim(built, line | {"rule": "max_age", "routes": [a | {"cursors": {"processed": 7}}, b | b_cursors]})
+    tell(built, "reclaim", line | {"rule": "max_age", "routes": [a | {"cursors": {"processed": 7}}, b | b_cursors]})
     found = built.log.where(2)
     assert (found.state, found.reclaimed and found.reclaimed["rule"]) == (State.RECLAIMED, "max_age")
     assert found.message == f"{at} 'max_age'; cursors: b/processed at 3, b/audit at 2"
 
     a |= {"rule": "read", "cursors": {"processed": 7}}
     b |= {"rule": "max_bytes", "cursors": {"processed": 0, "audit": 2}}
-    tell_reclaim(built, line | {"rule": "each_route", "lost": {"b": 1}, "routes": [a, b]})
+    tell(built, "reclaim", line | {"rule": "each_route", "lost": {"b": 1}, "routes": [a, b]})
     assert built.log.where(1).message == f"{at} 'read' of route a; cursors: a/processed at 7"
     assert built.log.where(2).message == (
         f"{at} 'max_bytes' of route b, though b/processed had not read it; cursors: b/processed at 0, b/audit at 2"
     )
 
 
-def tell_reclaim(built: Built, *lines: Mapping[str, object]) -> None:
-    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
-    ledger.append(*map(dict, lines))
-    ledger.close()
-
-
 def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Built) -> None:
     archive(built, {"route": 7, "first": 1, "last": 2, "path": None, "runs": 3, "parts": "x"})
     line = {"event": "reclaimed", "base": 3, "last": 4, "at": "soon", "routes": [7, {"route": "a"}], "rule": []}
-    tell_reclaim(built, line, {"event": "reclaimed", "base": [1], "last": 2}, {"event": "kept", "base": {}})
-    tell_reclaim(built, {"event": "reclaimed", "base": 1, "last": 2, "at": 10**30, "routes": 5})
+    tell(built, "reclaim", line, {"event": "reclaimed", "base": [1], "last": 2}, {"event": "kept", "base": {}})
+    tell(built, "reclaim", {"event": "reclaimed", "base": 1, "last": 2, "at": 10**30, "routes": 5})
 
     assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.RELEASED]
 
@@ -234,11 +222,12 @@ def put(root: Root, route: str, group: str, sequence: int, log_id: bytes | None)
     root.cursor(route, group).write_bytes(encode_cursor(CursorLines(sequence, log_id, 1, group, "2026-11-21")))
 
 
-def tell(ten_records: Built, name: str, line: Mapping[str, object]) -> None:
-    """A line of a ledger, as its owner writes it."""
-    ten_records.ledger.close()
-    ledger = Ledger(ten_records.root.ledger / f"{name}.jsonl", ten_records.disk)
-    ledger.append(dict(line))
+def tell(built: Built, name: str, *lines: Mapping[str, object]) -> None:
+    """Lines of a ledger, as its owner writes them."""
+    if name == "segments":
+        built.ledger.close()
+    ledger = Ledger(built.root.ledger / f"{name}.jsonl", built.disk)
+    ledger.append(*map(dict, lines))
     ledger.close()
 
 
@@ -381,9 +370,8 @@ def test_a_damaged_line_says_nothing(ten_records: Built, name: str) -> None:
 
 
 def test_damaged_lines_do_not_have_the_ledger_read_once_more_each(ten_records: Built) -> None:
-    ledger = Ledger(ten_records.root.ledger / "segments.jsonl", ten_records.disk)
-    ledger.append(*({"event": "sealed", "base": last, "last": last} for last in range(100_000, 102_000)))
-    ledger.close()
+    sealed = ({"event": "sealed", "base": last, "last": last} for last in range(100_000, 102_000))
+    tell(ten_records, "segments", *sealed)
     path = ten_records.root.ledger / "segments.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
 
@@ -405,8 +393,7 @@ def test_damaged_lines_do_not_have_the_ledger_read_once_more_each(ten_records: B
 
 
 def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_given_out_again(ten_records: Built) -> None:
-    line = {"event": "sealed", "base": 11, "last": 45, "bytes": 1}
-    tell(ten_records, "segments", line)
+    tell(ten_records, "segments", {"event": "sealed", "base": 11, "last": 45, "bytes": 1})
     following = again(ten_records)
 
     assert following.lines("a", [b"new"]) == 46

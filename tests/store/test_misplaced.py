@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from contents import errors, records
+from damage import flip_bit, flipped
 from faults import Died, DyingDisk, until_it_survives
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -180,25 +181,20 @@ def gone(path: Path) -> None:
 def last_batch_cut(path: Path) -> None:
     """Cut the last batch short; of a sealed segment the last frame and the index."""
     with path.open("r+b") as file:
-        file.truncate(max(file.seek(0, 2) // 2, 70) if path.suffix == ".zst" else _end(path) - 5)
+        file.truncate(
+            max(file.seek(0, 2) // 2, 70) if path.suffix == ".zst" else len(path.read_bytes().rstrip(b"\0")) - 5
+        )
 
 
 def first_batch_damaged(path: Path) -> None:
     """Damage the control batch; of a sealed segment the first frame."""
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, 100)
 
 
 def without_index(path: Path) -> None:
     """Damage the index of a sealed segment; all batches stay whole."""
-    data = bytearray(path.read_bytes())
-    data[data.rfind(b"WALDSIX1") + 20] ^= 1
-    path.write_bytes(data)
-
-
-def _end(path: Path) -> int:
-    return len(path.read_bytes().rstrip(b"\0"))
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, 8 * (data.rfind(b"WALDSIX1") + 20)))
 
 
 def build(path: Path, *, sealed: bool, reclaimed: bool = False, shrunk: str = "") -> Built:
@@ -381,16 +377,12 @@ def check_damaged(log: Written, spoiled: list[tuple[int, Damage]], start: int) -
 
         built = Built(root, epoch=2)
         assert check_reading(root, written) <= there
-        newest = set(range(segments_base(segments[2]), max(written) + 1))
+        newest = set(range(int(segments[2].name.split(".")[0]), max(written) + 1))
         assert newest <= there or built.report.errors
         added = built.lines("a", [b"new"])
         assert added > max(written)
         assert [record.value for record in wald.open(root).records(start=added)] == [b"new"]
         built.crash()
-
-
-def segments_base(path: Path) -> int:
-    return int(path.name.split(".")[0])
 
 
 QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from logs import Built
 from reading import three_forms, values
 from repairing import repair
@@ -172,9 +173,7 @@ def repaired(built: Built, base: int, kind: Kind, value: bytes) -> Built:
     """Damage the record with ``value`` while no daemon runs, let ``wald repair --accept-loss`` run, and start."""
     built.crash()
     path = built.path(base, kind)
-    data = bytearray(path.read_bytes())
-    data[data.find(value)] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, value)
     repair(built.root.path)
     return Built(built.root.path, epoch=built.writer.epoch + 8, now_ns=built.now_ns)
 

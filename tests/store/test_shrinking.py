@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 from contents import errors
+from damage import flip_bit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built
@@ -241,9 +242,7 @@ def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> Non
         with pytest.raises(Damaged, match="is missing or differs") as refused:
             check_shrunk(old, new, shrinking, behind(web=30))
         assert refused.value.case == "sealed-segment-damaged"
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(bytes(data))
+    flip_bit(path, 200)
     disk = Disk()
     target = disk.create(tmp_path / "other")
     with SealedFile(path) as old, pytest.raises(Damaged):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from contents import errors
+from damage import flip_bit
 from logs import Built
 from reclaiming import bases, reclaim
 from repairing import repair
@@ -72,9 +73,7 @@ def delete_middle(built: Built) -> None:
 
 def spoil_index(built: Built, base: int) -> None:
     path = built.path(base, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[data.find(b"WALDSIX1") + 20] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, b"WALDSIX1", 20)
 
 
 def numbered(records: Iterator[Record]) -> list[tuple[int, bytes]]:
@@ -98,7 +97,7 @@ class TestAReclaimedSegmentWithoutAPiece:
 
     def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
-        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = follow(built)
         assert steps(follower) == []
         built.cut()
         built.lines("b", [b"x"] * 3)
@@ -259,6 +258,10 @@ def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
     return [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
 
 
+def follow(built: Built, on_damage: Callable[[Damaged], None] | None = None) -> Iterator[Batch | int | None]:
+    return read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
+
+
 def restart(built: Built) -> Built:
     built.crash()
     return Built(built.root.path, epoch=built.writer.epoch + 1, now_ns=built.now_ns)
@@ -286,7 +289,7 @@ class TestAFollowerThatIsPaused:
         built.piece("a", b"begins ", begins=True, ends=False)
         built.cut()
         built.piece("a", b"seen ", begins=False, ends=False)
-        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = follow(built)
         assert steps(follower) == []
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
@@ -304,7 +307,7 @@ class TestAFollowerThatIsPaused:
         built = Built(tmp_path / "root")
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
-        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = follow(built)
         assert steps(follower) == [(1, b"first")]
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
@@ -319,7 +322,7 @@ class TestAFollowerThatIsPaused:
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
         built = restart(built)
-        follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g")
+        follower = follow(built)
         assert steps(follower) == [(1, b"first")]
         add_route(built.root, built.disk, "n" * 100)
         built = restart(built)
@@ -362,9 +365,7 @@ class TestAFollowerThatIsPaused:
         built, damage = Built(tmp_path / "root"), list[Damaged]()
         built.lines("a", [b"read"])
         built.lines("b", [b"x" * 1000] * 3)
-        follower = read_without_waiting(
-            built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append
-        )
+        follower = follow(built, damage.append)
         assert steps(follower) == [(1, b"read")]
         built.lines("b", [b"y" * 1000] * 3)
         built.lines("a", [b"unread", b"too"])
@@ -388,7 +389,7 @@ def paused_in_a_copy(
     built.lines("b", [b"of another route"])
     if seen:
         built.piece("a", seen, begins=False, ends=False)
-    follower = read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
+    follower = follow(built, on_damage)
     assert steps(follower) == [(1, b"first")]
     return removed_and_named_again(built), follower
 
@@ -479,12 +480,13 @@ LOST = b"lost " * 100
 KEPT = [(2, b"other"), (3, b"next"), (4, b"last")]
 
 
-def begin_at_the_end(built: Built) -> None:
+def begin_at_the_end(built: Built, *, cut: bool = True) -> None:
     """Record 1 has a piece at the end of the first segment, and ends later."""
     built.piece("a", b"begins ", begins=True, ends=False)
     built.lines("b", [b"other"])
     built.piece("a", LOST, begins=False, ends=False)
-    built.cut()
+    if cut:
+        built.cut()
 
 
 def end(built: Built) -> None:
@@ -510,15 +512,10 @@ def laid(path: Path) -> tuple[Built, int]:
     return built, truncate(built)
 
 
-def restarted(built: Built) -> Built:
-    built.crash()
-    return Built(built.root.path, epoch=built.writer.epoch + 1, now_ns=built.now_ns)
-
-
 def read(built: Built, route: str | None = None) -> tuple[list[tuple[int, bytes]], list[str]]:
     damage: list[str] = []
     found = built.log.records(route, on_damage=lambda error: damage.append(str(error)))
-    return [(record.sequence, record.value) for record in found], damage
+    return numbered(found), damage
 
 
 class TestReaders:
@@ -545,59 +542,35 @@ class TestReaders:
         seal(built.root, second, built.disk, built.ledger, now=lambda: built.now_ns)
         assert read(built, "a")[0] == KEPT[1:]
 
-    @pytest.mark.parametrize("pieces", [0, 1])
-    def test_see_it_after_starts_that_made_the_next_segment_again(self, tmp_path: Path, pieces: int) -> None:
+    @pytest.mark.parametrize("pieces", [None, 0, 1])
+    def test_see_it_after_starts_that_made_the_next_segment_again_or_one_that_cut(
+        self, tmp_path: Path, pieces: int | None
+    ) -> None:
         built = Built(tmp_path / "root")
-        begin_at_the_end(built)
-        for _ in range(pieces):
+        begin_at_the_end(built, cut=pieces is not None)
+        for _ in range(pieces or 0):
             built.piece("a", b"goes on ", begins=False, ends=False)
-        built = restarted(restarted(built))
+        built = restart(built if pieces is None else restart(built))
         end(built)
         truncate(built)
         found, (damage,) = read(built, "a")
         assert (found, "record 1 cannot be read" in damage) == (KEPT[1:], True)
 
-    def test_see_it_after_a_start_that_cut_the_segment(self, tmp_path: Path) -> None:
-        built = Built(tmp_path / "root")
-        built.piece("a", b"begins ", begins=True, ends=False)
-        built.lines("b", [b"other"])
-        built.piece("a", LOST, begins=False, ends=False)
-        built = restarted(built)
-        end(built)
-        truncate(built)
-        assert read(built, "a")[0] == KEPT[1:]
-
     def test_a_follower_sees_it_unless_it_had_read_the_piece(self, tmp_path: Path) -> None:
-        built = Built(tmp_path / "root")
+        built, damage, undamaged = Built(tmp_path / "root"), list[Damaged](), list[Damaged]()
         built.piece("a", b"begins ", begins=True, ends=False)
         built.lines("b", [b"other"])
-        followers = {False: follower(built, damage := list[Damaged]())}
-        assert step(followers[False]) == []
+        behind = follow(built, damage.append)
+        assert steps(behind) == []
         built.piece("a", LOST, begins=False, ends=False)
-        followers[True] = follower(built, undamaged := list[Damaged]())
-        assert step(followers[True]) == []
+        ahead = follow(built, undamaged.append)
+        assert steps(ahead) == []
         built.cut()
         end(built)
         truncate(built)
-        assert step(followers[False]) == KEPT[1:]
-        assert len(damage) == 1
-        assert step(followers[True]) == [(1, b"begins " + LOST + b"ends"), *KEPT[1:]]
-        assert undamaged == []
-
-
-def follower(built: Built, damage: list[Damaged]) -> object:
-    return read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append)
-
-
-def step(follower: object) -> list[tuple[int, bytes]]:
-    """Everything to the end of the log."""
-    found = []
-    for met in follower:  # type: ignore[attr-defined]
-        if isinstance(met, int):
-            break
-        if isinstance(met, Batch):
-            found += [(record.sequence, record.value) for record in met.records()]
-    return found
+        assert steps(behind) == KEPT[1:]
+        assert steps(ahead) == [(1, b"begins " + LOST + b"ends"), *KEPT[1:]]
+        assert (len(damage), undamaged) == (1, [])
 
 
 def test_the_sealer_refuses_it_and_verify_names_it(tmp_path: Path) -> None:
@@ -638,7 +611,5 @@ def test_damage_in_the_next_segment_costs_no_record_of_this_one(tmp_path: Path) 
     begin_at_the_end(built)
     end(built)
     path = built.path(3, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[64 + 70] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, 64 + 70)
     assert read(built, "b") == (KEPT[:1], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -11,6 +12,14 @@ def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit >> 3] ^= 1 << (bit & 7)
     return bytes(changed)
+
+
+def flip_bit(path: Path, at: int | bytes, more: int = 0) -> None:
+    """Change a bit of a file, at a position or ``more`` bytes behind the beginning of a text."""
+    data = path.read_bytes()
+    place = data.find(at) if isinstance(at, bytes) else at
+    assert place >= 0
+    path.write_bytes(flipped(data, 8 * (place + more)))
 
 
 def every_flip(data: bytes) -> Iterator[bytes]:
