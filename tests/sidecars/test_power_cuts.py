@@ -1,17 +1,20 @@
-"""Unread records survive a power cut at any moment of a program, and the same command then completes."""
+"""Unread records survive a power cut at any moment of a program, and delays of its system calls."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from contents import errors
+from contents import errors, records
+from disturbed import invariants
 from every_program import (
     log_of_two_routes,
     log_with_a_bad_index,
@@ -21,7 +24,9 @@ from every_program import (
 )
 from logs import Built
 from powercut import ACKNOWLEDGED, recorded
-from running import command, run, sidecar
+from running import Client, Daemon, command, run, sidecar
+from running import command as wald_command
+from tracing import strace, traced
 
 import wald
 from wald.files.identity import read_identity
@@ -204,10 +209,69 @@ def numbered(root: Path, route: str | None) -> dict[int, bytes]:
 def assert_unread(root: Path, truth: dict[str, dict[int, bytes]], when: str) -> None:
     """Assert that each unread record is readable, a ledger explains each missing one, and nothing is damaged."""
     assert errors(root) == [], when
-    for number in sorted({number for records in truth.values() for number in records}):
+    for number in sorted({number for found in truth.values() for number in found}):
         there = wald.open(root).where(number)
         assert there.durable or there.reclaimed, (when, there.message)
     for (route, group), at in cursors(root).items():
         found = {record.sequence: record.value for record in wald.open(root).records(route, at + 1)}
         wanted = {number: value for number, value in truth.get(route, {}).items() if number > at}
         assert {number: found.get(number) for number in wanted} == wanted, (when, group)
+
+
+CALLS = "rename,unlink,link,fallocate,fsync,fdatasync,ftruncate"
+ROUNDS = 3
+
+
+def slowly(path: Path, line: list[str], milliseconds: int) -> subprocess.CompletedProcess[bytes]:
+    """Run a wald command to its end, with delayed system calls."""
+    inject = f"inject={CALLS}:delay_enter={1000 * milliseconds}"
+    return run([strace(), "-f", "--seccomp-bpf", "-o", str(path), "-e", f"trace={CALLS}", "-e", inject, *line])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", ["the daemon", "the others", "all"])
+def test_what_was_acknowledged_is_in_the_log_or_in_the_archive(tmp_path: Path, held: str) -> None:
+    """Cuts, seals, archiving, cursor moves and reclaim without a grace period, repeated several times."""
+    root, dest = tmp_path / "log", tmp_path / "archive"
+    delays = {"the daemon": (20, 0), "the others": (0, 20), "all": (10, 15)}[held]
+    sent: dict[int, bytes] = {}
+    programs = {
+        "archive": sidecar("archive", "a", "--root", root, "--dest", dest),
+        "cursor": [],
+        "reclaim": sidecar("reclaim", "--grace", "0s", "--require-archived", "--root", root),
+    }
+    ended: list[tuple[str, int, bytes]] = []
+
+    def again_and_again(name: str) -> None:
+        for number in range(ROUNDS):
+            line = programs[name] or wald_command("cursor", "set", "a", len(sent), "--group", "other", "--root", root)
+            done = slowly(tmp_path / f"{name}{number}", line, delays[1])
+            ended.append((name, done.returncode, done.stderr))
+
+    with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "64KiB"}) as daemon:
+        pid = daemon.process.pid
+        daemon.ask("ROUTE ADD a")
+        expressions = (f"trace={CALLS}", f"inject={CALLS}:delay_enter={1000 * delays[0]}")
+        threads = [threading.Thread(target=again_and_again, args=(name,)) for name in programs]
+        with Client(daemon.socket_path) as client, traced(pid, tmp_path / "daemon", *expressions, threads=True):
+            while not sent or any(thread.is_alive() for thread in threads):
+                for _ in range(2):
+                    value = b"%d" % len(sent)
+                    reply = client.ask(b"PUB a %d\n%s\n" % (len(value) + 1, value))
+                    sent[int(reply.split()[1])] = value
+                assert client.ask(b"CUT\n").startswith("OK cut")
+                assert invariants(pid, root) == []
+                if len(sent) == 2:
+                    for thread in threads:
+                        thread.start()
+        assert daemon.stop() == 0
+    assert [code for _, code, _ in ended] == [0] * len(programs) * ROUNDS, ended
+    assert errors(root) == []
+    assert run(sidecar("archive", "verify", dest, "--root", root)).returncode == 0
+    values = [sent[sequence] for sequence in sorted(sent)]
+    archived = run(sidecar("archive", "restore", dest, "a")).stdout.split()
+    left = [record.value for record in records(root)]
+    assert archived
+    assert archived == values[: len(archived)]
+    assert left == [value for value in values if value in left]  # in order, each once; gaps are allowed
+    assert set(values[len(archived) :]) <= set(left)

@@ -33,7 +33,7 @@ def post(gate: Gate, body: bytes, wait: str = "60s") -> Answer:
     return gate.post(f"{RECORDS}?wait_processed=billing&wait={wait}", body)
 
 
-def stored(gate: Gate) -> int:
+def stored_records(gate: Gate) -> int:
     """Return the number of records on the route."""
     return len(gate.get(RECORDS).lines())
 
@@ -42,7 +42,7 @@ def test_the_answer_comes_when_the_cursor_of_a_stream_group_has_passed(gate: Gat
     put_cursor(gate, 0)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(post, gate, b"one\ntwo\n")
-        eventually(lambda: stored(gate) == 2)
+        eventually(lambda: stored_records(gate) == 2)
         put_cursor(gate, 1)
         assert not waiting.done()
         put_cursor(gate, 2)
@@ -80,30 +80,30 @@ def test_what_is_not_processed_in_time_is_stored_all_the_same(gate: Gate) -> Non
     assert (answer.status, problem["code"]) == (504, "not-processed")
     assert problem["stored"] == {"first": 1, "last": 1, "count": 1}
     assert "1 of 1 records" in problem["detail"]
-    assert stored(gate) == 1
+    assert stored_records(gate) == 1
     assert '"status": 504' not in gate.log  # a 504 here is not a failure of the gate
 
 
 def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:
     answer = post(gate, b"one\n")
     assert (answer.status, answer.json()["code"]) == (404, "not-found")
-    assert stored(gate) == 0
+    assert stored_records(gate) == 0
     assert wald("--root", gate.root, "append", "orders", "--wait-processed", "billing", stdin=b"x\n").returncode == 3
-    assert stored(gate) == 0
+    assert stored_records(gate) == 0
 
 
 def test_nothing_is_stored_for_a_wrong_query(gate: Gate) -> None:
     for query in ["wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"]:
         put_cursor(gate, 0)
         assert gate.post(f"{RECORDS}?{query}", b"one\n").status == 400
-        assert stored(gate) == 0
+        assert stored_records(gate) == 0
 
 
 def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(gate: Gate) -> None:
     put_cursor(gate, 0)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(post, gate, b"one\n")
-        eventually(lambda: stored(gate) == 1)
+        eventually(lambda: stored_records(gate) == 1)
         removed = wald("--root", gate.root, "cursor", "remove", "orders", "--group", "billing")
         assert removed.returncode == 0, removed.stderr
         answer = waiting.result()
@@ -120,7 +120,7 @@ def test_many_producers_wait_without_a_thread_each(gate: Gate) -> None:
         connection = socket.create_connection(("127.0.0.1", gate.port))
         connection.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         waiting.append(connection)
-    eventually(lambda: stored(gate) == 60)
+    eventually(lambda: stored_records(gate) == 60)
     assert threads_of(gate) < before + 30
     put_cursor(gate, 60)
     for connection in waiting:
@@ -132,7 +132,7 @@ def test_the_gate_ends_while_producers_wait(gate: Gate) -> None:
     put_cursor(gate, 0)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(post, gate, b"one\n")
-        eventually(lambda: stored(gate) == 1)
+        eventually(lambda: stored_records(gate) == 1)
         assert gate.stop() == 0
         assert (waiting.result().status, waiting.result().json()["stored"]["count"]) == (504, 1)
 

@@ -10,21 +10,26 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
-from faults import SteppingDisk
+from faults import Died, DyingDisk, SteppingDisk
 from interleaving import PausingDisk, Schedule, interleavings, pausing
 from logs import Built
-from reclaiming import Reclaimer, bases, ledger
+from reclaiming import Reclaimer, bases, ledger, rulings
 from running import Daemon, eventually, output_of, run, sidecar, wald
 from tracing import strace
 
+from wald.files.disk import Disk
 from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
 from wald.log import Log
 from wald.retention.cursors import Cursor
+from wald.writing.sealing import remove_temporaries, seal, segments_to_seal
 
 
 class Gap(SteppingDisk):
@@ -240,3 +245,98 @@ def test_a_cursor_set_while_a_system_call_of_reclaim_is_held_back(tmp_path: Path
 
         assert read.stdout == b"x\nx\n" or b"to see why" in done.stderr
         assert json.loads(wald("verify", "--root", root, "--json").stdout.splitlines()[-1])["good"]
+
+
+_ACTIVE = 2
+Work = Callable[[Root, Disk, Built], None]
+
+
+@pytest.fixture
+def cut_log(tmp_path: Path) -> Built:
+    """Segment 1 is cut and read, and 2 is active."""
+    cut_log = Built(tmp_path / "cut_log")
+    cut_log.lines("a", [b"1"])
+    cut_log.cut()
+    cut_log.lines("a", [b"2"])
+    cut_log.log.set_cursor("a", 1)
+    return cut_log
+
+
+def reclaim_once(root: Root, disk: Disk, cut_log: Built) -> None:
+    reclaimer = Reclaimer(root, disk)
+    try:
+        reclaimer.look(now_ns=cut_log.now_ns)
+    finally:
+        reclaimer.ledger.close()
+
+
+def seal_all(root: Root, disk: Disk, cut_log: Built) -> None:
+    """Run a pass of the daemon's sealing thread."""
+    segments = Ledger(root.ledger / "segments.jsonl", disk)
+    try:
+        for segment in segments_to_seal(root, _ACTIVE):
+            with suppress(FileNotFoundError):  # it was reclaimed
+                seal(root, segment, disk, segments, now=lambda: cut_log.now_ns, reserve=False)
+    finally:
+        segments.close()
+
+
+def check(root: Root, cut_log: Built) -> None:
+    """Check the ledgers now and after both have finished; the last line describes the deleted file."""
+    assert set(rulings(root).values()) <= {()}
+    for work in (reclaim_once, seal_all, reclaim_once):
+        work(root, cut_log.disk, cut_log)
+        assert set(rulings(root).values()) <= {()}
+
+    assert sorted(path.name for path in root.segments.iterdir() if path.name < f"{_ACTIVE:020d}") == []
+    deletion, sealed = ledger(root.path)[-1], read_ledger(root.ledger / "segments.jsonl").entries
+    assert (deletion["event"], deletion["last"]) == ("reclaimed", 1)
+    assert deletion.get("sha256") == (sealed[-1]["sha256"] if sealed else None)
+    assert [line["event"] for line in sealed] in ([], ["cut", "sealed"])
+
+
+@pytest.mark.slow
+def test_every_order_of_the_steps_of_both_leaves_a_legal_deletion_of_what_there_was(
+    cut_log: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet(root: Root, schedule: Schedule) -> None:
+        with monkeypatch.context() as patched:
+            pausing(patched, schedule, "wald_reclaim.survey.find_being_sealed")
+            schedule.run(
+                partial(reclaim_once, root, PausingDisk(schedule, "rename"), cut_log),
+                partial(seal_all, root, PausingDisk(schedule, "create", "rename", "unlink"), cut_log),
+            )
+
+    raw = 0
+    for schedule in interleavings():
+        root = Root(shutil.copytree(cut_log.root.path, tmp_path / "root"))
+        meet(root, schedule)
+        check(root, cut_log)
+        raw += "form" in ledger(root.path)[-1]
+        shutil.rmtree(root.path)
+    assert raw
+
+
+@pytest.mark.parametrize(("dying", "other"), [(reclaim_once, seal_all), (seal_all, reclaim_once)])
+def test_one_dies_before_any_of_its_steps_and_the_other_goes_on(
+    cut_log: Built,
+    tmp_path: Path,
+    dying: Callable[[Root, Disk, Built], None],
+    other: Callable[[Root, Disk, Built], None],
+) -> None:
+    for steps in range(100):
+        root = Root(shutil.copytree(cut_log.root.path, tmp_path / "root"))
+        died, disk = False, DyingDisk(steps)
+        try:
+            dying(root, disk, cut_log)
+        except Died:
+            died = True
+        disk.abandon()
+        if dying is seal_all:
+            remove_temporaries(root, cut_log.disk)  # the next start of the daemon
+        other(root, cut_log.disk, cut_log)
+        check(root, cut_log)
+        shutil.rmtree(root.path)
+        if not died:
+            break
+    assert steps > 5
