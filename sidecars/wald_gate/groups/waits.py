@@ -35,10 +35,6 @@ class _WaitingLease:
     leasing: asyncio.Task[Got]
     refused: Exception | None = None
 
-    @property
-    def has_got(self) -> bool:
-        return self.leasing.done() and not self.leasing.cancelled() and self.leasing.exception() is None
-
 
 class WaitingLeases:
     """Leases of all groups that wait for a record."""
@@ -70,7 +66,7 @@ class WaitingLeases:
             if leaving.done():
                 waiter.refused = ClientDisconnect()
             if waiter.refused is not None:
-                if waiter.has_got:
+                if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
                     await work.nack(worker, [record.sequence for record in leasing.result().leased.records])
                 raise waiter.refused
             return None if leasing.cancelled() else leasing.result()

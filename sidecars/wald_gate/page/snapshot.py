@@ -26,24 +26,8 @@ from wald.retention.history import History
 from wald.retention.missing import ReclaimedSegment
 from wald.segments.view import State, View
 from wald.setting_types import size as size_type
-from wald.status import findings
+from wald.status import findings, rates
 from wald.status.findings import Contents, Facts, Finding, Life, Liveness
-from wald.status.rates import (
-    Activity,
-    HeadSample,
-    HeadSource,
-    Inventory,
-    LogSample,
-    LogSource,
-    Row,
-    Sampler,
-    SegmentSeen,
-    activity,
-    inventory,
-    measured,
-    message_of,
-    rest_seconds,
-)
 from wald.status.retention import WorkCounts, work_counts
 from wald_gate.page.strip import Look, Piece
 
@@ -111,7 +95,7 @@ class Bundled:
         if is_partly:
             (self._whole if is_whole else self._partly).add(base)
 
-    def end(self, segments: Sequence[SegmentSeen]) -> None:
+    def end(self, segments: Sequence[rates.SegmentSeen]) -> None:
         """Judge the deletions around the existing segments."""
         self._whole &= self._met
         self._try(lambda: self._judge(segments))
@@ -135,7 +119,7 @@ class Bundled:
             self._whole.clear()
             self._forget()
 
-    def _judge(self, segments: Sequence[SegmentSeen]) -> None:
+    def _judge(self, segments: Sequence[rates.SegmentSeen]) -> None:
         """Judge the newest deletions before and between the segments."""
         known = Spans(self._judged)
         for each, following in pairwise((*sorted(segments, key=lambda seen: seen.base), None)):
@@ -185,15 +169,15 @@ _LOOKS = {
 class Walk:
     """Results of a walk through all segments; ``by_name`` and ``work`` have route and group as keys."""
 
-    samples: tuple[LogSample, ...] = ()
+    samples: tuple[rates.LogSample, ...] = ()
     contents: Contents | None = None
     by_name: Mapping[tuple[str, str], GroupBacklog] = field(default_factory=dict)
     work: Mapping[tuple[str, str], WorkCounts] = field(default_factory=dict)
     archived: Archived = field(default_factory=Archived)
-    inventory: Inventory | None = None
+    inventory: rates.Inventory | None = None
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[rates.Row, ...]:
         return self.inventory.rows if self.inventory is not None else ()
 
 
@@ -203,9 +187,9 @@ class PageSnapshot:
 
     number: int
     daemon: Liveness
-    activity: Activity | None  # None if the head is unreadable; ``problem`` has the reason
+    activity: rates.Activity | None  # None if the head is unreadable; ``problem`` has the reason
     pieces: tuple[Piece, ...]  # the segments, oldest first
-    rates: tuple[float | None, ...]  # records per second, of earlier snapshots and of this one
+    records_per_second: tuple[float | None, ...]  # of earlier snapshots and of this one
     syncs: Mapping[str, Any] | None  # count, mean and quantiles of the durations of syncs
     in_seconds: float | None  # time since the previous snapshot, which the newest rates cover
     sync_seconds: float | None  # time that the syncs cover; None: since the start of the daemon
@@ -229,9 +213,9 @@ class PageSnapshotReader:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._number = 0
-        self._head: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
+        self._head: rates.Sampler[rates.HeadSample] = rates.Sampler(rates.HeadSource(log).sample)
         self._bundled = Bundled(log.root)
-        self._all: Sampler[LogSample] = Sampler(LogSource(log, self._bundled.visit).sample)
+        self._all: rates.Sampler[rates.LogSample] = rates.Sampler(rates.LogSource(log, self._bundled.visit).sample)
         self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
         self._rates: deque[float | None] = deque(maxlen=_RATES)
         self._walked = Walk()
@@ -243,15 +227,15 @@ class PageSnapshotReader:
         daemon = self._asked()
         self._head.update()
         now, now_ns = time.monotonic(), time.time_ns()
-        seen = activity(self._head.samples, now_ns=now_ns)
+        seen = rates.activity(self._head.samples, now_ns=now_ns)
         self._rates.append(seen.records_per_second if seen else None)
-        walk = replace(walked, inventory=inventory(walked.samples, now=now, now_ns=now_ns))
+        walk = replace(walked, inventory=rates.inventory(walked.samples, now=now, now_ns=now_ns))
         problem, pieces, facts = self._head.problem, tuple[Piece, ...](), None
         try:
             facts = findings.facts_of(log.root, daemon, walk.contents or Contents())
             pieces = tuple(_pieces(log.view(), facts, seen.sequence if seen else 0, walk))
         except (WaldError, OSError) as error:
-            problem = problem or message_of(error)
+            problem = problem or rates.message_of(error)
         syncs = self._syncs(now, daemon.answer)
         self._number += 1
         taken = [sample.taken for sample in self._head.samples]
@@ -287,14 +271,14 @@ class PageSnapshotReader:
             self._walked = Walk(self._all.samples, contents, by_name, work, self._bundled.newest)
             self._walk_problem = ""
         except (WaldError, OSError) as error:  # such as a file that has gone between two looks
-            self._walk_problem = message_of(error)
+            self._walk_problem = rates.message_of(error)
 
     def _asked(self) -> Liveness:
         log = self._log
         try:
             return findings.liveness(log.root, log.identity, findings.socket_of(log.root), seconds=_ASK_SECONDS)
         except (WaldError, OSError) as error:
-            message = f"it is unknown whether a daemon runs: {message_of(error)}"
+            message = f"it is unknown whether a daemon runs: {rates.message_of(error)}"
             return Liveness(Life.UNKNOWN, message, f"ls -l {log.root.lock}")
 
     def _syncs(self, now: float, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -307,7 +291,7 @@ class PageSnapshotReader:
         while len(self._answers) > 1 and self._answers[1][0] <= now - _SPREAD_SECONDS:
             self._answers.popleft()
         before = self._answers[0][1] if len(self._answers) > 1 else {}
-        found: Mapping[str, Any] = measured(before, answer, self._log.root.path)["sync_seconds"]
+        found: Mapping[str, Any] = rates.measured(before, answer, self._log.root.path)["sync_seconds"]
         return found
 
 
@@ -415,7 +399,7 @@ class SnapshotPublisher:
         began = time.monotonic()
         await _reported(asyncio.to_thread(self._camera.walk))
         now = time.monotonic()
-        self._walk_due = now + rest_seconds(now - began, _INTERVAL_SECONDS)
+        self._walk_due = now + rates.rest_seconds(now - began, _INTERVAL_SECONDS)
 
 
 async def _reported(step: Awaitable[None]) -> None:

@@ -67,7 +67,7 @@ def _facts(call: Call, picture: PageSnapshot) -> Facts:
         "groups": len(groups),
         "without": len(named) - len(groups),
         "out": sum(out) if out else None,
-        "spark": _spark(picture.rates),
+        "spark": _spark(picture.records_per_second),
     }
 
 

@@ -45,6 +45,10 @@ class Form:
     def write(self, batches: Sequence[Batch]) -> bytes:
         raise NotImplementedError
 
+    def alive(self, _sequence: int | None) -> bytes:
+        """Return a heartbeat; ``_sequence`` is the last one that was sent."""
+        return self.heartbeat
+
     def end(self) -> bytes:
         """Return the bytes after the last record."""
         return b""
@@ -88,6 +92,14 @@ class Events(Form):
 
     media_type = "text/event-stream"
     heartbeat = b": nothing new\n"
+
+    def alive(self, sequence: int | None) -> bytes:
+        """Return a heartbeat with the id after which to resume.
+
+        An id without data is not an event, but a browser keeps it (HTML, section 9.2.6). So it misses nothing if the
+        connection breaks before the first event, and does not ask for reclaimed records after a long silence.
+        """
+        return self.heartbeat + (b"" if sequence is None else b"id: %d\n" % sequence) + b"\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return "".join(

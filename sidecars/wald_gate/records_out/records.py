@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from datetime import datetime
 from typing import Annotated, Literal
@@ -76,8 +76,10 @@ async def records(call: Call) -> Response:
     watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
     reading = Reading(call.state, call.payer, wanted, form, watch)
     ending.callback(reading.close)
-    beat = _heartbeat(query, reading, form) if follow or seconds else None
-    silent = None if beat is None else SILENT_SECONDS
+    beats = bool(form.heartbeat and (follow or seconds) and query.heartbeat != "0")
+    if isinstance(form, Raw) and query.heartbeat is UNSET:
+        beats = False
+    silent = SILENT_SECONDS if beats else None
     try:
         first = await reading.chunk(_QUICK_SECONDS)  # so that an error of the request becomes its answer
         if first is None:
@@ -88,46 +90,31 @@ async def records(call: Call) -> Response:
     if seconds and first == b"" and not follow:
         first = await while_there(call.request, _first(reading, seconds, silent))
         call.reauthorize()
-    chunks = _chunks(call, reading, first, None if follow else until, beat)
+    chunks = _chunks(call, reading, first, None if follow else until, beats=beats)
     return Stream(chunks, form.media_type, headers)
 
 
-def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes] | None:
-    """Return a function that makes heartbeats, or None without heartbeats.
-
-    Heartbeats of events have the id after which to resume. An id without data is not an event, but a browser keeps it
-    (HTML, section 9.2.6). So it misses nothing if the connection breaks before the first event, and does not ask for
-    reclaimed records after a long silence.
-    """
-    if query.heartbeat == "0" or not form.heartbeat or (query.heartbeat is UNSET and isinstance(form, Raw)):
-        return None
-    if isinstance(form, Events):
-        return lambda: _alive(form, reading.sent)
-    return lambda: form.heartbeat
-
-
 async def _chunks(
-    call: Call, reading: Reading, first: bytes | None, until: float | None, beat: Callable[[], bytes] | None
+    call: Call, reading: Reading, first: bytes | None, until: float | None, *, beats: bool
 ) -> AsyncGenerator[bytes]:
     """Yield the records as they arrive; ``until`` is the deadline for the first ones, None to follow the log."""
-    if isinstance(reading.form, Events):
-        yield _alive(reading.form, reading.begins_behind)
-    while until is not None and not first and beat is not None and not reading.is_over:
+    form, follow = reading.form, until is None
+    if isinstance(form, Events):
+        yield form.alive(reading.begins_behind)
+    while until is not None and not first and beats and not reading.is_over:
         if (seconds := until - time.monotonic()) <= _EARLY_SECONDS:
             break
         if first is not None:
             reading.sent = reading.last  # nothing was found up to there
-        yield beat()
+        yield form.alive(reading.sent)
         first = await _first(reading, seconds, SILENT_SECONDS, first)
         call.reauthorize()
     if until is not None and first is None:
         first = await reading.chunk(SILENT_SECONDS)  # no heartbeat is due because the wait ends during a read
-    follow = until is None
-    async with aclosing(
-        reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=SILENT_SECONDS)
-    ) as found:
+    found = reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=SILENT_SECONDS)
+    async with aclosing(found):
         async for chunk in found:
-            yield chunk or (b"" if beat is None else beat())
+            yield chunk or (form.alive(reading.sent) if beats else b"")
 
 
 async def _first(reading: Reading, seconds: float, silent: float | None, first: bytes | None = b"") -> bytes | None:
@@ -144,10 +131,6 @@ async def _first(reading: Reading, seconds: float, silent: float | None, first: 
         if first is None:
             break
     return first
-
-
-def _alive(form: Events, sequence: int | None) -> bytes:
-    return form.heartbeat + (b"" if sequence is None else b"id: %d\n" % sequence) + b"\n"
 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
