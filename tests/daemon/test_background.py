@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 import structlog
 from asking import SPOOLED
-from endpoint import free_address, get, metrics
+from endpoint import free_address
 from full_disk import small_file_system
 from logs import Built
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
@@ -168,22 +168,6 @@ def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: 
         assert daemon.log.count("connection refused") == 1
     daemon.await_ready()
     assert daemon.stop() == 0
-
-
-def test_scrapers_that_say_nothing_take_few_descriptors(start: Start) -> None:
-    """And hold up no other: the oldest of them is hung up on."""
-    address = free_address()
-    daemon = start(metrics=address)
-    host, _, port = address.partition(":")
-    descriptors = Path(f"/proc/{daemon.process.pid}/fd")
-    before = len(list(descriptors.iterdir()))
-    with ExitStack() as closing:
-        silent = [closing.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
-        assert get(address, "/healthz") == (200, "ok: head 0\n")
-        assert metrics(address)["wald_head_sequence"] == 0
-        assert len(list(descriptors.iterdir())) < before + 12
-        silent[0].settimeout(TIMEOUT_SECONDS)
-        assert silent[0].recv(1) == b""
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,10 @@ def address() -> str:
 
 
 def test_metrics_move_with_the_log(start: Start, address: str) -> None:
-    """Counters and gauges follow the log, and all other names exist from the start."""
+    """Counters and gauges follow the log, and all other names exist from the start.
+
+    They have what the directory shows, too; scrapers share a measurement, the next of which is due some seconds later.
+    """
     daemon = start(metrics=address)
     daemon.ask("ROUTE ADD r")
     eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
@@ -64,10 +68,18 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     assert (after["wald_round_records_sum"], after["wald_round_bytes_sum"]) == (3, after["wald_written_bytes_total"])
     assert after["wald_sealed_bytes_total"] > 0
     assert after["wald_free_bytes"] > 0
+    eventually(lambda: metrics(address).get("wald_group_lag_records") == 3, timeout=60)
+    found = metrics(address)
+    assert found["wald_until_full_bytes"] > 0
+    assert found["wald_measurement_failures_total"] == 0
+    assert len({metrics(address)["wald_measured_timestamp_seconds"] for _ in range(20)}) == 1
 
 
 def test_two_questions_are_answered_and_no_other(start: Start, address: str) -> None:
-    """A query changes nothing, HEAD has no body, and a scraper that hangs up in its question is no event."""
+    """A query changes nothing, HEAD has no body, and a scraper that hangs up in its question is no event.
+
+    Those that say nothing take few descriptors and hold up no other: the oldest of them is hung up on.
+    """
     daemon = start(metrics=address)
     host, _, port = address.partition(":")
     for _ in range(3):
@@ -87,6 +99,15 @@ def test_two_questions_are_answered_and_no_other(start: Start, address: str) -> 
         assert (answer.status, answer.read()) == (status, b"")
         assert int(answer.headers["Content-Length"]) > 0
         connection.close()
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    with ExitStack() as closing:
+        silent = [closing.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        assert get(address, "/healthz") == (200, "ok: head 0\n")
+        assert metrics(address)["wald_head_sequence"] == 0
+        assert len(list(descriptors.iterdir())) < before + 12
+        silent[0].settimeout(TIMEOUT_SECONDS)
+        assert silent[0].recv(1) == b""
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log
 
@@ -169,21 +190,6 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
     after = metrics(address)
     assert (after["wald_degraded"], after["wald_stalled_seconds"]) == (0, 0)
     assert after["wald_disk_wait_seconds_total"] > 1  # it has waited for longer than stall_timeout
-
-
-def test_metrics_have_what_the_directory_shows_and_scrapers_share_a_measurement(start: Start) -> None:
-    """The next one is due some seconds after it, and not for each that asks."""
-    address = free_address()
-    daemon = start(metrics=address)
-    daemon.ask("ROUTE ADD r")
-    with Client(daemon.socket_path) as client:
-        assert client.ask(b"PUB r 6\none\n2\n") == "OK 1 2"
-    eventually(lambda: metrics(address).get("wald_group_lag_records") == 2, timeout=60)
-    found = metrics(address)
-
-    assert found["wald_until_full_bytes"] > 0
-    assert found["wald_measurement_failures_total"] == 0
-    assert len({metrics(address)["wald_measured_timestamp_seconds"] for _ in range(20)}) == 1
 
 
 def test_a_directory_that_cannot_be_measured_costs_no_other_number(tmp_path: Path) -> None:

@@ -32,23 +32,15 @@ def troubles(daemon: Daemon) -> dict[str, str]:
     return found
 
 
-def write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
-
-
 def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
     daemon = start()
     daemon.ask("ROUTE ADD a fifo mode=0640")
     fifo, kept = root / "routes/a/in", root / "routes/a/in.found-1"
-    write(fifo, b"before\n")
+    fifo.write_bytes(b"before\n")
     fifo.unlink()
     fifo.write_bytes(b"swallowed\n")
     eventually(lambda: fifo.is_fifo() and troubles(daemon))
-    write(fifo, b"after\n")
+    fifo.write_bytes(b"after\n")
     eventually(lambda: values(root) == [b"before", b"after"])
 
     assert stat.S_IMODE(fifo.stat().st_mode) == 0o640
@@ -78,7 +70,7 @@ def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start:
     eventually(lambda: "and recreated" in daemon.log)
     os.write(old, b"old\nunfinished")
     eventually(lambda: values(root) == [b"old"])
-    write(fifo, b"new\n")
+    fifo.write_bytes(b"new\n")
     eventually(lambda: values(root) == [b"old", b"new"])
     os.close(old)
     eventually(lambda: values(root) == [b"old", b"new", b"unfinished"])
@@ -191,7 +183,7 @@ def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, 
         eventually(lambda: len(values(root)) >= 400)
         os.close(old)
         os.close(new)
-        write(fifo, b"last\n")
+        fifo.write_bytes(b"last\n")
         eventually(lambda: values(root)[-1] == b"last")
         assert daemon.stop() == 0
 
@@ -214,7 +206,7 @@ def test_one_that_cannot_be_opened_keeps_nobody_from_the_others() -> None:
         os.chown(bad, 0, 0)
         bad.chmod(0o600)
         daemon.start_again()
-        write(good, b"now\n")
+        good.write_bytes(b"now\n")
         eventually(lambda: values(daemon.root) == [b"later", b"now"])
         assert "Permission denied" in troubles(daemon)[str(bad)]
         assert f"{bad}: Permission denied" in daemon.log
@@ -236,7 +228,7 @@ def test_two_routes_do_not_share_one(start: Start, root: Path) -> None:
     daemon.start_again()
     assert "the same FIFO as" in troubles(daemon)[str(root / "routes/b/in")]
     assert "the same FIFO as" in output_of("verify", "--root", root).decode()
-    write(root / "routes/a/in", b"once\n")
+    (root / "routes/a/in").write_bytes(b"once\n")
     eventually(lambda: values(root) == [b"once"])
     (root / "routes/b/in").unlink()
     eventually(lambda: troubles(daemon) == {})
@@ -259,7 +251,7 @@ def test_what_stands_in_its_place_at_a_start_is_kept(start: Start, root: Path) -
     daemon.start_again()
     assert fifos[0].is_fifo()
     assert str(root / "routes/a/in.found-1") in troubles(daemon)
-    write(fifos[2], b"x\n")
+    fifos[2].write_bytes(b"x\n")
     eventually(lambda: values(root) == [b"x"])
     assert daemon.stop() == 0
 

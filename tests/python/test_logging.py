@@ -84,20 +84,18 @@ def test_threads_lose_and_double_nothing(daemon: Daemon, logger: logging.Logger)
     assert handler.lost == 0
 
 
-def test_it_closes_well_at_exit(daemon: Daemon) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, daemon.root, "60", "2500"], capture_output=True, check=True)
+def test_it_closes_well_at_exit_and_without_a_daemon_everything_is_on_stderr(daemon: Daemon, tmp_path: Path) -> None:
+    def ran(*arguments: object) -> str:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, arguments)], capture_output=True, check=True)
+        return done.stderr.decode()
 
-    assert done.stderr == b""
+    assert ran(daemon.root, 60, 2500) == ""
     assert values(daemon) == [f"message {number}" for number in range(2500)]
-
-
-def test_without_a_daemon_everything_is_on_stderr(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path), "0.1", "3"]
-    done = subprocess.run(program, capture_output=True, check=True, text=True)
-
-    first, *rest = done.stderr.splitlines()
+    first, *rest = ran(tmp_path, 0.1, 3).splitlines()
     assert first.startswith("wald.logging: not delivered to route a: the daemon did not answer within 0.1 s")
     assert rest == ["message 0", "message 1", "message 2"]
+    with pytest.raises(InvalidInput):
+        WaldHandler(tmp_path, "not/a/route")
 
 
 def test_a_daemon_may_come_later_and_restart(daemon: Daemon, logger: logging.Logger) -> None:
@@ -203,11 +201,6 @@ def test_what_a_closed_handler_has_reported_is_not_reported_again(
     assert not thread.is_alive()
     assert handler.lost == 1
     assert capfd.readouterr().err.count("late\n") == 1
-
-
-def test_an_illegal_route_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput):
-        WaldHandler(tmp_path, "not/a/route")
 
 
 class Logging(io.StringIO):

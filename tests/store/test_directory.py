@@ -40,20 +40,15 @@ def tree(path: Path) -> list[str]:
     return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
 
 
-def test_a_new_root_is_a_log_of_its_own(root: Root, tmp_path: Path) -> None:
+def test_a_new_root_is_a_log_of_its_own_and_making_it_again_keeps_it(root: Root, tmp_path: Path) -> None:
     other = create_root(tmp_path / "deep" / "other", Disk(), now=NOW)
-
+    made = read_identity(root)
     assert tree(root.path) == ["ledger", "log.json", "quarantine", "recovery", "routes", "segments"]
-    assert read_identity(root).created == NOW
-    assert len(read_identity(root).log_id) == 16
-    assert read_identity(root).log_id != read_identity(other).log_id
-
-
-def test_making_a_root_again_keeps_it(root: Root) -> None:
-    before = read_identity(root)
+    assert (made.created, len(made.log_id)) == (NOW, 16)
+    assert made.log_id != read_identity(other).log_id
     (root.segments / "00000000000000000001.wal").touch()
     create_root(root.path, Disk(), now="later")
-    assert read_identity(root) == before
+    assert read_identity(root) == made
 
 
 def test_an_empty_directory_or_an_interrupted_making_becomes_a_root(tmp_path: Path) -> None:
@@ -187,14 +182,6 @@ def test_no_path_is_made_of_an_illegal_name(root: Root) -> None:
     assert tree(root.path) == before
 
 
-def test_a_route_may_be_added_again(root: Root) -> None:
-    for _ in range(2):
-        add_route(root, Disk(), "web")
-        assert root.route_names() == ["web"]
-        assert os.listdir(root.route("web")) == ["cursors"]
-        assert not has_fifo(root, "web")
-
-
 def test_a_fifo_has_the_mode_that_was_asked_for_whatever_the_umask(root: Root) -> None:
     old = os.umask(0o077)
     try:
@@ -206,8 +193,12 @@ def test_a_fifo_has_the_mode_that_was_asked_for_whatever_the_umask(root: Root) -
     assert has_fifo(root, "web")
 
 
-def test_a_route_can_be_given_a_fifo_later_and_keeps_it(root: Root) -> None:
-    add_route(root, Disk(), "web")
+def test_a_route_can_be_added_again_and_given_a_fifo_later_which_it_keeps(root: Root) -> None:
+    for _ in range(2):
+        add_route(root, Disk(), "web")
+        assert root.route_names() == ["web"]
+        assert os.listdir(root.route("web")) == ["cursors"]
+        assert not has_fifo(root, "web")
     add_route(root, Disk(), "web", fifo=True)
     number = root.fifo("web").stat().st_ino
     add_route(root, Disk(), "web", fifo=True)
@@ -275,8 +266,10 @@ def modes(path: Path) -> dict[str, int]:
 
 @pytest.mark.usefixtures("umask")
 def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) -> None:
+    """Directories above it are created too; a user who can write there could replace the root."""
     disk = Disk()
-    root = create_root(tmp_path / "log", disk, now=NOW)
+    root = create_root(tmp_path / "deep" / "down" / "log", disk, now=NOW)
+    assert mode(tmp_path / "deep") == mode(tmp_path / "deep" / "down") == 0o750
     Lock(root, disk, now=NOW).release()
     add_route(root, disk, "a", fifo=True)
     disk.replace(root.cursor("a", "processed"), b"1\n")
@@ -305,17 +298,6 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
         "segments/1.wal.idx": 0o640,
         "transfers": 0o640,
     }
-
-
-def test_nobody_else_may_write_where_a_new_root_is(tmp_path: Path) -> None:
-    """Directories above the root are created too; a user who can write there could replace the root."""
-    before = os.umask(0)
-    try:
-        create_root(tmp_path / "deep" / "down" / "log", Disk(), now=NOW)
-    finally:
-        os.umask(before)
-
-    assert mode(tmp_path / "deep") == mode(tmp_path / "deep" / "down") == 0o750
 
 
 def test_what_an_operator_has_set_stays(tmp_path: Path) -> None:
