@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -302,6 +303,43 @@ def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert [len(record.value) for record in wald.open(daemon.root).records("a")] == [3, 2_400_000, 5]
+
+
+def test_interruptions_at_any_moment_mix_up_no_acknowledgements(daemon: Daemon) -> None:
+    """Each record is stored once, in order, and receipts have the sequences of their own records."""
+    moments = random.Random(1)
+    is_armed = False
+
+    def interrupt(*_: object) -> None:
+        if is_armed:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    kept = []
+    try:
+        with Producer(daemon.root) as producer:
+            for number in range(300):
+                signal.setitimer(signal.ITIMER_REAL, 10 ** moments.uniform(-5, -3))
+                try:
+                    is_armed = True
+                    receipt = producer.send("a", [b"%d" % number, b"%d again" % number])
+                    kept.append((number, receipt))
+                    if number % 3 == 0:
+                        receipt.result()
+                    elif number % 7 == 0:
+                        producer.command("HEAD")
+                except Interrupted:
+                    pass
+                is_armed = False
+            producer.flush()
+            assert producer.unanswered == 0
+            values = {record.sequence: record.value for record in wald.open(daemon.root).records("a")}
+            for number, receipt in kept:
+                assert [values[sequence] for sequence in receipt.result()] == [b"%d" % number, b"%d again" % number]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    stored = [int(value) for value in values.values() if b"again" not in value]
+    assert stored == sorted(set(stored))
 
 
 def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Clients of the daemon's socket.
 
-asynchronous  producer for asyncio, and its connection over sans-IO state
-connection    connections to the socket, and the daemon's status
+asynchronous  producer for asyncio, and its connection
 payloads      request payloads, from Python values and JSON lines
 producer      public producer: sends records exactly once
-session       a producer's requests, and their retries
+session       sans-IO state of requests, their errors, and the session of a blocking producer
 """

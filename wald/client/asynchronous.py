@@ -6,96 +6,56 @@ import asyncio
 import os
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from wald.client.connection import connect
 from wald.client.payloads import Time, Value, encode_values
 from wald.client.producer import Durable, find_socket, payloads_of
 from wald.client.session import (
+    PAUSE_MAX_SECONDS,
+    PAUSE_SECONDS,
     SOCKET_NAME,
     TRY_AGAIN,
     WINDOW,
+    Pipeline,
+    Request,
     check_size,
-    count_records,
+    connect,
     error_after_retries,
     permanent_error,
     random_id,
 )
 from wald.errors import Refused, Replaced, WaldError
 from wald.format.names import check_route
-from wald.format.protocol import ProtocolError, Publish, encode_publish, parse_reply
+from wald.format.protocol import ProtocolError, Publish, encode_publish
 
 _OUTSIDE = "a Producer for asyncio is used in an async with block"
 
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
 _UNSENT_BYTES = 4 << 20  # buffered by a connection; with more, requests wait
 _JOINED_BYTES = 64 << 10  # sent at once, without waiting for the end of the round
 
 
 @dataclass(slots=True, eq=False)
-class DaemonRequest:
-    """Request until it is answered; ``route`` is empty for a command."""
+class DaemonRequest(Request):
+    """Request of a task, which awaits its answer."""
 
-    route: str
-    line: bytes
-    payload: bytes | memoryview
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     failure: OSError | ProtocolError | None = None
-    pause: float = _PAUSE_SECONDS
+    pause: float = PAUSE_SECONDS
+
+    @property
+    def is_done(self) -> bool:
+        """True if no answer is awaited."""
+        return self.answer.done()
 
     def give_up(self) -> None:
         """End the wait; the daemon may still store the records."""
         if not self.answer.done():
             self.answer.set_exception(TimeoutError())
-
-
-class Pipeline:
-    """Sans-IO state of a connection: waiting requests, and up to ``window`` in flight, in the order of replies."""
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.waiting: OrderedDict[DaemonRequest, None] = OrderedDict()
-        self.in_flight: deque[DaemonRequest] = deque()
-        self._received = b""
-
-    def __iter__(self) -> Iterator[DaemonRequest]:
-        yield from self.in_flight
-        yield from self.waiting
-
-    def next_request(self) -> DaemonRequest | None:
-        """Return the next request to send, which is then in flight; None if it has to wait."""
-        while self.waiting and len(self.in_flight) < self.window:
-            request, _ = self.waiting.popitem(last=False)
-            if not request.answer.done():
-                self.in_flight.append(request)
-                return request
-        return None
-
-    def receive(self, data: bytes) -> Iterator[tuple[DaemonRequest, str | ProtocolError]]:
-        """Yield the requests that ``data`` answers, which are then no longer in flight."""
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            if not self.in_flight:  # the daemon says why it closes the connection
-                return
-            request = self.in_flight.popleft()
-            try:
-                yield request, parse_reply(line)
-            except ProtocolError as error:
-                yield request, error
-
-    def lose(self) -> int:
-        """Let the requests in flight wait again, first; return their number. Drop those that were given up."""
-        lost = [request for request in self.in_flight if not request.answer.done()]
-        waiting = [request for request in self.waiting if not request.answer.done()]
-        self.waiting = OrderedDict.fromkeys([*lost, *waiting])
-        self.in_flight.clear()
-        self._received = b""
-        return len(lost)
 
 
 class DaemonConnection(asyncio.Protocol):
@@ -128,7 +88,7 @@ class DaemonConnection(asyncio.Protocol):
         self._resend = resend or self.send
         self._require = require
         self._on_repeat = on_repeat
-        self._pause = _PAUSE_SECONDS
+        self._pause = PAUSE_SECONDS
         self._is_refused = False
         self._has_ended = False
         self._wanted = asyncio.Event()
@@ -136,7 +96,7 @@ class DaemonConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes | memoryview] = []
         self._unsent_bytes = 0
-        self.requests = Pipeline(window)
+        self.requests: Pipeline[DaemonRequest] = Pipeline(window)
         self.failure: OSError | None = None
         self._task = asyncio.create_task(self._keep_connected(), name="wald-daemon-connection")
 
@@ -177,8 +137,9 @@ class DaemonConnection(asyncio.Protocol):
         """Process replies, in the order of the requests in flight."""
         for request, reply in self.requests.receive(data):
             if isinstance(reply, str):
-                self._pause = _PAUSE_SECONDS
+                self._pause = PAUSE_SECONDS
                 if not request.answer.done():
+                    request.reply = reply
                     request.answer.set_result(reply)
             elif reply.code not in TRY_AGAIN:
                 if not request.answer.done():
@@ -189,7 +150,6 @@ class DaemonConnection(asyncio.Protocol):
                     return
             elif self._in_order:
                 request.failure = reply
-                self.requests.in_flight.appendleft(request)
                 self._is_refused = True
                 self.abort()
                 return  # the replies behind it are errors too
@@ -197,7 +157,7 @@ class DaemonConnection(asyncio.Protocol):
                 request.failure = reply
                 self._on_repeat(1)
                 asyncio.get_running_loop().call_later(request.pause, self._repeat, request)
-                request.pause = min(2 * request.pause, _PAUSE_MAX_SECONDS)
+                request.pause = min(2 * request.pause, PAUSE_MAX_SECONDS)
         self._send_waiting()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -260,13 +220,13 @@ class DaemonConnection(asyncio.Protocol):
                 self._wanted.set()
             else:
                 if not self._in_order:
-                    self._pause = _PAUSE_SECONDS
+                    self._pause = PAUSE_SECONDS
                 waiting, self.requests.waiting = self.requests.waiting, OrderedDict()
                 for request in waiting:
                     self._repeat(request)
 
     async def _wait(self) -> None:
-        pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_MAX_SECONDS)
+        pause, self._pause = self._pause, min(2 * self._pause, PAUSE_MAX_SECONDS)
         await asyncio.sleep(pause)
 
     async def connect(self) -> None:
@@ -400,7 +360,7 @@ class Producer:
     @property
     def unanswered(self) -> int:
         """See :attr:`wald.Producer.unanswered`."""
-        return sum(count_records(request.line, request.payload) for request in self._in_flight)
+        return sum(request.records for request in self._in_flight)
 
     async def send(
         self,
@@ -442,7 +402,7 @@ class Producer:
         for request in requests:
             if request.answer.cancelled() or request.answer.exception() is not None:
                 self._require_open()
-            durable.append(_durable(request))
+            durable.append(request.durable)
             self._durable.pop(request, None)
         return durable
 
@@ -488,7 +448,7 @@ class Producer:
             return
         self._in_flight.popleft()
         request.payload = b""  # receipts keep the request
-        self._durable[request] = _durable(request)
+        self._durable[request] = request.durable
         connection.requests.window = WINDOW  # a new producer may start at any number, so its first request goes alone
         self._start_timer()
 
@@ -547,7 +507,3 @@ async def _settled(requests: Sequence[DaemonRequest]) -> None:
     if pending:
         await asyncio.wait(pending)
     await asyncio.sleep(0)  # for the callbacks of those that were done
-
-
-def _durable(request: DaemonRequest) -> Durable:
-    return Durable(*map(int, request.answer.result().split()))

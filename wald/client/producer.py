@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from wald.client.session import SOCKET_NAME, Durable, Pending, Session
+from wald.client.session import SOCKET_NAME, Durable, Request, Session
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
 from wald.format.protocol import FRAME_MAX_BYTES
@@ -31,14 +31,14 @@ __all__ = ["Durable", "Producer", "Receipt"]
 class Receipt:
     """Sequences of the records of one :meth:`Producer.send`, once they are durable."""
 
-    def __init__(self, producer: Producer, session: Session, pending: Pending) -> None:
+    def __init__(self, producer: Producer, session: Session, requests: Sequence[Request]) -> None:
         self._producer = producer
         self._session = session
-        self._pending = pending
+        self._requests = requests
 
     def done(self) -> bool:
         """Return True if the acknowledgement of all records was received. Looks for new ones, without waiting."""
-        return self._pending.is_done or self._producer.has_received(self._session, self._pending)
+        return self._producer.has_received(self._session, self._requests)
 
     def result(self) -> list[int]:
         """Wait until the records are durable, and return the sequence of each.
@@ -48,7 +48,7 @@ class Receipt:
         Raises:
             WaldError: see :meth:`Producer.publish`.
         """
-        durable = self._producer.receive(self._session, self._pending)
+        durable = self._producer.receive(self._session, self._requests)
         return [sequence for first, last in durable for sequence in range(first, last + 1)]
 
 
@@ -201,16 +201,17 @@ class Producer:
             self._session.read_answers()
             return self._session.pop_durable()
 
-    def receive(self, session: Session, pending: Pending) -> list[Durable]:
+    def receive(self, session: Session, requests: Sequence[Request]) -> list[Durable]:
         """Wait for the requests of a receipt."""
         with self._exclusively():
-            return session.receive(pending)
+            return session.receive(requests)
 
-    def has_received(self, session: Session, pending: Pending) -> bool:
+    def has_received(self, session: Session, requests: Sequence[Request]) -> bool:
         """Return True if the requests of a receipt are durable."""
-        with self._lock:
-            session.read_answers()
-            return pending.is_done
+        if not all(request.is_done for request in requests):
+            with self._lock:
+                session.read_answers()
+        return all(request.is_done for request in requests)
 
     @property
     def unanswered(self) -> int:
@@ -264,11 +265,11 @@ class Producer:
             yield
 
     def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], columns: bool) -> Receipt:
-        pending = Pending()
+        requests: list[Request] = []
         with self._exclusively():
             for payload in payloads:
-                self._session.publish(route, payload, columns, pending)
-            return Receipt(self, self._session, pending)
+                self._session.publish(route, payload, columns, requests)
+            return Receipt(self, self._session, requests)
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.checking.checker import Level
-from wald.client.connection import ask_status
+from wald.client.session import ask_status
 from wald.errors import Damaged
 from wald.files.disk import Disk, free_bytes
 from wald.files.identity import Identity

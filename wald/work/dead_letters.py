@@ -150,7 +150,7 @@ def send(
         session.connect(retry_for)
         try:
             for route, payload in window[at:]:
-                session.publish(route, payload, columns=True)
+                session.publish(route, payload, True, [])
             session.receive_all()
         except InvalidInput as error:
             session.receive_all()

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.client.asynchronous import DaemonConnection, DaemonRequest
-from wald.client.connection import status
-from wald.client.session import Durable, error_after_retries, permanent_error
+from wald.client.session import Durable, error_after_retries, permanent_error, status
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
 from wald_gate.info.monitoring import Published

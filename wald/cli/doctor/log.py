@@ -15,7 +15,7 @@ from typing import Any
 
 from wald.cli.doctor.findings import Facts, Paths, Verdict, fail, ok, skipped, unknown, warn
 from wald.cli.doctor.medium import Space
-from wald.client.connection import status as ask_status
+from wald.client.session import status as ask_status
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
 from wald.files.disk import Disk, free_bytes, total_bytes
 from wald.files.identity import check_root, read_identity
