@@ -25,7 +25,7 @@ from wald.format.times import utc
 from wald.reading.assembler import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
 from wald_archive.objects import bundle_stem
-from wald_archive.parts import IndexEntry, Part, PartFacts, content_bytes, parts, records_name
+from wald_archive.parts import IndexEntry, Part, PartFacts, content_bytes, index_name, parts, records_name
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
@@ -126,7 +126,7 @@ def _frames(batches: Iterable[Batch], origin: Origin, tally: Tally) -> Iterator[
     for part in parts(counted()):
         folder = folder or bundle_stem(origin.route, part.first)
         tally.add(part)
-        index = _member(f"{folder}/batches/{part.index_name}", part.runs[0], [part.index()])
+        index = _member(f"{folder}/{index_name(part.first)}", part.runs[0], [part.index()])
         data = b"".join([*index, *_member(records_name(folder, part.name), part.runs[0], part.data)])
         tar_bytes += len(data)
         yield from _pieces(data)

@@ -40,7 +40,7 @@ from wald.status.schema import time_fields
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.engines import Engine, NotGivenBack, choose_engine, write_file
-from wald_archive.ledger import Request, Run, last_recorded, past
+from wald_archive.ledger import Past, Request, Run, last_recorded, past
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, count_bundles, decode_manifest, tag_files
 from wald_archive.objects import MANIFEST, PAYLOAD, Destination, open_destination, parse_bag_name
 from wald_archive.parts import Bytes, Records, Size
@@ -220,12 +220,12 @@ class Packer:
                 )
             else:
                 self.on_begin(run, True)
-                yield self._finish(run, recorded=before.recorded, complete=before.complete, resumed=True)
+                yield self._finish(run, before, resumed=True)
         begun = self._next(request, log_id)
         if begun is not None:
             self.ledger.append(begun.begun(at_ns=self.now_ns()))
             self.on_begin(begun, False)
-            yield self._finish(begun, recorded=frozenset(), complete=False, resumed=False)
+            yield self._finish(begun, Past(), resumed=False)
 
     def _newest_entries(self) -> Iterator[Entry]:
         """Return the lines of the ledger, newest first, without a line whose append failed."""
@@ -259,9 +259,11 @@ class Packer:
         if cursor.state is CursorState.ABSENT:
             start = "earliest"  # records that were reclaimed before this group existed are not missing
         elif cursor.state is not CursorState.VALID:
+            bags = self._manifests(request.route, 0, request.group)
+            archived = max((bag.last for _, bag in bags if bag.origin.group == request.group), default=0)
             raise Damaged(
                 f"{cursor.message}; it is unknown which records have been processed",
-                hint=self._setting_cursor(request, f"{self._archived(request)} --rewind"),
+                hint=self._setting_cursor(request, f"{archived} --rewind"),
             )
         with closing(self._batches(request.route, start, None)) as batches:
             try:
@@ -272,29 +274,18 @@ class Packer:
             after, reclaimed = start_position(view, request.route, request.group)
             if reclaimed:
                 self.warn(reclaimed)
-            if batch is not None:
-                after = self._pass_hole(request, after, batch.first_sequence)
+            if batch is not None:  # records may have been reclaimed although an older segment is pinned
+                first, root = batch.first_sequence, self.log.root
+                segments = History(root).reclaimed_segments(after + 1, first - 1)
+                routes = frozenset([request.route])
+                if missing := count_missing(root.path, segments, routes, after + 1, first - 1):
+                    self.warn(
+                        f"group {request.group} is new on route {request.route} and starts at record {first}: "
+                        f"{span_text(missing.first, missing.last)} "
+                        f"{'was' if missing.first == missing.last else 'were'} already reclaimed"
+                    )
+                    after = missing.last
         return after, batch.first_sequence if batch else None
-
-    def _pass_hole(self, request: Request, after: int, first: int) -> int:
-        """Report records that were reclaimed although an older segment is pinned; return the last of them."""
-        root = self.log.root
-        hole = (after + 1, first - 1)
-        segments = History(root).reclaimed_segments(*hole)
-        missing = count_missing(root.path, segments, frozenset([request.route]), *hole)
-        if missing is None:
-            return after
-        verb = "was" if missing.first == missing.last else "were"
-        self.warn(
-            f"group {request.group} is new on route {request.route} and starts at record {first}: "
-            f"{span_text(missing.first, missing.last)} {verb} already reclaimed"
-        )
-        return missing.last
-
-    def _archived(self, request: Request) -> int:
-        """Return the last record in the group's bags at the destination."""
-        bags = (m.last for _, m in self._manifests(request.route, 0, request.group) if m.origin.group == request.group)
-        return max(bags, default=0)
 
     def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
         """Return the error with the command that packs the records before it, or skips it."""
@@ -302,20 +293,15 @@ class Packer:
         with suppress(NotFound, Damaged), closing(self._batches(request.route, first or 1, request.to)) as batches:
             for batch in batches:
                 last = batch.last_sequence
-        hint = (
-            f"{self._packing(request, last)} packs the records before it"
-            if last
-            else self._passing(request, first or 1)
-        )
-        return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
-
-    def _packing(self, request: Request, last: int) -> str:
-        """Return the command that makes the same bundles up to a record."""
+        message = f"{error.message}; nothing was acknowledged"
+        if not last:
+            return type(error)(message, hint=self._passing(request, first or 1))
         size = "--records-per-bundle" if isinstance(request.size, Records) else "--bytes-per-bundle"
         root, address = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.address))
-        return (
-            f"wald-archive pack {request.route} --root {root} --dest {address} --group {request.group} {size} "
-            f"{request.size.limit} --codec {request.codec.value} --to {last}"
+        return type(error)(
+            message,
+            hint=f"wald-archive pack {request.route} --root {root} --dest {address} --group {request.group} {size} "
+            f"{request.size.limit} --codec {request.codec.value} --to {last} packs the records before it",
         )
 
     def _passing(self, request: Request, start: Start) -> str:
@@ -371,12 +357,12 @@ class Packer:
                 if manifest.origin.group == group and manifest.last <= after:
                     return
 
-    def _finish(self, run: Run, *, recorded: frozenset[str], complete: bool, resumed: bool) -> Packed:
+    def _finish(self, run: Run, before: Past, *, resumed: bool) -> Packed:
         manifest: Manifest | None = None
-        if not complete:
+        if not before.complete:
             manifest = self._write(run)
-            lines = [run.archived(e, at_ns=self.now_ns()) for e in manifest.entries if e.bundle.name not in recorded]
-            self.ledger.append(*lines)
+            new = (entry for entry in manifest.entries if entry.bundle.name not in before.recorded)
+            self.ledger.append(*(run.archived(entry, at_ns=self.now_ns()) for entry in new))
         route, group = run.origin.route, run.origin.group
         if self.log.cursor(route, group).effective < run.last:
             log_id = self.log.identity.log_id
@@ -397,8 +383,7 @@ class Packer:
         except (Damaged, NotFound) as error:
             # The next run would fail in the same way, so it may pack fewer records.
             self._abandon(run)
-            origin = run.origin
-            request = Request(origin.route, origin.group, run.size, run.codec, origin.software)
+            request = Request(run.origin.route, run.origin.group, run.size, run.codec, run.origin.software)
             raise self._explained(error, request, run.first) from error
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
@@ -422,16 +407,11 @@ def check_lineage(
 ) -> None:
     """Raise Refused if a bag of the route belongs to another log, or has some of these records already."""
     for place, manifest in manifests:
+        hint = "archive to another place: --dest DIR"
         if manifest.origin.log != log:
-            raise Refused(
-                f"{place}: this bag belongs to log {manifest.origin.log}, not to {log}",
-                hint="archive to another place: --dest DIR",
-            )
+            raise Refused(f"{place}: this bag belongs to log {manifest.origin.log}, not to {log}", hint=hint)
         if (manifest.first, manifest.last) == (first, last) and manifest.origin.group != group:
-            raise Refused(
-                f"{place}: group {manifest.origin.group} already has a bag of these records here",
-                hint="archive to another place: --dest DIR",
-            )
+            raise Refused(f"{place}: group {manifest.origin.group} already has a bag of these records here", hint=hint)
         if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:
             setting = command_line(root, f"cursor set {manifest.origin.route} {manifest.last} --group {group}")
             raise Refused(

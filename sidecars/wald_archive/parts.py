@@ -128,12 +128,13 @@ def part_name(first: int, suffix: str) -> str:
     return f"{first:0{DIGITS}d}{suffix}"
 
 
-def records_name(stem: str, part: str) -> str:
-    """Return the name in the tar of the file with the records of ``part``.
+def index_name(first: int) -> str:
+    """Return the name, below the folder in the tar, of the index of a part."""
+    return f"batches/{part_name(first, '.jsonl')}"
 
-    >>> records_name("web-00000000000000000001", "00000000000000000001.txt")
-    'web-00000000000000000001/records/00000000000000000001.txt'
-    """
+
+def records_name(stem: str, part: str) -> str:
+    """Return the name in the tar of the file with the records of ``part``."""
     return f"{stem}/records/{part}"
 
 
@@ -199,10 +200,6 @@ class Part:
     @property
     def name(self) -> str:
         return part_name(self.first, self.form.value)
-
-    @property
-    def index_name(self) -> str:
-        return part_name(self.first, ".jsonl")
 
     @property
     def last(self) -> int:

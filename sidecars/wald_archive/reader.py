@@ -21,6 +21,7 @@ from wald_archive.parts import (
     IndexEntry,
     Part,
     PartFacts,
+    index_name,
     parse_index_entry,
     part_name,
 )
@@ -48,7 +49,7 @@ class BundleReader:
         last = 0
         try:
             for facts in self.contents.parts:
-                index = f"batches/{part_name(facts.first, '.jsonl')}"
+                index = index_name(facts.first)
                 runs = _runs(index, tar.file(index, most=INDEX_LINE_MAX_BYTES * min(facts.count, facts.bytes)))
                 records = f"records/{facts.part}"
                 part = _part(records, facts, tar.file(records, most=facts.bytes), runs)

@@ -40,7 +40,7 @@ from wald_archive.objects import PAYLOAD, Destination, open_destination
 from wald_archive.parts import Size, split
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece, Range, pieces_of
-from wald_spark.session import find_java, require_java
+from wald_spark.session import LOCAL, find_java, require_java, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,16 +61,13 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
     """
     try:
         import pyspark  # noqa: F401
-
-        from wald_spark.session import LOCAL, session
     except ImportError as error:
         raise NotFound(
             f"{error}, which --engine spark needs", hint="in a clone of wald: pip install '.[spark]'"
         ) from error
     require_java()
-    return SparkEngine(
-        log, destination, cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
-    )
+    spark = cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
+    return SparkEngine(log, destination, spark)
 
 
 @dataclass(frozen=True, slots=True)

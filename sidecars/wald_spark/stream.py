@@ -36,7 +36,7 @@ from wald.segments.durable_end import lost_head, read_head
 from wald.segments.reader import OpenSegment, SealedSegment
 from wald.segments.view import SegmentGone, View
 from wald_spark.checkpoint import Offsets, Position
-from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
+from wald_spark.locations import LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
 from wald_spark.options import Limits, Options, StreamOptions
 from wald_spark.plan import LogPiece, Range, first_record, pieces_of
 from wald_spark.progress import LogEndTracker
@@ -81,11 +81,18 @@ class Triggers:
             require_routes([found.location for found in logs.values()], self._options.routes or frozenset())
         positions = dict(start.logs)
         backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
-        latest = {log: backlog.end for log, backlog in backlogs.items()}
-        self.latest = _moved(logs, positions, latest, start.routes)
+
+        def moved(ends: Iterable[int]) -> Offsets:
+            """Return the positions at ``ends``; one that does not move stays equal, even after a restart."""
+            there = {log: end for log, end in zip(backlogs, ends, strict=True) if end != positions[log].last}
+            return Offsets(
+                {**positions, **{log: logs[log].at(positions[log], there[log]) for log in there}}, start.routes
+            )
+
+        self.latest = moved(backlog.end for backlog in backlogs.values())
         ends = admit(list(backlogs.values()), limits, turn=self._turn)
         self._turn += 1
-        return _moved(logs, positions, dict(zip(backlogs, ends, strict=True)), start.routes)
+        return moved(ends)
 
     def _backlogs(
         self, logs: Mapping[str, StreamLog], positions: dict[str, Position], *, new: bool
@@ -171,17 +178,6 @@ class Triggers:
                 f"{', '.join(self._options.paths)}: log {log}, read up to record {position.last}, is missing",
                 hint='restore it; .option("failOnDataLoss", "false") continues without it',
             )
-
-
-def _moved(
-    logs: Mapping[str, StreamLog],
-    positions: Mapping[str, Position],
-    ends: Mapping[str, int],
-    routes: frozenset[str] | None,
-) -> Offsets:
-    """Return the positions moved to ``ends``; one that does not move stays equal, even if the daemon was restarted."""
-    moved = {log: logs[log].at(positions[log], end) for log, end in ends.items() if end != positions[log].last}
-    return Offsets({**positions, **moved}, routes)
 
 
 def _named(routes: frozenset[str] | None) -> str:
@@ -276,18 +272,8 @@ class StreamLogs:
         return self._logs
 
     def _search(self) -> None:
-        found = {}
-        for location in self._locations(first=self._next_search is None):
-            if not isinstance(location, LogLocation):
-                raise _not_streamable(location.address)
-            known = self._logs.get(location.log)
-            found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
-        self._logs = found
-        self._next_search = time.monotonic() + self._search_seconds
-
-    def _locations(self, *, first: bool) -> Sequence[Location]:
-        """Return the current logs; at the first search, each path that is not a pattern must be one."""
-        names: list[str] = []
+        """Find the current logs; at the first search, each path that is not a pattern must be one."""
+        first, names = self._next_search is None, list[str]()
         if remote := next(filter(is_remote, self._paths), None):
             raise _not_streamable(remote)
         for path in self._paths:
@@ -297,7 +283,14 @@ class StreamLogs:
                 names.append(path)
         if first and not names:
             raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
-        return find_locations(names, patterns=False) if names else []
+        found = {}
+        for location in find_locations(names, patterns=False) if names else []:
+            if not isinstance(location, LogLocation):
+                raise _not_streamable(location.address)
+            known = self._logs.get(location.log)
+            found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
+        self._logs = found
+        self._next_search = time.monotonic() + self._search_seconds
 
 
 def _not_streamable(address: str) -> InvalidInput:

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -50,55 +50,39 @@ def run(
             with ``__call__``. The results must be small, in total less than ``spark.driver.maxResultSize``.
         on_done: called in this thread with the number of each finished piece, before its result is yielded.
     """
-    job = _Job(spark, pieces, work)
+    context, group, inbox = spark.sparkContext, f"wald {uuid.uuid4()}", _Inbox()
+    task = _Task(work, context.accumulator(inbox, _Updates()))
+    numbered = list(enumerate(pieces))
+    count = min(len(numbered), _TASKS_PER_CORE * context.defaultParallelism)
+    shares = [numbered[first::count] for first in range(count)]
+
+    def wait_for_spark() -> None:
+        end: Exception | None = None
+        try:
+            if shares:
+                context.setJobGroup(group, "wald", interruptOnCancel=True)
+                context.parallelize(shares, len(shares)).foreach(task)
+        except Exception as error:  # noqa: BLE001 - raised below
+            end = error
+        inbox.queue.put(end)  # Spark passes on the update of a task before it counts the task as done
+
+    thread = threading.Thread(target=wait_for_spark, daemon=True)
+    thread.start()
     try:
-        for number, outcome in job.outcomes():
+        while (arrived := inbox.queue.get()) is not None:
+            if isinstance(arrived, Exception):
+                hint = "the logs of the executors have more; an executor that runs out of memory needs fewer cores"
+                raise Unavailable(f"Spark has given up: {_reason(arrived)}", hint=hint) from arrived
+            number, outcome = arrived
             if isinstance(outcome, Exception):
                 raise outcome
             on_done(number)
             yield number, outcome
     finally:
-        job.cancel()
-
-
-class _Job(Generic[P]):
-    """Job of one run, and the thread that waits for Spark."""
-
-    def __init__(self, spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes]) -> None:
-        self._context = spark.sparkContext
-        self._group = f"wald {uuid.uuid4()}"
-        self._inbox = _Inbox()
-        task = _Task(work, self._context.accumulator(self._inbox, _Updates()))
-        numbered = list(enumerate(pieces))
-        count = min(len(numbered), _TASKS_PER_CORE * self._context.defaultParallelism)
-        shares = [numbered[first::count] for first in range(count)]
-        self._thread = threading.Thread(target=self._work, args=(shares, task), daemon=True)
-        self._thread.start()
-
-    def outcomes(self) -> Iterator[_Outcome]:
-        """Yield outcomes as they arrive."""
-        while (arrived := self._inbox.queue.get()) is not None:
-            if isinstance(arrived, Exception):
-                hint = "the logs of the executors have more; an executor that runs out of memory needs fewer cores"
-                raise Unavailable(f"Spark has given up: {_reason(arrived)}", hint=hint) from arrived
-            yield arrived
-
-    def cancel(self) -> None:
-        """Cancel the rest of the work."""
-        while self._thread.is_alive():
+        while thread.is_alive():
             with suppress(Exception):  # the JVM may have been killed; then the thread ends with an error
-                self._context.cancelJobGroup(self._group)  # has no effect before the job has been submitted
-            self._thread.join(0.2)
-
-    def _work(self, shares: list[list[tuple[int, P]]], task: _Task[P]) -> None:
-        end: Exception | None = None
-        try:
-            if shares:
-                self._context.setJobGroup(self._group, "wald", interruptOnCancel=True)
-                self._context.parallelize(shares, len(shares)).foreach(task)
-        except Exception as error:  # noqa: BLE001 - outcomes() raises it
-            end = error
-        self._inbox.queue.put(end)  # Spark passes on the update of a task before it counts the task as done
+                context.cancelJobGroup(group)  # has no effect before the job has been submitted
+            thread.join(0.2)
 
 
 class _Inbox(list[_Outcome]):
