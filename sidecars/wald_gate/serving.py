@@ -69,7 +69,7 @@ def check(root: Path, settings: Settings) -> list[str]:
     Raises:
         InvalidInput, NotFound, OSError: as :func:`serve`.
     """
-    listening = Listening.of(settings)
+    listening = Listening(settings)
     listening.tls()
     if listening.path is not None:
         check_path(listening.path)
@@ -85,7 +85,7 @@ def check(root: Path, settings: Settings) -> list[str]:
 
 async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
     settings = load()
-    listening = Listening.of(settings, systemd.take_sockets())
+    listening = Listening(settings, systemd.take_sockets())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

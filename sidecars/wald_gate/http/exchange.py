@@ -229,11 +229,12 @@ class Exchange(Request):
     async def read(self, most: int, what: str = "a body of JSON") -> bytes:
         """Read a small body; HttpError 413 if it has more than ``most`` bytes."""
         body = bytearray()
-        while chunk := await self.chunk():
-            body += chunk
+        while True:
+            body += await self.chunk()
             if len(body) > most:
                 raise HttpError(413, "too-large", f"{what} has at most {most} bytes")
-        return bytes(body)
+            if self.is_read:
+                return bytes(body)
 
     async def _wait_for_body(self) -> None:
         """Wait for a part of the body or its end; each 64 KiB have to arrive in time."""

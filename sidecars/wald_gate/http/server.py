@@ -11,7 +11,6 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,71 +34,55 @@ _UNSENT_SECONDS = 0.02  # between checks of what is not sent yet, at the end
 _LAST_SECONDS = 1  # for requests that are cut off then, to release their resources
 
 
-@dataclass(frozen=True)
 class Listening:
     """Addresses and certificates of the gate.
+
+    Args:
+        inherited: sockets that systemd has passed; with them, the addresses in the settings are not used.
 
     Attributes:
         host, port: of TCP; host "" for none.
         path: of the unix socket, or None.
-        certificate, key: PEM files; None for no TLS.
-        client_ca: CA file for client certificates; None to request none.
-        inherited: sockets that systemd has passed; with them, host, port and path are not used.
+
+    Raises:
+        InvalidInput: an address is invalid, settings contradict each other, or other machines could connect without TLS
+            or without tokens.
     """
 
-    host: str
-    port: int
-    path: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    inherited: Sequence[socket.socket] = ()
-
-    @classmethod
-    def of(cls, settings: Settings, inherited: Sequence[socket.socket] = ()) -> Listening:
-        """Read them from the settings.
-
-        Raises:
-            InvalidInput: an address is invalid, settings contradict each other, or other machines could connect without
-                TLS or without tokens.
-        """
+    def __init__(self, settings: Settings, inherited: Sequence[socket.socket] = ()) -> None:
         named = (settings.uds, settings.certificate, settings.key, settings.client_ca)
-        path, certificate, key, client_ca = (Path(each) if each else None for each in named)
-        found = cls(*_address(settings.listen), path, certificate, key, client_ca, inherited)
-        if found.key is not None and found.certificate is None:
+        self.path, self._certificate, self._key, self._client_ca = (Path(each) if each else None for each in named)
+        self.host, self.port = _address(settings.listen)
+        self.inherited = inherited
+        if self._key is not None and self._certificate is None:
             raise InvalidInput("--key: needs the certificate that it belongs to", hint="--certificate FILE --key FILE")
-        if found.client_ca is not None and not (found.certificate and settings.tokens):
+        if self._client_ca is not None and not (self._certificate and settings.tokens):
             raise InvalidInput(
                 "--client-ca: client certificates need TLS and a file of tokens",
                 hint='--certificate FILE --tokens FILE, with lines as {"name": "shop", "certificate": "shop.example"}',
             )
-        if not (found.host or found.path or inherited):
+        if not (self.host or self.path or inherited):
             raise InvalidInput("no address to listen on", hint="--listen 127.0.0.1:7700, or --uds PATH")
-        missing = [name for name, there in (("TLS", found.certificate), ("tokens", settings.tokens)) if not there]
-        if missing and not settings.insecure and not all(map(_is_loopback, found.hosts)):
+        hosts = [str(each.getsockname()[0]) for each in inherited if each.family != socket.AF_UNIX]
+        if not inherited and self.host:
+            hosts = [self.host]
+        missing = [name for name, there in (("TLS", self._certificate), ("tokens", settings.tokens)) if not there]
+        if missing and not settings.insecure and not all(map(_is_loopback, hosts)):
             raise InvalidInput(
-                f"{' and '.join(found.hosts)}: other machines can connect there, without {' and '.join(missing)}",
+                f"{' and '.join(hosts)}: other machines can connect there, without {' and '.join(missing)}",
                 hint="--certificate FILE --key FILE --tokens FILE; --insecure, if a proxy in front provides both",
             )
-        return found
-
-    @property
-    def hosts(self) -> list[str]:
-        """Names or addresses of TCP."""
-        if self.inherited:
-            return [str(each.getsockname()[0]) for each in self.inherited if each.family != socket.AF_UNIX]
-        return [self.host] if self.host else []
 
     def tls(self) -> TlsContext | None:
         """Read the certificates; errors are those of :func:`wald_gate.http.tls.server_context`."""
-        if self.certificate is None:
+        if self._certificate is None:
             return None
-        return server_context(self.certificate, self.key or self.certificate, self.client_ca)
+        return server_context(self._certificate, self._key or self._certificate, self._client_ca)
 
     def expiries(self) -> dict[str, float]:
         """Return when the first certificate in each readable file expires, in seconds since 1970."""
         found = {}
-        for name, path in (("certificate", self.certificate), ("authorities", self.client_ca)):
+        for name, path in (("certificate", self._certificate), ("authorities", self._client_ca)):
             if path is not None:
                 with suppress(OSError, ValueError):
                     found[name] = first_expiry(path)
@@ -107,7 +90,7 @@ class Listening:
 
     def warnings(self) -> Iterator[str]:
         """Name the files with an expired certificate."""
-        files = {"certificate": self.certificate, "authorities": self.client_ca}
+        files = {"certificate": self._certificate, "authorities": self._client_ca}
         for name, at in self.expiries().items():
             if at <= time.time():
                 yield f"{files[name]}: a certificate in it has expired on {datetime.fromtimestamp(at, UTC):%Y-%m-%d}"

@@ -14,7 +14,9 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import msgspec
 import zstandard
@@ -31,7 +33,7 @@ _ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # only between tokens: a JSON st
 _ELEMENT_BYTES = 100  # of memory, while a document is split
 _SHORT_BYTES = 16 << 10  # of a document that is split without a thread
 _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
-_STEP_BYTES = 256 << 10  # of output, of one step of gzip
+_GZIP_STEP_BYTES = 1 << 10  # of input, which makes 1 MiB at most
 _ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
 _ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 asks decoders to support
 _LARGER = "send it in several records; record_max_bytes in [limits] of the gate"
@@ -210,55 +212,39 @@ def _unchanged(chunk: bytes) -> Iterable[bytes]:
     return (chunk,) if chunk else ()
 
 
-def _gzip() -> Expand:
-    """Several members may follow each other (RFC 1952)."""
-    member = zlib.decompressobj(_GZIP)
-    has_begun = False
+def _members(name: str, step_bytes: int, begin: Callable[[], Any], error: type[Exception]) -> Expand:
+    """Decompress members of gzip (RFC 1952) or frames of zstd (RFC 8878), several of which may follow each other."""
+    member, has_begun = begin(), False
 
     def expand(chunk: bytes) -> Iterator[bytes]:
         nonlocal member, has_begun
         if not chunk and has_begun:
-            raise InvalidInput("the gzip body is truncated", hint="send it again")
-        while chunk:
-            has_begun = True
-            try:
-                part = member.decompress(chunk, _STEP_BYTES)
-            except zlib.error as error:
-                raise InvalidInput(f"the body is not gzip: {error}", hint="Content-Encoding: gzip") from None
-            chunk = member.unconsumed_tail
-            if member.eof:
-                chunk, member, has_begun = member.unused_data, zlib.decompressobj(_GZIP), False
-            if part:
-                yield part
-
-    return expand
-
-
-def _zstd() -> Expand:
-    """Several frames may follow each other (RFC 8878)."""
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    frame = decompressor.decompressobj(read_across_frames=False)
-    has_begun = False
-
-    def expand(chunk: bytes) -> Iterator[bytes]:
-        nonlocal frame, has_begun
-        if not chunk and has_begun:
-            raise InvalidInput("the zstd body is truncated", hint="send it again")
-        for start in range(0, len(chunk), _ZSTD_STEP_BYTES):
-            step = chunk[start : start + _ZSTD_STEP_BYTES]
+            raise InvalidInput(f"the {name} body is truncated", hint="send it again")
+        for start in range(0, len(chunk), step_bytes):
+            step = chunk[start : start + step_bytes]
             while step:
                 has_begun = True
                 try:
-                    part = frame.decompress(step)
-                except zstandard.ZstdError as error:
-                    raise InvalidInput(f"the body is not zstd: {error}", hint="Content-Encoding: zstd") from None
+                    part = member.decompress(step)
+                except error as reason:
+                    raise InvalidInput(f"the body is not {name}: {reason}", hint=f"Content-Encoding: {name}") from None
                 step = b""
-                if frame.eof:
-                    step, frame, has_begun = frame.unused_data, decompressor.decompressobj(), False
+                if member.eof:
+                    step, member, has_begun = member.unused_data, begin(), False
                 if part:
                     yield part
 
     return expand
+
+
+def _gzip() -> Expand:
+    return _members("gzip", _GZIP_STEP_BYTES, partial(zlib.decompressobj, _GZIP), zlib.error)
+
+
+def _zstd() -> Expand:
+    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    begin = partial(frames.decompressobj, read_across_frames=False)
+    return _members("zstd", _ZSTD_STEP_BYTES, begin, zstandard.ZstdError)
 
 
 _ENCODINGS: Mapping[str, Callable[[], Expand]] = {

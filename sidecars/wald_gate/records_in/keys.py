@@ -458,11 +458,8 @@ class KeyStore:
 
     def has_part(self, key: bytes, number: int, part: Part) -> bool:
         """Return True if the log has this part at its place, or no longer has that place."""
-        view = self._log.view()
-        if view.bound.sequence is not None and part.last > view.bound.sequence:
-            return False
-        found = list(_batches(view, part.first, part.last))
-        return not found or _read_mark(found[0]) == (key, number, part)
+        found = self._batches_at(part.first, part.last)
+        return found is not None and (not found or _read_mark(found[0]) == (key, number, part))
 
     def rebuild(self) -> None:
         """Forget everything, and read the log."""
@@ -510,13 +507,16 @@ class KeyStore:
         """Return True if the batch that was read last is still at its place."""
         if self._position is None:
             return True
-        sequence, checksum = self._position.first, self._position.last
+        sequence, same = self._position.first, (self._position.time_ns, self._position.last)
+        found = self._batches_at(sequence, sequence)
+        return found is not None and (not found or (found[0].append_time_ns, found[0].header.body_checksum) == same)
+
+    def _batches_at(self, first: int, last: int) -> list[Batch] | None:
+        """Return the batches with these sequences; None if the log ends before them."""
         view = self._log.view()
-        if view.bound.sequence is not None and sequence > view.bound.sequence:
-            return False
-        found = list(_batches(view, sequence, sequence))
-        same = self._position.time_ns, checksum
-        return not found or (found[0].append_time_ns, found[0].header.body_checksum) == same
+        if view.bound.sequence is not None and last > view.bound.sequence:
+            return None
+        return list(_batches(view, first, last))
 
     def _next_sequence(self, view: View) -> int:
         """Return the next sequence to read; records older than a day are skipped."""

@@ -320,7 +320,7 @@ def test_a_certificate_without_a_key_in_its_file_needs_one(authority: Authority,
 def test_beyond_loopback_is_every_other_address() -> None:
     for host in ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"]:
         with pytest.raises(InvalidInput, match="without TLS and tokens"):
-            Listening.of(Settings(listen=f"{host}:0"))
+            Listening(Settings(listen=f"{host}:0"))
 
 
 def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authority, root: Path) -> None:
