@@ -26,14 +26,7 @@ _SEEN_INTERVAL_NS = 3600 * 10**9  # between two lines "seen" of a boot; at most 
 
 
 class _LedgerTimes:
-    """Moments of one event in a ledger.
-
-    Attributes:
-        elapsed: time up to its last line.
-        at_ns: for each value of ``key``, the time up to the first line with it.
-        last: moment of the last line of the event.
-        damage: unreadable lines, with the sequences that they may be about.
-    """
+    """Moments of one event in a ledger."""
 
     def __init__(self, path: Path, event: str, key: str) -> None:
         self._lines = LedgerLines(path)
@@ -43,10 +36,10 @@ class _LedgerTimes:
 
     def _reset(self) -> None:
         self._read = 0
-        self.elapsed = Elapsed()
-        self.at_ns: dict[int, int] = {}
-        self.last: Moment | None = None
-        self.damage: list[tuple[str, Span]] = []
+        self.elapsed = Elapsed()  # up to the last line
+        self.at_ns: dict[int, int] = {}  # for each value of ``key``, the time up to the first line with it
+        self.last: Moment | None = None  # of the event
+        self.damage: list[tuple[str, Span]] = []  # unreadable lines, with the sequences that they may be about
 
     def update(self) -> None:
         """Read the lines appended since the last call; raise Damaged if the current file is damaged."""
@@ -70,18 +63,14 @@ class _LedgerTimes:
 
 
 class Ages:
-    """Ages of the segments of ``root``.
-
-    Attributes:
-        problem: reason why the ledger of the segments cannot be used, or "".
-    """
+    """Ages of the segments of ``root``."""
 
     def __init__(self, root: Root, moment: Callable[[], Moment]) -> None:
         self._moment = moment
         self._sealed = _LedgerTimes(root.ledger / "segments.jsonl", "sealed", "base")
         self._own = _LedgerTimes(root.ledger / "reclaim.jsonl", "seen", "through")
         self._seen: list[tuple[int, int]] = []  # (highest segment of a "seen" line, time up to it), both increasing
-        self.problem = ""
+        self.problem = ""  # reason why the ledger of the segments cannot be used
 
     def seen_entry(self, through: int, *, now_ns: int) -> Entry | None:
         """Return the line "seen" for segments up to ``through`` if one is due."""

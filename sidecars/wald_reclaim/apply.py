@@ -53,16 +53,13 @@ _SHRINK_AGAIN_SECONDS = 600.0  # before a segment is examined again, because the
 
 @dataclass(frozen=True, slots=True)
 class Deleter:
-    """Deletes segments; the only code that does.
-
-    Args:
-        require_continuity: raises an error if the root now has another log or an older copy; called before each change.
-    """
+    """Deletes segments; the only code that does."""
 
     root: Root
     disk: Disk
     ledger: Ledger
     survey: Survey
+    # raises an error if the root has another log or an older copy; called before each change
     require_continuity: Callable[[], None] = lambda: None
     _lists: RouteLists = field(default_factory=RouteLists)
 
@@ -206,18 +203,13 @@ def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class ShrunkSegment:
-    """Segment that was shrunk, or would be.
-
-    Attributes:
-        records: number of dropped records; 0 if unknown.
-        is_restored: a cursor was moved back in the meantime, so that the old form got its name back.
-    """
+    """Segment that was shrunk, or would be."""
 
     segment: Segment
     bytes: int
     was_bytes: int
-    records: int = 0
-    is_restored: bool = False
+    records: int = 0  # number of dropped records; 0 if unknown
+    is_restored: bool = False  # a cursor was moved back in the meantime, so that the old form got its name back
 
 
 class Shrinker:
@@ -304,11 +296,7 @@ class Shrinker:
         return shrinkage
 
     def _settle(self, segment: Segment, is_enough: Callable[[Segment], bool]) -> bool:
-        """Remove the second name of the old form, or give it its name back if a cursor needs a dropped record.
-
-        Args:
-            is_enough: returns True if the file with the segment's name has all that the groups need.
-        """
+        """Remove the second name of the old form if the new one ``is_enough``; otherwise give it its name back."""
         self._disk.sync_directory(self._root.segments)  # before the cursors are read, and the old form is removed
         if is_enough(segment):
             self._disk.unlink(_whole(segment))

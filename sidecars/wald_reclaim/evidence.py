@@ -58,11 +58,7 @@ class RouteLists:
         self._template = ""
 
     def text(self, table: RouteTable, cursors: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
-        """Return the list of a segment's routes.
-
-        Args:
-            rules: rule of each route, or empty if one rule applies to all.
-        """
+        """Return the list of a segment's routes, with the rule of each unless one applies to all."""
         made_of = self._made_of
         if made_of is None or made_of[0] != table.names or made_of[1] is not cursors or made_of[2] != rules:
             self._template = f"[{','.join(_template(name, cursors, rules) for name in table.names)}]"
@@ -125,12 +121,7 @@ def reclaimed_entry(
     stored_bytes: int,
     now_ns: int,
 ) -> Entry:
-    """Return the line about a deletion.
-
-    Args:
-        routes: list of its routes; None if a shared line has them.
-        lost: number of unread records by route.
-    """
+    """Return the line about a deletion, with unread records by route in ``lost``; a shared line may have ``routes``."""
     line: Entry = {"event": "reclaimed", "base": index.base_sequence, "last": index.next_sequence - 1}
     line |= {"at": now_ns, "rule": verdict.value, "bytes": stored_bytes}
     if segment.kind.form is Kind.RAW:  # no line of the sealer has its times
@@ -199,20 +190,13 @@ def with_damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedInd
 
 @dataclass(frozen=True, slots=True)
 class RecordedDeletion:
-    """A ``reclaimed`` line whose file still exists, without the routes, of which there may be a thousand.
+    """A ``reclaimed`` line whose file still exists, without the routes, of which there may be a thousand."""
 
-    Attributes:
-        verdict: its rule; READ for a rule that this version does not know.
-        rules: rules of the routes in ``lost``, if they differ.
-        since: moment of the line; None if it has none.
-        form: form of the file, RAW or SEALED.
-    """
-
-    verdict: Verdict
+    verdict: Verdict  # its rule; READ for a rule that this version does not know
     lost: Mapping[str, int]
-    rules: Mapping[str, Verdict]
-    since: Moment | None
-    form: Kind
+    rules: Mapping[str, Verdict]  # rules of the routes in ``lost``, if they differ
+    since: Moment | None  # moment of the line; None if it has none
+    form: Kind  # form of the file, RAW or SEALED
 
     @classmethod
     def parse(cls, entry: Entry) -> RecordedDeletion:

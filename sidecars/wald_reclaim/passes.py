@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -199,15 +200,10 @@ def _show(log: Log, settings: Settings, report: Report) -> None:
 
 
 def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], Settings] | None) -> None:
-    """Make one pass, or passes until a signal arrives.
-
-    Args:
-        reload: reads the settings again on SIGHUP; None for one pass.
-    """
+    """Make one pass; with ``reload``, which reads the settings at SIGHUP, make passes until a signal arrives."""
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
-    ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
-    try:
+    with closing(Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)) as ledger:
         locks.remove_leftovers(locks.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
         # The survey reads the ledger, which is locked by now, so that no other process appends to it.
@@ -218,8 +214,6 @@ def _work(log: Log, settings: Settings, report: Report, *, reload: Callable[[], 
                 one_pass.run(report, now_ns=time.time_ns())
             else:
                 _watch(one_pass, report, reload)
-    finally:
-        ledger.close()
 
 
 def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> None:

@@ -36,18 +36,13 @@ SHRINK_LEAST_BYTES = 16 << 10  # … which must also exceed the ledger's line an
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """Upper limits of one route, or None. Bytes are payload bytes.
-
-    Attributes:
-        expire: delete even unread records beyond a limit of the route or of the log.
-        pinned_max_bytes: quota of unread bytes; the oldest beyond it expire.
-    """
+    """Upper limits of one route, or None. Bytes are payload bytes."""
 
     max_age_ns: int | None = None
     max_bytes: int | None = None
     max_records: int | None = None
-    expire: bool = False
-    pinned_max_bytes: int | None = None
+    expire: bool = False  # delete even unread records beyond a limit of the route or of the log
+    pinned_max_bytes: int | None = None  # quota of unread bytes; the oldest beyond it expire
 
     @property
     def has_amounts(self) -> bool:
@@ -112,25 +107,17 @@ class RouteFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One complete segment, and the newer complete ones.
+    """One complete segment, and the newer complete ones."""
 
-    Attributes:
-        age_ns: least time since it was complete.
-        is_archived: every record of a route that is not retired is in a bundle.
-        is_newest: the newest segment of the log, where the next start of the daemon continues.
-        is_being_sealed: the sealer has not finished.
-        is_readable: its index or its frames show which routes have records in it.
-    """
-
-    age_ns: int
+    age_ns: int  # least time since it was complete
     stored_bytes: int
     records: int
     newer_bytes: int
     newer_records: int
-    is_archived: bool
-    is_newest: bool
-    is_being_sealed: bool
-    is_readable: bool
+    is_archived: bool  # every record of a route that is not retired is in a bundle
+    is_newest: bool  # the newest segment of the log, where the next start of the daemon continues
+    is_being_sealed: bool  # the sealer has not finished
+    is_readable: bool  # its index or its frames show which routes have records in it
 
 
 class Verdict(Enum):
@@ -170,11 +157,7 @@ def exceeded_limit(facts: Facts, limits: Limits) -> Verdict | None:
 
 
 def judge_route(facts: RouteFacts, limits: RouteLimits, log_limit: Verdict | None) -> Verdict:
-    """Return UNREAD, READ, or the limit that the route's records in a segment exceed.
-
-    Args:
-        log_limit: limit of the log that the segment exceeds.
-    """
+    """Return UNREAD, READ, or the limit of the log or of the route that the route's records exceed."""
     held_bytes, held_records = facts.newer_bytes + facts.payload_bytes, facts.newer_records + facts.records
     by_bytes, by_records, _ = limits.exceeded_by(held_bytes, held_records)
     exceeded = log_limit
@@ -260,9 +243,6 @@ class RouteAmounts:
 
     An amount is kept only where the route exceeds one of its limits, because older records exceed that limit too. So
     memory does not grow with the number of segments.
-
-    Args:
-        remembered_max: number of eight-byte values to keep about contents of segments; others are read again.
     """
 
     def __init__(self, limits: Limits, *, remembered_max: int = 1 << 19) -> None:
@@ -281,12 +261,7 @@ class RouteAmounts:
         self._remembered_values = 0
 
     def count(self, sizes: Mapping[int, int], routes_of: Callable[[int], RouteTable]) -> None:
-        """Count the contents of the complete segments, if these have changed.
-
-        Args:
-            sizes: bytes of each file by the segment's base, newest first.
-            routes_of: returns the routes of a segment.
-        """
+        """Count the contents of the complete segments, newest first, if the ``sizes`` of their files have changed."""
         counted = list(sizes.items())
         if not self._counts_any or counted == self._counted:
             return
@@ -332,12 +307,7 @@ class RouteAmounts:
     def verdicts(
         self, base: int, age_ns: int, log_limit: Verdict | None, held: Iterable[RouteEntry], unread: Mapping[str, int]
     ) -> dict[str, Verdict]:
-        """Return the verdict of each route in a segment.
-
-        Args:
-            log_limit: limit of the log that the segment exceeds.
-            unread: number of unread records of each route that some group has not read.
-        """
+        """Return the verdict of each route in a segment; ``unread`` counts records that some group has not read."""
         verdicts = {}
         for entry in held:
             mark = self._mark_of(entry.route, base)
@@ -369,11 +339,7 @@ class Floors:
     def of(
         cls, index: SealedIndex, cursors: CursorSnapshot, all_archived: Callable[[str, int, int], bool] | None
     ) -> Floors:
-        """Return the floors of a segment under these cursors.
-
-        Args:
-            all_archived: returns True if a range of a route is in bundles; None to shrink unarchived records too.
-        """
+        """Return the floors under these cursors; ``all_archived`` is None to drop unarchived records, too."""
         floors = {}
         for entry in index.routes:
             floor = cursors.floor(entry.route)

@@ -22,12 +22,7 @@ _NAMED = 3  # routes in the summary; --json has all
 
 @dataclass(slots=True)
 class Counts:
-    """Totals since the start, which passes update and another thread reads.
-
-    Attributes:
-        kept: segments that stay, by reason, in the last successful pass.
-        ended_ns: end of that pass; 0 before the first one.
-    """
+    """Totals since the start, which passes update and another thread reads."""
 
     pass_seconds: Histogram = field(default_factory=lambda: Histogram(0.01, 0.025, 0.1, 0.25, 1, 2.5, 10, 60, 300))
     failed: int = 0
@@ -39,8 +34,9 @@ class Counts:
     shrunk: int = 0
     shrunk_bytes: int = 0
     lost_records: int = 0
+    # segments that stay, by reason, in the last successful pass
     kept: Counter[Verdict] = field(default_factory=Counter)
-    ended_ns: int = 0
+    ended_ns: int = 0  # end of that pass; 0 before the first one
 
 
 @dataclass(slots=True)
@@ -61,18 +57,11 @@ class _Pass:
 
 @dataclass(slots=True)
 class Report:
-    """Report of one process.
-
-    Args:
-        is_dry_run: say what would be done.
-        watching: omit passes that do nothing, and problems that the previous pass reported.
-        write: prints a line.
-        warn: prints a problem.
-    """
+    """Report of one process; ``write`` prints a line, ``warn`` a problem."""
 
     as_json: bool
     is_dry_run: bool
-    watching: bool
+    watching: bool  # omits passes that do nothing, and problems that the previous pass reported
     write: Callable[[str], None]
     warn: Callable[[str], None]
     counts: Counts = field(default_factory=Counts)

@@ -64,29 +64,19 @@ _RAW_SECONDS = 5.0  # after this, a cut segment that the sealer has not sealed m
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision about one complete or released segment.
-
-    Attributes:
-        entry: line to write into the ledger first, unless it was written before.
-        message: problem with the segment, or "".
-        withdrawal: line to write before ``entry``, which withdraws an earlier one.
-        is_pinned_alone: no other route than that of ``pin`` pins it.
-        is_shrinkable: sealed, and only kept because some of its records are unread.
-        evidence: part of ``entry`` for a line that it shares with others.
-        keeps_name: the file keeps its name, because it is another segment or the new name exists.
-    """
+    """Decision about one complete or released segment."""
 
     segment: Segment
     verdict: Verdict
     stored_bytes: int
     pin: Pin | None = None
-    entry: Entry | None = None
-    message: str = ""
-    withdrawal: Entry | None = None
-    is_pinned_alone: bool = False
-    is_shrinkable: bool = False
-    evidence: DeletionEvidence | None = None
-    keeps_name: bool = False
+    entry: Entry | None = None  # line to write into the ledger first, unless it was written before
+    message: str = ""  # problem with the segment, or ""
+    withdrawal: Entry | None = None  # line to write before ``entry``, which withdraws an earlier one
+    is_pinned_alone: bool = False  # no other route than that of ``pin`` pins it
+    is_shrinkable: bool = False  # sealed, and only kept because some of its records are unread
+    evidence: DeletionEvidence | None = None  # part of ``entry`` for a line that it shares with others
+    keeps_name: bool = False  # the file keeps its name, because it is another segment or the new name exists
 
 
 class _Unreadable(Exception):
@@ -120,14 +110,7 @@ class _Candidate:
 
 
 class Survey:
-    """Survey of the segments of ``root`` for one process.
-
-    Args:
-        verify: read the frames of a sealed segment before it is deleted, and record damage.
-
-    Attributes:
-        problems: problems with cursors and ages in the last pass.
-    """
+    """Survey of the segments of ``root``; with ``verify`` it reads the frames of each one before its deletion."""
 
     def __init__(
         self,

@@ -41,11 +41,7 @@ def examples(*lines: str) -> str:
 
 
 class Command(click.Command):
-    """A command whose ``--help`` leaves out hidden options and settings, which ``--help-all`` shows.
-
-    Args:
-        tables: titles and their settings; called only for ``--help-all``, because loading them takes time.
-    """
+    """A command whose ``--help`` leaves out hidden options and ``tables`` of settings, which ``--help-all`` shows."""
 
     def __init__(
         self, *args: Any, tables: Callable[[], Iterable[tuple[str, list[Setting]]]] | None = None, **kwargs: Any
@@ -104,22 +100,15 @@ class Program(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group whose help and completion import no command.
-
-    Args:
-        lazy: the commands by name, in the order of the help.
-        programs: the programs by name: ``wald NAME`` runs ``wald-NAME``.
-        sections: titles of the help, and the names of the commands and programs below each; "a, b" share a line.
-        removed: former commands, each with the command to type instead.
-    """
+    """A group whose help and completion import no command; ``wald NAME`` also runs the program ``wald-NAME``."""
 
     def __init__(
         self,
         *args: Any,
         lazy: Mapping[str, LazyCommand],
         programs: Mapping[str, Program] | None = None,
-        sections: Mapping[str, tuple[str, ...]] | None = None,
-        removed: Mapping[str, str] | None = None,
+        sections: Mapping[str, tuple[str, ...]] | None = None,  # of the help; in "a, b" two names share a line
+        removed: Mapping[str, str] | None = None,  # former commands, each with the command to type instead
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)

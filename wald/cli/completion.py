@@ -54,11 +54,7 @@ _STARTS = ("earliest", "end", "cursor")
 
 
 def complete(command: click.Command, program: str, variable: str, instruction: str) -> int:
-    """Print completions, or the script for the shell, for an instruction such as ``bash_complete``, ``zsh_source``.
-
-    Args:
-        variable: of the environment, with which the script asks.
-    """
+    """Print completions, or the script for the shell, for an instruction such as ``bash_complete``, ``zsh_source``."""
     from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
     shell, _, what = instruction.partition("_")

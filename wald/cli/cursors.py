@@ -23,7 +23,6 @@ from wald.format.names import SKIPS_LEDGER, check_group, check_route
 from wald.format.times import nanoseconds, utc
 from wald.format.times import parse_position_option as position_of
 from wald.hints import command_line, user_name
-from wald.status.schema import CursorFile, fields_of, time_fields
 
 if TYPE_CHECKING:
     from wald.files.ledger_write import Ledger
@@ -75,8 +74,12 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
-    if as_json or found.state is CursorState.VALID:
-        print_result("cursor.get", as_json, CursorFile.made_of(found), [found.sequence])
+    if as_json:
+        from wald.status.schema import CursorFile
+
+        click.echo(json_line("cursor.get", CursorFile.made_of(found)))
+    elif found.state is CursorState.VALID:
+        click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
         raise NotFound(found.message, hint=again)
     if found.state is not CursorState.VALID:
@@ -105,6 +108,8 @@ def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_jso
     news = new_group_warning(log.root, route, group)
     moved = log.set_cursor(route, number, group, rewind=rewind, any_user=True)
     if as_json:
+        from wald.status.schema import CursorFile, fields_of
+
         click.echo(json_line("cursor.set", fields_of(CursorFile.made_of(moved)) | {"new": bool(news)}))
     else:
         print_moved(moved, news)
@@ -133,6 +138,8 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     routes = [route] if route else log.routes()
     found = [log.cursor(name, group, any_user=True) for name in routes for group in log.root.groups(name)]
     if as_json:
+        from wald.status.schema import CursorFile
+
         for each in found:
             click.echo(json_line("cursor.list", CursorFile.made_of(each)))
         return
@@ -184,6 +191,7 @@ def print_moved(cursor: Cursor, news: str) -> None:
 def _unprocessed(log: Log, cursor: Cursor) -> dict[str, Any]:
     """Return the JSON object about the records that a group has not processed; missing and lost are upper limits."""
     from wald.retention.progress import last_sequences, measure_lags
+    from wald.status.schema import time_fields
 
     view, route, group = log.view(), cursor.route, cursor.group
     gone: list[Missing] = []

@@ -15,7 +15,6 @@ import click
 
 import wald
 from wald.cli.command import LazyCommand, LazyGroup, examples
-from wald.cli.cursors import on_record, skips
 from wald.cli.options import count_option, duration_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, counted, json_line, print_result, stdout_is_a_report
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
@@ -26,7 +25,6 @@ from wald.format.names import check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line, user_name
 from wald.setting_types import format_bytes, format_seconds
-from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
     from wald.format.work import DeadRecord
@@ -146,6 +144,8 @@ def _backlog_of(log: Log, seen: GroupStatus) -> GroupBacklog:
 
 
 def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
+    from wald.status.schema import time_fields
+
     seen, picture = found.seen, found.seen.snapshot
     due = min((each.due_ns for each in picture.waiting()), default=None)
     return {
@@ -434,6 +434,8 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
     They are done for this group only, and stay in the log as long as others need them. FIRST must be after the records
     that are already done. The log's owner and root may skip.
     """
+    from wald.cli.cursors import on_record, skips
+
     first, last = _range(records)
     log = wald.open(root)
     seen = _changeable(log, route, group)

@@ -23,7 +23,6 @@ from wald.files.layout import Root
 from wald.files.locks import is_locked
 from wald.files.safe_open import read_object
 from wald.hints import command_line
-from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
     from wald.checking.dump import Item
@@ -182,6 +181,8 @@ def _software(manifest: Path) -> str:
 
 
 def _with_times(item: Item) -> Item:
+    from wald.status.schema import time_fields
+
     fields: Item = {}
     for key, value in item.items():
         fields |= time_fields(key[:-3], value) if key.endswith("_ns") else {key: value}

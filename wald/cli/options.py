@@ -34,17 +34,12 @@ _LATEST_NS = (1 << 63) - 1  # the limit of a record
 
 
 class DefaultGroup(click.Group):
-    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``.
-
-    Args:
-        alone: True if it may be left out even without arguments.
-        takes_command: True if only the first command takes a command line after ``--``; a word before ``--`` is then
-            its argument even if another command has that name.
-    """
+    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
 
     def __init__(self, *args: Any, alone: bool = False, takes_command: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._alone = alone
+        self._alone = alone  # it may be left out even without arguments
+        # Only the first command takes a command line after "--"; a word before "--" is then no name of another command.
         self._takes_command = takes_command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -33,13 +33,8 @@ _ERRORS = "wald.escaped"  # how a stream writes characters that its encoding lac
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
-    """The rows as lines of a table: columns as wide as they need to be, numbers aligned to the right.
-
-    What cannot be printed is escaped, so that no name ends a line or moves the cursor of a terminal.
-
-    Args:
-        numeric: the columns, from 0, that are aligned to the right.
-    """
+    """Yield the rows as lines of a table, in which ``numeric`` columns, from 0, are aligned to the right."""
+    # What cannot be printed is escaped, so that no name ends a line or moves the cursor of a terminal.
     shown = [[each if each.isprintable() else repr(each)[1:-1] for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -51,12 +46,7 @@ def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator
 
 
 def json_line(command: str, fields: object) -> str:
-    """Return one JSON object of a command; docs/json.md lists its keys.
-
-    Args:
-        fields: a mapping, or an object of ``wald.status.schema``.
-        command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
-    """
+    """Return one JSON object of a command such as "cursor.list" or "reclaim"; docs/json.md lists its keys."""
     import json
 
     from wald.status.schema import fields_of

@@ -272,15 +272,12 @@ def _with_times(record: Record, more: Mapping[str, Any] = MappingProxyType({})) 
 
 @dataclass(slots=True)
 class _Gaps:
-    """Reporter of damaged and of reclaimed records, which may also be an error.
-
-    ``partial`` is True if records were skipped without --on-missing.
-    """
+    """Reporter of damaged and of reclaimed records, which may also be an error."""
 
     on_missing: str | None
     asked: Asked
     damaged: bool = False
-    partial: bool = False
+    partial: bool = False  # records were skipped without --on-missing
 
     def report_damage(self, error: Damaged) -> None:
         self.damaged = True
@@ -338,6 +335,9 @@ class _Commits:
             self._committed = processed
 
 
+_REPEATED = {"limit": "--limit", "group": "--group", "grep": "--grep", "form": "--format", "ignore_case": "-i"}
+_REPEATED |= {"fixed": "-F", "invert": "-v", "only_count": "-c", "follow": "--follow", "commit": "--commit"}
+_REPEATED |= {"prefix": "--prefix", "times": "--times"}
 _NAMED: dict[str, NamedStart] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
 
 
@@ -418,16 +418,10 @@ class Asked:
 
     def again(self) -> str:
         """Return the options to repeat when reading starts again from another record."""
-        values = {
-            "--limit": self.limit,
-            "--group": quote(self.group) if self.group else None,
-            "--grep": None if self.grep is None else quote(self.grep),
-            "--format": None if self.form == "raw" else self.form,
-        }
-        flags = {"-i": self.ignore_case, "-F": self.fixed, "-v": self.invert, "-c": self.only_count}
-        flags |= {"--follow": self.follow, "--commit": self.commit, "--prefix": self.prefix, "--times": self.times}
-        given = [f" {name} {value}" for name, value in values.items() if value is not None]
-        return "".join(given + [f" {name}" for name, is_given in flags.items() if is_given])
+        given = [(option, getattr(self, name)) for name, option in _REPEATED.items()]
+        given = [each for each in given if each != ("--format", "raw")]
+        values = [f" {option} {quote(str(value))}" for option, value in given if not isinstance(value, bool | None)]
+        return "".join(values + [f" {option}" for option, value in given if value is True])
 
     def matcher(self) -> Matcher | None:
         if self.grep is None:

@@ -18,10 +18,8 @@ from wald.errors import InvalidInput, Unavailable
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
-from wald.status.schema import time_fields
 
 if TYPE_CHECKING:
-    from wald.retention.backlog import GroupBacklog
     from wald.status.findings import Facts, Finding
     from wald.status.rates import Item
 
@@ -196,7 +194,14 @@ def _settings_text(facts: Facts) -> Iterator[str]:
 
 
 def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object]:
+    from wald.status.schema import time_fields
+
     daemon, crash, head = facts.daemon, facts.crash, facts.head
+    waiting = []
+    for group in facts.contents.waiting:
+        fields: dict[str, object] = {"route": group.cursor.route, "group": group.cursor.group}
+        fields |= {"lag_records": group.lag.records, **time_fields("oldest", group.lag.oldest_ns)}
+        waiting.append(fields | {"lag_seconds": round(group.lag.seconds(now_ns), 3)})
     last_crash = crash and {
         "epoch": crash.epoch,
         "how": crash.how,
@@ -222,15 +227,9 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
             {"sequence": step.base, **time_fields("before", step.before_ns), **time_fields("at", step.at_ns)}
             for step in facts.contents.steps
         ],
-        "waiting": [_waiting(group, now_ns) for group in facts.contents.waiting],
+        "waiting": waiting,
         "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
         "free_bytes": facts.free_bytes,
         "needed_bytes": daemon.answer.get("needed_bytes"),
         "seconds_until_full": facts.contents.full_seconds,
     }
-
-
-def _waiting(group: GroupBacklog, now_ns: int) -> dict[str, object]:
-    cursor, lag = group.cursor, group.lag
-    fields: dict[str, object] = {"route": cursor.route, "group": cursor.group, "lag_records": lag.records}
-    return fields | time_fields("oldest", lag.oldest_ns) | {"lag_seconds": round(lag.seconds(now_ns), 3)}

@@ -24,19 +24,14 @@ class _OutOfTime(BaseException):
 
 @dataclass
 class Subject:
-    """The directory to examine, and facts that several checks need.
-
-    Attributes:
-        untried: the reason why nothing can be tried out; empty if ``scratch`` exists.
-        removed: number of leftover scratch directories that were removed.
-    """
+    """The directory to examine, and facts that several checks need."""
 
     root: Path
     config_path: Path | None
     socket: Path | None
     scratch: Path = Path()
-    untried: str = ""
-    removed: int = 0
+    untried: str = ""  # the reason why nothing can be tried out; empty if ``scratch`` exists
+    removed: int = 0  # number of leftover scratch directories that were removed
 
     @cached_property
     def place(self) -> log.Place:

@@ -62,17 +62,11 @@ def fail(message: str, advice: str) -> Verdict:
 
 
 class Paths:
-    """Names that advice contains, quoted for a shell.
-
-    Attributes:
-        root: the root.
-        at: the directory examined, which is a parent if the root does not exist.
-        wald: a command line that names the root.
-    """
+    """Names that advice contains, quoted for a shell."""
 
     def __init__(self, root: Path, at: Path) -> None:
         self.root = shlex.quote(str(root))
-        self.at = shlex.quote(str(at))
+        self.at = shlex.quote(str(at))  # a parent if the root does not exist
         self.wald = command_line(root)
 
 
@@ -87,17 +81,12 @@ class Facts(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check, as JSON has it.
-
-    Attributes:
-        promises: numbers in docs/guarantees.md that depend on it.
-        measured: the facts by name.
-    """
+    """Result of one check, as JSON has it."""
 
     check: str
     outcome: Outcome
     message: str
-    promises: tuple[int, ...]
+    promises: tuple[int, ...]  # numbers in docs/guarantees.md that depend on it
     advice: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict)  # ``Any``: it becomes JSON
 

@@ -40,20 +40,14 @@ _RUN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pipes(Facts):
-    """The largest pipe, for every FIFO.
+    """The largest pipe, for every FIFO."""
 
-    Attributes:
-        max_bytes, soft_pages, hard_pages: /proc/sys/fs/pipe-max-size, pipe-user-pages-soft, pipe-user-pages-hard.
-        reached_bytes: the size that F_SETPIPE_SZ gave to a new pipe.
-        is_limited: True if the limits apply to this user; they do not apply to root.
-    """
-
-    max_bytes: int
+    max_bytes: int  # this and the next two: of /proc/sys/fs
     soft_pages: int
     hard_pages: int
     page_bytes: int
-    reached_bytes: int
-    is_limited: bool
+    reached_bytes: int  # the size that F_SETPIPE_SZ gave to a new pipe
+    is_limited: bool  # True if the limits apply to this user; they do not apply to root
     fifos: int
 
     def verdict(self, paths: Paths) -> Verdict:
@@ -139,11 +133,7 @@ class Limits(Facts):
 
 
 def limits(config: Config, fifos: int, pid: int) -> Limits:
-    """Read limits; of open files the hard limit, to which the daemon raises its own.
-
-    Args:
-        pid: the daemon's; 0 if none runs, which would inherit the limits of this process.
-    """
+    """Read the limits of the daemon, or of this process; the hard one of open files, to which a daemon raises it."""
     _, open_files = _limit(pid, resource.RLIMIT_NOFILE)
     file_bytes, _ = _limit(pid, resource.RLIMIT_FSIZE)
     return Limits(
@@ -178,19 +168,12 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Clock(Facts):
-    """Synchronisation of the wall clock, for append times.
+    """Synchronisation of the wall clock, for append times."""
 
-    Attributes:
-        is_synchronised: None if adjtimex(2) is not permitted.
-        error_seconds: the largest error that the kernel assumes.
-        is_past: True if the clock is before this version of wald was built.
-        behind_seconds: how far the clock is behind the append times of the log.
-    """
-
-    is_synchronised: bool | None
-    error_seconds: float
-    is_past: bool
-    behind_seconds: float = 0.0
+    is_synchronised: bool | None  # None if adjtimex(2) is not permitted
+    error_seconds: float  # the largest error that the kernel assumes
+    is_past: bool  # True if the clock is before this version of wald was built
+    behind_seconds: float = 0.0  # how far the clock is behind the append times of the log
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.is_past:
@@ -328,15 +311,10 @@ def _java_version() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Service(Facts):
-    """The systemd unit of the running daemon: notification, descriptor store, watchdog.
+    """The systemd unit of the running daemon: notification, descriptor store, watchdog."""
 
-    Attributes:
-        unit: empty if no daemon runs, or not under systemd.
-        type: Type=; empty if systemd does not answer.
-    """
-
-    unit: str = ""
-    type: str = ""
+    unit: str = ""  # empty if no daemon runs, or not under systemd
+    type: str = ""  # Type=; empty if systemd does not answer
     store_max: int = 0
     has_watchdog: bool = False
     fifos: int = 0

@@ -53,18 +53,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place(Facts):
-    """Directory or file at the path of the root.
-
-    Attributes:
-        at: the directory examined: the root, or its nearest existing parent.
-        removed: number of scratch directories that killed doctors left, and that were removed.
-    """
+    """Directory or file at the path of the root."""
 
     kind: Kind
-    at: str
+    at: str  # the directory examined: the root, or its nearest existing parent
     error: str = ""
     hint: str = ""
-    removed: int = 0
+    removed: int = 0  # number of scratch directories that killed doctors left, and that were removed
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -160,20 +155,14 @@ def user(place: Place) -> User:
 
 @dataclass(frozen=True, slots=True)
 class Rights(Facts):
-    """Users who may change or replace the directory: its mode, and those of its parents.
-
-    Attributes:
-        is_open: True if users outside its group may write to the directory itself.
-        open_above: parents in which users outside the group may rename the directory.
-        strange_above: parents that belong to neither root nor the owner.
-    """
+    """Users who may change or replace the directory: its mode, and those of its parents."""
 
     mode: str
     owner: str
     group: str
-    is_open: bool = False
-    open_above: tuple[str, ...] = ()
-    strange_above: tuple[str, ...] = ()
+    is_open: bool = False  # True if users outside its group may write to the directory itself
+    open_above: tuple[str, ...] = ()  # parents in which users outside the group may rename the directory
+    strange_above: tuple[str, ...] = ()  # parents that belong to neither root nor the owner
 
     def verdict(self, paths: Paths) -> Verdict:
         parents = ", ".join(self.open_above or self.strange_above)
@@ -228,17 +217,11 @@ def socket_path(root: Path, given: Path | None, config: Config) -> SocketPath:
 
 @dataclass(frozen=True, slots=True)
 class Running(Facts):
-    """Daemon that holds the root, and whether it answers.
+    """Daemon that holds the root, and whether it answers."""
 
-    Attributes:
-        holder: as named in its lock file; empty if no daemon holds the root.
-        answers: True if it answered STAT in time; None if this user may not ask it.
-        degraded_by: the reason why it accepts no input; empty if it does.
-    """
-
-    holder: str = ""
-    answers: bool | None = None
-    degraded_by: str = ""
+    holder: str = ""  # as named in its lock file; empty if no daemon holds the root
+    answers: bool | None = None  # True if it answered STAT in time; None if this user may not ask it
+    degraded_by: str = ""  # the reason why it accepts no input; empty if it does
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.holder:
@@ -315,19 +298,13 @@ def _backlog(root: Root) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Files(Facts):
-    """Links, devices, foreign owners and modes in the log's directories; names that are not wald's.
-
-    Attributes:
-        unsafe: files that another user could have planted or may change, each with the reason.
-        unsafe_cursors: the same for cursors and for directories that contain cursors.
-        troubles: problems of FIFOs, as reported by `wald explain`.
-    """
+    """Links, devices, foreign owners and modes in the log's directories; names that are not wald's."""
 
     examined: int
-    unsafe: tuple[str, ...] = ()
-    unsafe_cursors: tuple[str, ...] = ()
+    unsafe: tuple[str, ...] = ()  # files that another user could have planted or may change, each with the reason
+    unsafe_cursors: tuple[str, ...] = ()  # the same for cursors and for directories that contain cursors
     strange: tuple[str, ...] = ()
-    troubles: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()  # problems of FIFOs, as reported by `wald explain`
     is_complete: bool = True
 
     def verdict(self, paths: Paths) -> Verdict:

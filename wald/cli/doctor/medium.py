@@ -115,18 +115,12 @@ def parse_mounts(text: str) -> Iterator[Mount]:
 
 @dataclass(frozen=True, slots=True)
 class Device(Facts):
-    """Block device and its write cache.
-
-    Attributes:
-        write_cache: "write back" or "write through"; empty if the kernel does not report it.
-        backing: the file of a loop device.
-        is_stacked: True if it consists of other devices (LVM, RAID, encryption), whose caches count.
-    """
+    """Block device and its write cache."""
 
     name: str = ""
-    write_cache: str = ""
-    backing: str = ""
-    is_stacked: bool = False
+    write_cache: str = ""  # "write back" or "write through"; empty if the kernel does not report it
+    backing: str = ""  # the file of a loop device
+    is_stacked: bool = False  # True if it consists of other devices (LVM, RAID, encryption), whose caches count
 
     def verdict(self, paths: Paths) -> Verdict:
         if not self.name:
@@ -185,12 +179,7 @@ def _read_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sync(Facts):
-    """Latency of fdatasync over a few hundred appends, and the writes that reach the device.
-
-    Attributes:
-        device_writes, device_flushes: completed by the device during the test, for all programs; None if not counted.
-        needs_flushes: True if the device has a volatile write cache that only a flush empties.
-    """
+    """Latency of fdatasync over a few hundred appends, and the writes that reach the device."""
 
     error: str = ""
     is_in_memory: bool = False
@@ -199,9 +188,9 @@ class Sync(Facts):
     p90_seconds: float = 0.0
     p99_seconds: float = 0.0
     max_seconds: float = 0.0
-    device_writes: int | None = None
+    device_writes: int | None = None  # completed by the device during the test, for all programs; None if not counted
     device_flushes: int | None = None
-    needs_flushes: bool = False
+    needs_flushes: bool = False  # True if the device has a volatile write cache that only a flush empties
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -278,18 +267,13 @@ def _append_and_sync(path: Path) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Space(Facts):
-    """Free space compared with the daemon's needs, bytes that groups pin, and how fast the log grows.
-
-    Attributes:
-        segment_bytes, segment_max_bytes: size of a segment on this disk, and as configured.
-        pinned_bytes, full_in_seconds: None if unknown.
-    """
+    """Free space compared with the daemon's needs, bytes that groups pin, and how fast the log grows."""
 
     free_bytes: int
     needed_bytes: int
-    segment_bytes: int
-    segment_max_bytes: int
-    pinned_bytes: int | None = None
+    segment_bytes: int  # on this disk
+    segment_max_bytes: int  # as configured
+    pinned_bytes: int | None = None  # None if unknown, like the next
     full_in_seconds: float | None = None
 
     def verdict(self, paths: Paths) -> Verdict:
