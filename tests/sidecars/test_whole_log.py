@@ -8,6 +8,6 @@ import pytest
 from whole_log import whole_log
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_reader_is_given_what_it_has_to_read(tmp_path: Path, seed: int) -> None:
     whole_log(tmp_path, seed=seed)

@@ -18,7 +18,6 @@ import wald
 from wald.client.producer import Producer
 from wald.errors import Damaged
 from wald.files.disk import Disk
-from wald.retention.handovers import ROUTES_MAX
 from wald.work.dead_letters import prepare
 from wald_drain.redrive import Handover, HandoverFile, Handovers
 
@@ -197,10 +196,13 @@ def test_a_record_put_back_that_the_daemon_has_forgotten_is_not_sent_again(share
     assert values(case.root, case.route) == ORIGINALS * 2
 
 
-def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(new_case: NewCase) -> None:
+def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(
+    new_case: NewCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pin of one handover names a limited number of routes."""
+    monkeypatch.setattr("wald_drain.redrive.ROUTES_MAX", 4)
     case = new_case()
-    routes = [f"{case.route}.{number}" for number in range(ROUTES_MAX + 1)]
+    routes = [f"{case.route}.{number}" for number in range(5)]
     with Producer(case.root) as producer:
         for route in routes:
             producer.command("ROUTE", "ADD", route)

@@ -13,7 +13,7 @@ import hostile
 import pytest
 from browsing import PHONE, Chromium
 from gating import Gate
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import Daemon, eventually, wald
 
@@ -59,6 +59,7 @@ def prints(character: str) -> bool:
     return character == " " or unicodedata.category(character)[0] not in "CZ"
 
 
+@settings(max_examples=50)
 @given(ANY)
 def test_a_value_as_text_says_each_byte_and_no_more_than_prints(value: bytes) -> None:
     parsed = Parsed(shown(value, "text").html)
@@ -69,6 +70,7 @@ def test_a_value_as_text_says_each_byte_and_no_more_than_prints(value: bytes) ->
     assert parsed.meant == "".join(chr(ord(each) - 0xDC00) if "\udc80" <= each <= "\udcff" else each for each in meant)
 
 
+@settings(max_examples=50)
 @given(ANY)
 def test_a_line_of_a_table_is_one_line_without_markup(value: bytes) -> None:
     parsed = Parsed(line(value))
@@ -76,6 +78,7 @@ def test_a_line_of_a_table_is_one_line_without_markup(value: bytes) -> None:
     assert all(map(prints, parsed.text))
 
 
+@settings(max_examples=50)
 @given(ANY)
 def test_a_value_in_hexadecimal_is_its_bytes(value: bytes) -> None:
     rows = Parsed(shown(value, "hex").html).text.split("\n") if value else []
