@@ -169,7 +169,7 @@ def test_a_hint_holds_the_root_it_was_asked_with(root: Path, line: list[str], wa
     assert not BARE.search(hint.replace(there, "")), hint
 
 
-def test_a_hint_works_as_it_is_typed(root: Path) -> None:
+def test_a_hint_works_when_typed(root: Path) -> None:
     _, _, hint = refused(wald("append", "b", "--root", root, stdin=b"x\n"))
     typed = shlex.split(hint.partition("to reactivate the route: ")[2])
     try:

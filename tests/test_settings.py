@@ -148,7 +148,7 @@ def test_unreadable_file_is_reported(tmp_path: Path) -> None:
             load(path, {})
 
 
-def test_file_that_is_no_text_is_reported_with_the_offset(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_reported_with_the_offset(tmp_path: Path) -> None:
     path = tmp_path / "wald.toml"
     path.write_bytes(b"# ok\n\xff\n")
 

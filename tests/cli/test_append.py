@@ -28,29 +28,22 @@ def records_of(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output_of("read", "a", "--format", "json", "--root", root).splitlines()]
 
 
-def test_every_byte_comes_back(daemon: Daemon, root: Path) -> None:
-    """CRLF, a lone carriage return, empty lines, NUL bytes and invalid UTF-8 are kept as content."""
-    assert output_of("append", "a", "--root", root, stdin=AWKWARD) == b"1 7\n"
-    assert output_of("read", "a", "--root", root) == AWKWARD
+def test_every_byte_comes_back(daemon: Daemon, root: Path, tmp_path: Path) -> None:
+    """CRLF, a lone carriage return, empty lines, NUL bytes and invalid UTF-8 are kept as content.
 
-
-def test_a_last_line_without_newline_is_a_record(daemon: Daemon, root: Path, tmp_path: Path) -> None:
-    """The last line of each file is a record; the next file does not continue it."""
+    The last line of each file is a record, which the next file does not continue. The long input has 40 MB without a
+    newline, and lines that end at every offset around the size of a request.
+    """
     path = tmp_path / "unterminated"
     path.write_bytes(b"one\ntwo")
-
-    assert output_of("append", "a", path, path, "--root", root) == b"1 4\n"
-    assert output_of("read", "a", "--root", root) == b"one\ntwo\none\ntwo\n"
-
-
-def test_a_line_longer_than_any_chunk_comes_back(daemon: Daemon, root: Path) -> None:
-    """The input has 40 MB without a newline, and lines that end at every offset around the size of a request."""
     long = os.urandom(20 << 20).hex().encode()
     edges = b"".join(b"x" * length + b"\n" for length in range((128 << 10) - 9, (128 << 10) + 9))
     text = edges + long + b"\n" + edges
 
-    assert output_of("append", "a", "--root", root, stdin=text) == b"1 37\n"
-    assert output_of("read", "a", "--root", root) == text
+    assert output_of("append", "a", "--root", root, stdin=AWKWARD) == b"1 7\n"
+    assert output_of("append", "a", path, path, "--root", root) == b"8 11\n"
+    assert output_of("append", "a", "--root", root, stdin=text) == b"12 48\n"
+    assert output_of("read", "a", "--root", root) == AWKWARD + b"one\ntwo\none\ntwo\n" + text
 
 
 def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path) -> None:
@@ -101,7 +94,7 @@ def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root
     assert process.returncode == 0
 
 
-def test_keys_stand_before_the_separator(daemon: Daemon, root: Path) -> None:
+def test_the_first_separator_ends_the_key(daemon: Daemon, root: Path) -> None:
     """The first separator ends the key, and a line without a separator has no key."""
     output_of("append", "a", "--key-separator", "::", "--root", root, stdin=b"k::v::w\nno key\n::empty\n")
     records = records_of(root)
@@ -155,7 +148,7 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
     assert json.loads(first) | assigned == json.loads(second)
 
 
-def test_json_that_is_no_string_is_stored_as_it_stands_in_its_line(daemon: Daemon, root: Path) -> None:
+def test_json_values_other_than_strings_are_stored_verbatim(daemon: Daemon, root: Path) -> None:
     """Numbers keep digits that Python would round, duplicate keys are kept, and blank lines are skipped."""
     texts = [
         '{"id": 12345678901234567890123, "price":1.10, "x" : 1e400, "b": 0.1000000000000000055}',
@@ -193,7 +186,7 @@ WRONG_LINES = [
 ]
 
 
-def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path) -> None:
+def test_a_line_that_is_not_a_record_is_reported_by_number(daemon: Daemon, root: Path) -> None:
     append = ("append", "a", "--jsonl", "--root", root)
     assert refusal_of(*append, stdin=b"nonsense\n")[1].endswith("; nothing was sent")
     for number, (line, words) in enumerate(WRONG_LINES):
@@ -225,7 +218,7 @@ def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_p
     assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 101} shows which of them are there")
 
 
-def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> None:
+def test_it_waits_for_the_daemon_for_the_given_time(root: Path) -> None:
     """The command also waits at its start, before any daemon has run."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
@@ -237,7 +230,7 @@ def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> No
             assert waiting.communicate(b"x\n", timeout=TIMEOUT_SECONDS) == (b"1 1\n", b"")
 
 
-def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> None:
+def test_an_interrupt_reports_what_is_durable(daemon: Daemon, root: Path) -> None:
     """Ctrl-C ends the command with exit code 130 and without a traceback."""
     with launched(
         command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

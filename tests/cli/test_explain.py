@@ -49,7 +49,7 @@ def test_a_route_without_a_cursor_is_explained_in_words(built: Built) -> None:
     assert f"wald --root {built.root.path} route retire b" in text
 
 
-def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
+def test_equal_segments_share_a_line(built: Built) -> None:
     built.log.set_cursor("a", 17)
     built.log.set_cursor("b", 6)
     lines = explain(built).splitlines()
@@ -127,7 +127,7 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     assert "\nWhat one route alone pins: b " in explain(built)
 
 
-def test_a_segment_names_so_many_of_its_groups(built: Built) -> None:
+def test_a_segment_names_a_limited_number_of_groups(built: Built) -> None:
     """Without a limit, thousands of groups that pin thousands of segments would produce millions of objects."""
     for number in range(105):
         built.root.cursor("a", f"g{number}").write_bytes(b"0\n")
@@ -145,7 +145,7 @@ def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     assert "how fast the log grows is not known yet, from less than 10 min" in lines[2]
 
 
-def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_reported(built: Built) -> None:
+def test_a_group_that_pins_an_unsealed_segment_is_reported(built: Built) -> None:
     built.lines("b", [b"y"])
     built.cut()
     built.log.set_cursor("a", 18)

@@ -128,7 +128,7 @@ def test_a_bundle_is_known_wherever_the_archive_is(tmp_path: Path) -> None:
     assert wald("inspect", bundle).returncode == 4
 
 
-def test_what_may_be_deleted_costs_nothing_and_what_may_not_is_everything_else(root: Path, daemon: Daemon) -> None:
+def test_deletable_files_can_be_deleted_and_all_others_are_needed(root: Path, daemon: Daemon) -> None:
     """Every file gets a verdict; after the deletable ones are deleted, the log is as good as before."""
     output_of("route", "add", "f", "--fifo", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")

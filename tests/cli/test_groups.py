@@ -172,7 +172,7 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
 
 
 @pytest.mark.parametrize("name", ["show", "pending"])
-def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: str) -> None:
+def test_a_group_without_workers_is_reported_as_such(log: Built, name: str) -> None:
     log.log.set_cursor("a", 0, "stream")
     at = ("--root", log.root.path)
     code, message, hint = refusal_of("group", name, "a", "stream", *at)
@@ -183,7 +183,7 @@ def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: 
     assert (code, "to list all routes: " in hint) == (3, True)
 
 
-def test_what_names_a_group_that_holds_back_says_that_it_is_a_work_group(log: Built) -> None:
+def test_a_pinning_work_group_is_named_as_a_work_group(log: Built) -> None:
     at = ("--root", log.root.path)
     with Owning(log.root.path, "a", "g") as owner:
         owner.lease("worker-1", 1)

@@ -109,7 +109,7 @@ def test_a_directory_of_the_log_that_is_a_link_is_refused(tmp_path: Path, folder
     assert state(tmp_path / "outside") == before
 
 
-def test_a_route_that_is_a_link_is_none(tmp_path: Path) -> None:
+def test_a_link_is_not_a_route(tmp_path: Path) -> None:
     root, outside = tmp_path / "log", tmp_path / "outside"
     outside.mkdir()
     with Daemon(root) as daemon:

@@ -117,7 +117,7 @@ def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [["set", "a", 0, "--rewind"], ["remove", "a", "--group", "processed"]])
-def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
+def test_a_directory_is_not_a_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
     output_of("route", "add", "a", "--root", root)
     path = root / "routes/a/cursors/processed.cursor"
     path.mkdir()

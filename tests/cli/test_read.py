@@ -79,7 +79,7 @@ def test_a_cursor_is_set_behind_all_that_is_older_than_a_time(log: Path) -> None
     assert output_of("cursor", "set", "a", "0s ago", "--root", log) == b"100\n"
 
 
-def test_commit_moves_the_cursor_and_the_next_read_goes_on(log: Path) -> None:
+def test_commit_moves_the_cursor_and_the_next_read_continues(log: Path) -> None:
     assert numbers("--commit", "--limit", "30", "--root", log) == list(range(1, 31))
     assert output_of("cursor", "get", "a", "--root", log) == b"30\n"
     assert numbers("--commit", "--limit", "30", "--root", log) == list(range(31, 61))
@@ -119,7 +119,7 @@ def test_follow_waits_for_more_and_commits_when_idle(log: Path) -> None:
     assert process.returncode == 130
 
 
-def test_a_reader_that_leaves_is_no_error_worth_words(log: Path) -> None:
+def test_a_closed_pipe_ends_read_quietly(log: Path) -> None:
     """``wald read | head`` prints no error, exits like a process killed by SIGPIPE, and commits no unwritten record."""
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -108,7 +108,7 @@ def test_an_end_before_the_start_is_refused_where_one_is_a_time(shared: Built) -
     assert gone[0] == 3, "what was reclaimed may be of that time"
 
 
-def test_skip_goes_on_with_what_there_is(shared: Built) -> None:
+def test_skip_continues_with_the_remaining_records(shared: Built) -> None:
     for start in ("1", moment(0), "earliest"):
         done = wald("read", "a", "--from", start, "--on-missing", "skip", "--root", shared.root.path)
         assert (done.returncode, done.stdout) == (0, THERE)

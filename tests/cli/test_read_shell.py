@@ -112,7 +112,7 @@ def test_options_that_exclude_each_other_are_refused(root: Path, options: str, w
     assert hint in advice
 
 
-def test_times_stand_before_each_record_and_can_be_typed_back(root: Path) -> None:
+def test_times_precede_each_record_and_are_accepted_as_input(root: Path) -> None:
     lines = output_of("read", "a", "--times", "-n", "8", "--root", root).decode().splitlines()
     at, value = lines[1].split(" ")
 
@@ -130,7 +130,7 @@ def test_times_in_json_are_keys_which_append_takes_back(root: Path) -> None:
     assert output_of("append", "empty", "--jsonl", "--root", root, stdin=line) == b"41 41\n"
 
 
-def test_times_of_values_with_newlines_stand_once(tmp_path: Path) -> None:
+def test_a_value_with_newlines_has_one_time(tmp_path: Path) -> None:
     with Daemon(tmp_path / "log") as daemon:
         output_of("route", "add", "a", "--root", daemon.root)
         output_of("append", "a", "--jsonl", "--root", daemon.root, stdin=b'{"value": "one\\ntwo"}\n')

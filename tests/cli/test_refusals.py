@@ -186,7 +186,7 @@ def test_from_a_sequence_never_issued(stopped: Path, arguments: tuple[object, ..
 
 @pytest.mark.parametrize("place", ["soon", "-1", "0", "1.5", "2026-13-01", "0001-01-01T00:00:00+14:00", ""])
 @pytest.mark.parametrize("option", ["--from", "--to"])
-def test_a_place_that_is_none(stopped: Path, option: str, place: str) -> None:
+def test_an_invalid_position(stopped: Path, option: str, place: str) -> None:
     code, message, _ = refusal_of("read", "a", f"{option}={place}", "--root", stopped)
 
     assert code == InvalidInput.exit_code
@@ -220,7 +220,7 @@ def test_cursor_backwards(stopped: Path) -> None:
 
 
 @pytest.mark.parametrize("sequence", ["-1", "x", "1.5", ""])
-def test_cursor_that_is_no_sequence(stopped: Path, sequence: str) -> None:
+def test_an_invalid_cursor_position(stopped: Path, sequence: str) -> None:
     code, _, _ = refusal_of("cursor", "set", "--root", stopped, "--", "a", sequence)
 
     assert code == InvalidInput.exit_code

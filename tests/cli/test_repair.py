@@ -95,7 +95,7 @@ def test_a_second_repair_keeps_the_bytes_that_a_killed_one_has_put_on_record(
     assert wald("verify", "--root", root).returncode == 0
 
 
-def test_a_log_of_which_no_segment_is_left_goes_on_behind_what_was_given_up(log: Path) -> None:
+def test_a_log_without_segments_continues_after_the_lost_records(log: Path) -> None:
     for path in (log / "segments").glob("*.wal*"):
         path.write_bytes(os.urandom(path.stat().st_size))
     done = wald("repair", "--accept-loss", "--root", log)
@@ -152,7 +152,7 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
 
 
 @pytest.mark.parametrize("stray", ["junk", "a copy of the active segment"])
-def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray: str) -> None:
+def test_neither_reports_a_stray_segment_after_the_head_as_damage(log: Path, stray: str) -> None:
     (active,) = (log / "segments").glob("*.wal")
     path = active.with_name("00000000000000005000.wal")
     path.write_bytes(active.read_bytes() if stray != "junk" else b"junk\n")

@@ -50,7 +50,7 @@ class Log:
         done = run([*(user.prefix if user != ROOT else []), *line], stdin=b"x\n" * 3)
         assert done.returncode == 0, (line, done.stderr.decode())
 
-    def all_goes_on(self) -> None:
+    def all_continues(self) -> None:
         """Run every program as ``OWNER``; a file that belongs to root would make one fail."""
         for line in PROGRAMS.values():
             self.does(OWNER, line)
@@ -74,7 +74,7 @@ def foreign(log: Log) -> set[Path]:
     return {path for path, each in status.items() if each.st_uid != OWNER.user_id or each.st_gid not in groups}
 
 
-def test_the_owner_goes_on_after_root_has_run_each_program(log: Log) -> None:
+def test_the_owner_continues_after_root_has_run_each_program(log: Log) -> None:
     """Root runs each program first, so root creates all of its files."""
     host = User("host", OWNER.user_id, OWNER.group_id, (CONSUMERS,))
     with Daemon(log.root, prefix=host.prefix) as daemon:
@@ -85,13 +85,13 @@ def test_the_owner_goes_on_after_root_has_run_each_program(log: Log) -> None:
             log.does(ROOT, line)
             assert log.paths() != before or name in MAKES_NOTHING, name
             assert foreign(log) == set(), name
-        log.all_goes_on()
+        log.all_continues()
         assert daemon.stop() == 0
         daemon.start_again()
         assert daemon.stop() == 0
 
 
-def test_the_owner_goes_on_with_a_log_that_root_has_made(log: Log) -> None:
+def test_the_owner_continues_with_a_log_that_root_has_made(log: Log) -> None:
     log.does(ROOT, command("init"))
     assert (log.root / "log.json").exists()
     log.does(ROOT, command("route", "add", "a", "--fifo"))
@@ -102,7 +102,7 @@ def test_the_owner_goes_on_with_a_log_that_root_has_made(log: Log) -> None:
         assert daemon.stop() == 0
 
 
-def test_the_owner_goes_on_after_a_daemon_of_root(log: Log) -> None:
+def test_the_owner_continues_after_a_daemon_of_root(log: Log) -> None:
     """The owner's programs can also connect to root's daemon while it runs."""
     with Daemon(log.root, prefix=OWNER.prefix) as daemon:
         assert daemon.stop() == 0

@@ -86,7 +86,7 @@ def test_a_record_of_an_archive_that_was_moved_is_found_where_it_is_now(built: B
     assert shown(built, 2, "--archive", tmp_path / "elsewhere")["value"] == "two"
 
 
-def test_an_archive_that_is_not_there_is_said_to_be_missing(built: Built, tmp_path: Path) -> None:
+def test_a_missing_archive_is_reported(built: Built, tmp_path: Path) -> None:
     built.seal()
     archive(built, tmp_path / "archive", "a")
     reclaim(built)

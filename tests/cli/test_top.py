@@ -215,13 +215,13 @@ def test_without_a_terminal_every_route_is_printed_once(many: Path) -> None:
     assert re.match("route-0200 +4 .* B$", next(line for line in reported if line.startswith("route-")))
 
 
-def test_a_bar_that_the_encoding_does_not_have_is_no_error(many: Path) -> None:
+def test_a_bar_is_replaced_if_the_encoding_lacks_it(many: Path) -> None:
     reported = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
 
     assert b"\n          ???" in reported
 
 
-def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
+def test_once_reports_errors_and_continues(many: Path) -> None:
     head = (many / "head").read_bytes()
     (many / "head").write_bytes(b"nonsense" * 20)
     reported = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_summed_up() -> None:
     assert shown[-1] == f"and {1000 - (len(shown) - 2)} more routes, pinning nothing"
 
 
-def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
+def test_hidden_rows_report_the_most_that_one_of_them_pins() -> None:
     """Two groups may pin the same segment, so their pinned bytes cannot be added."""
     rows = [replace(ROW, group=group, held_bytes=GIB) for group in "abcdefghijklm"]
     shown = table(with_rows(*rows), width=80, height=16)
@@ -115,7 +115,7 @@ def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
     assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, pinning 1.0 GiB or less each"
 
 
-def test_narrow_screens_lose_columns_and_keep_who_holds_back_what() -> None:
+def test_narrow_screens_keep_the_columns_about_pins() -> None:
     headings = [table(SNAPSHOT, width=width, height=40)[0].split() for width in (120, 60, 34)]
 
     assert headings[0] == HEADINGS
@@ -141,7 +141,7 @@ def test_long_names_are_shortened_before_columns_go() -> None:
 )
 def test_the_screen_fits_every_terminal(width: int, height: int, rows: int, held: int, route: str) -> None:
     row = replace(ROW, route=route, held_bytes=held)
-    snapshot = replace(with_rows(*[row] * rows), problems=("a trouble of many words " * 5,))
+    snapshot = replace(with_rows(*[row] * rows), problems=("a problem in many words " * 5,))
 
     assert len(lines(snapshot, width=width, height=height)) <= height
     assert all(len(line) <= width for line in plain(snapshot, width=width).splitlines())

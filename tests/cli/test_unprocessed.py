@@ -194,7 +194,7 @@ def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) 
     assert [(entry["sequence"], entry["records"]) for entry in skips(filled)] == [(5, 3)] * 2
 
 
-def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_path: Path) -> None:
+def test_a_drain_that_fails_at_a_skipped_record_continues_after_it(filled: Path, tmp_path: Path) -> None:
     """The command always rejects record 2. After the skip the drain passes it 3 and 5 without a restart."""
     seen = tmp_path / "seen"
     script = f'read line; if [ "$line" = 2 ]; then exit 1; fi; echo "$line" >> {seen}'
@@ -211,7 +211,7 @@ def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_pa
     assert shown(filled)["lag_records"] == 0
 
 
-def test_a_damaged_record_is_called_damaged_and_the_hint_goes_on_behind_all_damage(root: Path) -> None:
+def test_the_hint_on_a_damaged_record_continues_after_all_damage(root: Path) -> None:
     built = Built(root)
     for line in (b"1", b"2", b"3", b"4"):
         built.lines("a", [line * 40])

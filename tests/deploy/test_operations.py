@@ -25,7 +25,7 @@ SCENARIOS: dict[str, Scenario] = {}
 PACKAGED = ("Install", "Upgrade", "Roll back")  # where wald is a package; elsewhere it is this checkout
 
 
-def trouble(heading: str) -> Callable[[Scenario], Scenario]:
+def failure(heading: str) -> Callable[[Scenario], Scenario]:
     """Mark a function that causes a runbook's failure, yields while it is typed, and then checks the fix."""
 
     def mark(scenario: Scenario) -> Scenario:
@@ -53,13 +53,13 @@ def site(heading: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.
     machine.close()
 
 
-@trouble("Install")
+@failure("Install")
 def new(site: Site) -> Iterator[None]:
     yield
     assert site.sh("systemctl is-active wald wald-reclaim").split() == ["active"] * 2
 
 
-@trouble("Upgrade")
+@failure("Upgrade")
 def old(site: Site) -> Iterator[None]:
     installed(site)
     yield
@@ -67,7 +67,7 @@ def old(site: Site) -> Iterator[None]:
     assert site.read() == ["before"]
 
 
-@trouble("Roll back")
+@failure("Roll back")
 def rolled_back(site: Site) -> Iterator[None]:
     installed(site)
     site.sh("apt-get install --yes /srv/wald-new.deb; mv /srv/wald.deb /srv/wald-old.deb")
@@ -83,7 +83,7 @@ def installed(site: Site) -> None:
     site.append(["before"])
 
 
-@trouble("The disk is full")
+@failure("The disk is full")
 def full(site: Site) -> Iterator[None]:
     """The log fills the disk, because the only group's records stay for a minute; a writer waits."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
@@ -103,7 +103,7 @@ def full(site: Site) -> Iterator[None]:
     site.sh("systemctl is-active wald-reclaim")
 
 
-@trouble("A group does not read")
+@failure("A group does not read")
 def stuck(site: Site) -> Iterator[None]:
     """Its wald-drain was stopped by a signal."""
     site.start()
@@ -116,7 +116,7 @@ def stuck(site: Site) -> Iterator[None]:
     assert "drain" not in site.wald("cursor", "list", "orders")
 
 
-@trouble("A record makes its consumer fail")
+@failure("A record makes its consumer fail")
 def poison(site: Site) -> Iterator[None]:
     poisoned(site)
     yield
@@ -124,7 +124,7 @@ def poison(site: Site) -> Iterator[None]:
     assert site.text(FED) == "one\ntwo\nfour\n"
 
 
-@trouble("A record that no worker can process")
+@failure("A record that no worker can process")
 def stuck_worker(site: Site) -> Iterator[None]:
     site.start()
     site.append(["one", "two", "poison", "four"])
@@ -140,7 +140,7 @@ def stuck_worker(site: Site) -> Iterator[None]:
     site.sh("systemctl is-active workers")
 
 
-@trouble("Bad records are to be set aside")
+@failure("Bad records are to be set aside")
 def dead_letters(site: Site) -> Iterator[None]:
     """Only the log's user may write to the route."""
     site.write(SETTINGS, site.text(SETTINGS) + 'writers = ["wald"]\n')
@@ -158,7 +158,7 @@ def poisoned(site: Site) -> None:
     site.until("journalctl -u wald-drain@orders -o cat | tail -n 1 | grep 'orders 3:'")
 
 
-@trouble("A segment is damaged, and there is a copy")
+@failure("A segment is damaged, and there is a copy")
 def damaged(site: Site) -> Iterator[None]:
     site.start()
     damaged_in(site)
@@ -167,7 +167,7 @@ def damaged(site: Site) -> Iterator[None]:
     assert site.read() == [str(number) for number in range(20)]
 
 
-@trouble("A segment is damaged, and there is no copy")
+@failure("A segment is damaged, and there is no copy")
 def lost(site: Site) -> Iterator[None]:
     site.start()
     site.sh("install -d -o wald /srv/cold")
@@ -196,7 +196,7 @@ def damaged_in(site: Site) -> None:
     site.until("systemctl show -P ExecMainStatus wald-drain@orders | grep -x 4")
 
 
-@trouble("wald verify reports damage")
+@failure("wald verify reports damage")
 def repaired(site: Site) -> Iterator[None]:
     site.start()
     damaged_in(site)
@@ -206,7 +206,7 @@ def repaired(site: Site) -> Iterator[None]:
     assert "records 1 to 10 are lost: " in site.sh("wald verify --root " + LOG)
 
 
-@trouble("A second writer")
+@failure("A second writer")
 def second_writer(site: Site) -> Iterator[None]:
     """A daemon was started by hand, on a machine that calls itself otherwise."""
     site.wald("init")
@@ -220,7 +220,7 @@ def second_writer(site: Site) -> Iterator[None]:
     assert site.read() == ["one"]
 
 
-@trouble("Records are to be restored from an archive")
+@failure("Records are to be restored from an archive")
 def archived(site: Site) -> Iterator[None]:
     site.start()
     site.segment(range(10))
@@ -232,7 +232,7 @@ def archived(site: Site) -> Iterator[None]:
     assert site.read("restored") == [str(number) for number in range(10)]
 
 
-@trouble("The log is to be moved to another disk")
+@failure("The log is to be moved to another disk")
 def moved(site: Site) -> Iterator[None]:
     """The new disk is a file system in a file."""
     site.start()
@@ -247,7 +247,7 @@ def moved(site: Site) -> Iterator[None]:
     assert site.sh(f"stat -f -c %T {LOG}").strip() == "ext2/ext3"
 
 
-@trouble("The disk is lost")
+@failure("The disk is lost")
 def disk_lost(site: Site) -> Iterator[None]:
     """Its file system has gone; another one, in a file, is to take its place."""
     site.sh(f"mount -t tmpfs -o mode=2750,uid=wald,gid=wald tmpfs {LOG}; install -d -o wald /srv/cold")
@@ -263,7 +263,7 @@ def disk_lost(site: Site) -> Iterator[None]:
     site.until(f"test $(wc -l < {FED}) = 20")
 
 
-@trouble("A cursor is lost or overwritten")
+@failure("A cursor is lost or overwritten")
 def cursor(site: Site) -> Iterator[None]:
     site.start()
     site.segment(range(10))
@@ -277,7 +277,7 @@ def cursor(site: Site) -> Iterator[None]:
     assert site.text(FED).split() == [str(number) for number in range(10, 20)]
 
 
-@trouble("The power was cut")
+@failure("The power was cut")
 def power_cut(site: Site) -> Iterator[None]:
     """The daemon is dead, and the last commit is followed by the start of another one."""
     site.start()
@@ -293,7 +293,7 @@ def power_cut(site: Site) -> Iterator[None]:
     assert site.sh(f"ls {LOG}/quarantine") == ""
 
 
-@trouble("The daemon starts again and again")
+@failure("The daemon starts again and again")
 def crash_loop(site: Site) -> Iterator[None]:
     """A setting is misspelt."""
     site.sh(f"sed -i '1i fre_space_min = \"1MiB\"' {SETTINGS}; systemctl start wald || true")
@@ -302,7 +302,7 @@ def crash_loop(site: Site) -> Iterator[None]:
     site.append(["one"])
 
 
-@trouble("Files in the log belong to root")
+@failure("Files in the log belong to root")
 def copied_by_root(site: Site) -> Iterator[None]:
     """Root has put the ledger back from a copy. A daemon that root ran before it has left nothing of root's."""
     site.start()
@@ -318,7 +318,7 @@ def copied_by_root(site: Site) -> Iterator[None]:
     assert site.read() == ["one", "two"]
 
 
-@trouble("Segments are not sealed")
+@failure("Segments are not sealed")
 def unsealed(site: Site) -> Iterator[None]:
     """Another program's file has taken the room."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
@@ -333,7 +333,7 @@ def unsealed(site: Site) -> Iterator[None]:
     assert site.read() == lines
 
 
-@trouble("The daemon does not answer")
+@failure("The daemon does not answer")
 def silent(site: Site) -> Iterator[None]:
     """It was stopped by a signal."""
     site.start()
@@ -344,7 +344,7 @@ def silent(site: Site) -> Iterator[None]:
     assert site.read() == ["one", "two"]
 
 
-@trouble("The gate answers 503, or not at all")
+@failure("The gate answers 503, or not at all")
 def not_ready(site: Site) -> Iterator[None]:
     """Its daemon was stopped by a signal."""
     site.start("wald-gate")
@@ -355,7 +355,7 @@ def not_ready(site: Site) -> Iterator[None]:
     assert site.read() == ["one"]
 
 
-@trouble("A FIFO misbehaves")
+@failure("A FIFO misbehaves")
 def fifo(site: Site) -> Iterator[None]:
     """A file has taken its place, and another writer holds half a line in the new one."""
     site.start()
@@ -372,7 +372,7 @@ def fifo(site: Site) -> Iterator[None]:
     assert sorted(site.read()) == ["beside", "half", "new"]
 
 
-@trouble("A route is to be added")
+@failure("A route is to be added")
 def added(site: Site) -> Iterator[None]:
     site.start()
     yield
@@ -380,7 +380,7 @@ def added(site: Site) -> Iterator[None]:
     site.until(f"wald --root {LOG} read invoices | grep one")
 
 
-@trouble("A route is to be retired")
+@failure("A route is to be retired")
 def retired(site: Site) -> Iterator[None]:
     """Another route's table follows without an empty line and stays unchanged."""
     site.write(SETTINGS, site.text(SETTINGS) + '[routes.secret]\nwriters = ["wald"]\n')
@@ -396,7 +396,7 @@ def retired(site: Site) -> Iterator[None]:
     assert "retired" in site.wald("route", "list")
 
 
-@trouble("A route is to be renamed, or merged")
+@failure("A route is to be renamed, or merged")
 def renamed(site: Site) -> Iterator[None]:
     """The group has processed one of three records; the others come to the new route."""
     site.start()
@@ -408,7 +408,7 @@ def renamed(site: Site) -> Iterator[None]:
     assert site.read("sales") == ["1", "2"]
 
 
-@trouble("What may be deleted by hand")
+@failure("What may be deleted by hand")
 def deleted(site: Site) -> Iterator[None]:
     site.start()
     site.append(range(10))
@@ -423,12 +423,12 @@ def incompressible(count: int) -> list[str]:
     return [base64.b64encode(random.Random(number).randbytes(300)).decode() for number in range(count)]
 
 
-def test_every_runbook_has_its_trouble() -> None:
+def test_every_runbook_has_its_failure() -> None:
     assert headings(PAGE) == list(SCENARIOS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heading", SCENARIOS)
-def test_a_runbook_mends_its_trouble(site: Site, heading: str) -> None:
+def test_a_runbook_fixes_its_failure(site: Site, heading: str) -> None:
     with contextmanager(SCENARIOS[heading])(site):
         type_blocks([block for block in blocks(PAGE) if block.heading in ("", heading)], shell=site.type)

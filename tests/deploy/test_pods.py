@@ -121,7 +121,7 @@ def test_a_buffer_beside_an_application_hands_over_all_of_it(pod: Start) -> None
 
 
 def test_a_buffer_hands_over_what_its_drain_was_too_slow_for(pod: Start) -> None:
-    """The drain stands still until the daemon has ended and SIGTERM has come."""
+    """The drain is stopped until the daemon has ended and SIGTERM has come."""
     buffer = pod("pod")
     buffer.start()
     eventually(lambda: "line 1\n" in buffer.stdout("drain"))
@@ -214,7 +214,7 @@ def test_an_application_can_write_to_the_log_and_change_nothing_of_it(pod: Start
     eventually(lambda: {"by pipe", "by socket"} <= set(buffer.stdout("drain").splitlines()))
 
 
-def test_a_full_disk_is_no_reason_to_restart(pod: Start, volumes: dict[str, Path], tmp_path: Path) -> None:
+def test_a_full_disk_restarts_nothing(pod: Start, volumes: dict[str, Path], tmp_path: Path) -> None:
     """Input waits, and the pod keeps running: a restart would not free space."""
     with small_file_system(tmp_path / "small", 64 << 20) as small:
         volumes["wald"] = give(small, GROUP)

@@ -175,7 +175,7 @@ def test_a_second_log_has_units_of_its_own(host: Machine, root: Path) -> None:
     assert len(values(root, "access")) == before
 
 
-def test_a_full_disk_is_no_reason_to_be_killed(host: Machine) -> None:
+def test_a_daemon_on_a_full_disk_is_not_killed(host: Machine) -> None:
     """The watchdog is fed, a restart ends in time, and what waited is read once there is room."""
     host.sh(
         "mkdir -p /var/lib/wald-full; mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs /var/lib/wald-full"

@@ -97,7 +97,7 @@ def test_segments_are_counted_by_state(built: Built) -> None:
     assert 0 < log_sample.free_bytes <= log_sample.total_bytes
 
 
-def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Built) -> None:
+def test_a_sealed_segment_with_a_damaged_index_is_unreadable(built: Built) -> None:
     """A flipped bit anywhere in the file does not prevent an answer."""
     built.lines("a", [b"x"] * 20)
     built.lines("a", [b"y"] * 20)
@@ -117,7 +117,7 @@ def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Bu
     assert seen == {Condition.PINNED, Condition.UNREADABLE}
 
 
-def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Built) -> None:
+def test_written_bytes_are_counted_through_cuts_and_seals(built: Built) -> None:
     head_samples = HeadSource(built.log)
     assert head_samples.sample(0.0).written_bytes == built.writer.position
     raw_bytes = 0
@@ -184,7 +184,7 @@ def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
     assert head_samples.sample(3.0).daemon == ""
 
 
-def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
+def test_a_failed_sample_is_reported_until_one_succeeds(built: Built) -> None:
     """Earlier values are not shown as current."""
     built.lines("a", [b"x"])
     reported = built.root.head.read_bytes()
@@ -202,7 +202,7 @@ def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
     assert ([head_sample.sequence for head_sample in watch.samples], watch.problem) == ([1], "")
 
 
-def test_a_survey_goes_on_without_a_head(built: Built) -> None:
+def test_a_survey_works_without_a_head(built: Built) -> None:
     built.lines("a", [b"x"])
     built.cut()
     built.seal()
@@ -211,7 +211,7 @@ def test_a_survey_goes_on_without_a_head(built: Built) -> None:
     assert counts(LogSource(built.log).sample(1.0))[Condition.PINNED] == 1
 
 
-def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
+def test_a_root_that_vanishes_is_reported(built: Built) -> None:
     built.lines("a", [b"x"])
     log = Log(built.root.path)
     watches = (Sampler(HeadSource(log).sample), Sampler(LogSource(log).sample))
@@ -223,7 +223,7 @@ def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
         assert watch.problem.startswith(f"{log.root.path}: the log is gone: ")
 
 
-def test_what_the_operating_system_says_is_trouble() -> None:
+def test_an_error_of_the_operating_system_is_reported() -> None:
     def sample(_now: float) -> object:
         raise PermissionError(13, "Permission denied", "the/head")
 
@@ -233,7 +233,7 @@ def test_what_the_operating_system_says_is_trouble() -> None:
     assert watch.problem == "the/head: Permission denied"
 
 
-def test_rates_begin_anew_after_a_look_that_failed(built: Built) -> None:
+def test_rates_start_again_after_a_failed_sample(built: Built) -> None:
     built.lines("a", [b"x"])
     log_samples = LogSource(built.log)
     log_samples.sample(1.0)

@@ -105,7 +105,7 @@ def test_a_group_that_was_not_there_before_has_no_rate_of_its_own() -> None:
     assert (found.rows[0].processed_per_second, found.rows[0].received_per_second) == (None, 5.0)
 
 
-def test_rows_come_by_what_they_hold_back_then_by_lag_then_by_name() -> None:
+def test_rows_are_sorted_by_pinned_bytes_then_lag_then_name() -> None:
     groups = [group("c"), group("b"), group("late", lag=5), group("pins", held=1), group("pins most", held=9)]
     found = inventory((log_sample(1.0, *groups),), now=1.0, now_ns=NOW_NS)
 
@@ -113,7 +113,7 @@ def test_rows_come_by_what_they_hold_back_then_by_lag_then_by_name() -> None:
     assert [row.route for row in found.rows] == ["pins most", "pins", "late", "b", "c"]
 
 
-def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends() -> None:
+def test_a_row_has_the_age_of_the_oldest_record_and_the_last_sequence() -> None:
     waiting = group("a", lag=1, oldest_ns=NOW_NS - 2_000_000_000)
     found = inventory((log_sample(1.0, waiting, group("b")),), now=4.0, now_ns=NOW_NS)
 

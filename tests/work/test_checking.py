@@ -49,7 +49,7 @@ def test_each_byte_that_is_another_is_damage_with_its_offset(built: Built, path:
         assert finding.offset == data.rfind(b"\n", 0, at) + 1
 
 
-def test_a_line_that_a_crash_has_torn_is_no_damage(built: Built, path: Path) -> None:
+def test_a_line_torn_by_a_crash_is_not_damage(built: Built, path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"2f000000 {")
     assert levels(built) == [Level.OK, Level.INFO]
 
@@ -61,7 +61,7 @@ def test_the_journal_of_another_group_is_damage(built: Built, path: Path) -> Non
     assert finding.message.startswith("the journal of group g on route a of log 0000")
 
 
-def test_what_is_no_file_is_damage_and_hides_no_other(built: Built, path: Path) -> None:
+def test_links_and_directories_are_damage_and_hide_no_journal(built: Built, path: Path) -> None:
     directory = built.root.cursor_directory("a")
     (directory / "planted.work").symlink_to(path)
     (directory / "directory.work").mkdir()

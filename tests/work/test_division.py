@@ -24,7 +24,7 @@ def handed_out(sizes: list[int], tries: bytes, wanted: list[LeaseOrder]) -> None
         hand_out(some, run, tries[: run.size], shares)
 
 
-def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
+def alone(sizes: list[int], records_max: int, bytes_max: int) -> int:
     """Return how many of the first records a worker without records gets."""
     count = 0
     while count < min(len(sizes), records_max) and (count == 0 or sum(sizes[: count + 1]) <= bytes_max):
@@ -38,7 +38,7 @@ def test_each_gets_what_it_would_get_alone_of_what_is_left(sizes: list[int], lim
     handed_out(sizes, bytes(range(1, len(sizes) + 1)), wanted)
     at = 0
     for each, limit in zip(wanted, limits, strict=True):
-        count = by_itself(sizes[at:], *limit)
+        count = alone(sizes[at:], *limit)
         expected = [(sequence, sequence) for sequence in range(at + 1, at + count + 1)]
         assert [(delivery.record.sequence, delivery.tries) for delivery in Leased(each.shares, ())] == expected
         assert each.runs == ([(at + 1, at + count)] if count else [])

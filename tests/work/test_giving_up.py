@@ -218,9 +218,7 @@ def test_a_cursor_that_was_moved_beyond_the_journal_passes_over_records(built: B
         assert work.lease("x", 10, wait=30)[0].record.sequence == 8
 
 
-def test_what_is_given_up_and_why_outlive_a_journal_that_is_written_anew(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_letters_and_reasons_survive_compaction(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner keeps running, without a daemon."""
     monkeypatch.setattr("wald.work.journal._GROWN_BYTES", 0)
     monkeypatch.setattr("wald.work.journal._GROWN_TIMES", 0)

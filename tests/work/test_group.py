@@ -167,7 +167,7 @@ def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:
     assert cursor(built) == 10_000
 
 
-def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
+def test_gaps_survive_compaction(built: Built) -> None:
     for _ in range(10):
         built.lines("a", [b"x"] * PAGE_RECORDS)
     work = group(built)

@@ -83,7 +83,7 @@ def test_a_damaged_journal_pins(built: Built, path: Path) -> None:
     assert built.log.cursor("a", "h").effective == 0
 
 
-def test_a_removed_group_begins_anew(built: Built) -> None:
+def test_a_removed_group_starts_from_the_beginning(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     for _ in range(2):
         with WorkGroup(built.root.path, "a", "g") as work:

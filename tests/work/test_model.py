@@ -489,7 +489,7 @@ class ByKey(Histories):
 
 @pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
 def test_every_history_is_one_of_the_model(histories: type[Histories]) -> None:
-    run_state_machine_as_test(histories, settings=settings(max_examples=8, stateful_step_count=30))
+    run_state_machine_as_test(histories, settings=settings(max_examples=12, stateful_step_count=30))
 
 
 @pytest.mark.slow

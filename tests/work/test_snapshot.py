@@ -204,7 +204,7 @@ def test_looking_never_keeps_an_owner_from_starting(built: Built) -> None:
         assert looking.closed
 
 
-def test_a_line_that_is_being_written_is_no_damage(built: Built) -> None:
+def test_a_line_that_is_being_written_is_not_damage(built: Built) -> None:
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g") as work:
         eventually(lambda: work.lease("x", 1))

@@ -61,7 +61,7 @@ def test_a_consumer_refuses_beside_an_owner(log: Built) -> None:
     assert consumed(log) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_consumer_goes_on_at_the_ack_floor_which_a_killed_owner_did_not_move_the_cursor_to(log: Built) -> None:
+def test_a_consumer_continues_at_the_ack_floor_of_a_killed_owner(log: Built) -> None:
     owner = Owning(log.root.path, "a", "g")
     owner.lease("w", 6)
     owner.ask("ack", "w", [1, 2, 3])
