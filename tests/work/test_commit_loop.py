@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,29 @@ def test_a_thread_that_is_alone_waits_until_its_time_is_over_or_records_come(bui
         waiting = thread.submit(lambda: sequences(work.lease("x", wait=30)))
         built.lines("a", [b"second"])
         assert waiting.result() == [2]
+
+
+def test_the_garbage_collector_may_end_a_loop_over_jobs_in_the_middle_of_a_round(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.lines("a", [b"x"] * 3)
+    with group(built) as work, ThreadPoolExecutor(1) as thread:
+
+        def abandon() -> None:
+            jobs = iter(work.worker("x", max_records=3, wait=30))
+            assert next(jobs).sequence == 1
+            cycle: list[object] = [jobs]
+            cycle.append(cycle)
+
+        tick = work._owner.tick
+        monkeypatch.setattr(work._owner, "tick", lambda: (gc.collect(), tick()))
+        gc.disable()
+        try:
+            thread.submit(abandon).result(30)
+            assert thread.submit(work.ack, "x", [1]).result(30) == []
+        finally:
+            gc.enable()
+        assert sequences(work.lease("y", 3, wait=30)) == [2, 3]
 
 
 def test_closing_the_group_ends_threads_that_call_alone(built: Built) -> None:

@@ -162,6 +162,7 @@ class CommitLoop:
         self._require = require
         self._waiting: deque[LeaseRequest[Any]] = deque()  # in order of arrival
         self._running = threading.Lock()  # held during a round
+        self._round_thread: int | None = None
         self._is_shared = False  # the last round had the requests of several callers
         self._wakes_ns = float("inf")  # when the thread wakes, by the monotonic clock
         self._failed: Exception | None = None
@@ -181,6 +182,16 @@ class CommitLoop:
             if isinstance(request, LeaseRequest) and error is not request.error:
                 self.withdraw(request)
             raise
+
+    def finish(self, request: Request[Any]) -> None:
+        """Submit a request whose answer is not used, and wait for it, except in the middle of a round of this thread.
+
+        The garbage collector may end the loop over a worker's jobs there.
+        """
+        if self._round_thread == threading.get_ident():
+            self.submit([request])
+        else:
+            self.call(request)
 
     def submit(self, requests: Iterable[Request[Any]]) -> None:
         """Submit requests whose answers go to their receivers."""
@@ -242,7 +253,7 @@ class CommitLoop:
         try:
             if self._has_ended:
                 return False
-            self._run_round([request, *self._pop_requests()])
+            self._run_round([*self._pop_requests(), request])
             if self._is_closing or self._next_ns() < self._wakes_ns:
                 self._queue.put(None)  # at a close, this round may have taken the one that was there
         finally:
@@ -272,7 +283,7 @@ class CommitLoop:
         return request.until_ns if self._owner.has_read else request.until_ns + _START_NS
 
     def _run_round(self, requests: Sequence[Request[Any]]) -> None:
-        self._is_shared = len(requests) > 1
+        self._round_thread, self._is_shared = threading.get_ident(), len(requests) > 1
         waiting = list(self._waiting)  # including those that get records now, which fail if the write fails
         try:
             if self._failed is not None:
@@ -290,6 +301,8 @@ class CommitLoop:
             _fail(requests, error)
             _fail(waiting, None if self._is_closing else error)
             self._waiting.clear()
+        finally:
+            self._round_thread = None
 
     def _commit(self, requests: Sequence[Request[Any]]) -> None:
         self._owner.tick()

@@ -537,7 +537,8 @@ class Worker:
                     yield Job(self, rest.popleft())
             finally:
                 if rest:
-                    self.group.nack(self.name, [delivery.sequence for delivery in rest])
+                    sequences = [delivery.sequence for delivery in rest]
+                    self.group.commit_loop.finish(self.group.requests.nack(self.name, sequences, 0.0, "", None))
 
 
 def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
