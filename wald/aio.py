@@ -29,8 +29,8 @@ from wald.retention.missing import OnMissing
 from wald.work.commit_loop import CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.deliveries import Refusal
 from wald.work.group import Order
+from wald.work.journal import Failure
 from wald.work.owner import Delivery, Leased, Pending
-from wald.work.replay import Failure
 
 __all__ = ["AsyncReceipt", "Consumer", "Job", "Producer", "WorkGroup", "Worker"]
 

@@ -13,8 +13,8 @@ from wald.exposition import Metric
 from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.log import Log
-from wald_drain.report import Counts as DrainCounts
-from wald_drain.report import of_drain
+from wald_drain.worker import Counts as DrainCounts
+from wald_drain.worker import of_drain
 from wald_gate.info.monitoring import Counts as GateCounts
 from wald_gate.info.monitoring import Published, Word, of_gate
 from wald_gate.limits import ConnectionPool

@@ -13,11 +13,9 @@ The modules::
 
     command      options of both commands, feed and redrive
     run          a drain from start to end, through full disks and signals
-    worker       try, halve, acknowledge and give up the records of a lease
-    retry        the step after a try
-    process      processes that run the command, and outlive drain
+    worker       try, halve, acknowledge and give up the records of a lease; metrics
+    process      processes that run the command, and outlive drain; the step after a try
     state_file   file that says which records a command has, and how it ended
     leftovers    commands that an earlier drain has left running
     redrive      dead letters back to their routes, each once
-    report       metrics
 """

@@ -16,12 +16,11 @@ from wald.format.ledger_lines import decode_line
 from wald.format.names import COMMAND_SUFFIX
 from wald.retention.cursors import CursorState
 from wald.work.group import WorkGroup
-from wald.work.journal import discard
+from wald.work.journal import discard, recover_progress
 from wald.work.ownership import done_above, worker_name, workers_of
-from wald.work.replay import recover_progress
 from wald.work.window import runs_of
+from wald_drain.process import KILLED_TOO, ending, is_failure
 from wald_drain.redrive import Consumer
-from wald_drain.retry import KILLED_TOO, ending, is_failure
 from wald_drain.state_file import LINE_BYTES, StateFile, cursor_identity
 
 OUTLIVED = "processed by a command that has outlived its wald-drain, or a full disk"

@@ -31,13 +31,11 @@ from wald.retention.progress import last_sequences
 from wald.work.group import WorkGroup
 from wald.work.ownership import command_files, running
 from wald_drain.leftovers import Leftovers
-from wald_drain.process import Runner, check_command, runners_for
+from wald_drain.process import Runner, check_command, pause_seconds, runners_for
 from wald_drain.redrive import Consumer, HandoverFile, Handovers
 from wald_drain.redrive import redrive as put_back
-from wald_drain.report import Counts, of_drain
-from wald_drain.retry import pause_seconds
 from wald_drain.state_file import StateFile
-from wald_drain.worker import Job, RunContext, Shared, Worker
+from wald_drain.worker import Counts, Job, RunContext, Shared, Worker, of_drain
 
 _PORTION_MAX_BYTES = 8 << 20  # of values, so that a lease of any number of records fits into memory
 _WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over

@@ -18,9 +18,8 @@ from wald.errors import WaldError
 from wald.files.disk import Disk
 from wald_drain.process import runners_for
 from wald_drain.redrive import Consumer, redrive
-from wald_drain.report import Counts
 from wald_drain.run import drain as run_drain
-from wald_drain.worker import Job, RunContext
+from wald_drain.worker import Counts, Job, RunContext
 
 Start = Callable[..., subprocess.Popen[bytes]]
 """The fixture ``start``."""

@@ -16,7 +16,7 @@ import wald
 from wald.format.names import WORK_SUFFIX
 from wald.work.deliveries import Deliveries, Part, Refusal
 from wald.work.group import WorkGroup
-from wald.work.replay import Failure, RecoveredProgress, recover_progress
+from wald.work.journal import Failure, RecoveredProgress, recover_progress
 from wald.work.snapshot import read_status, work_file
 from wald.work.window import Run
 

@@ -15,7 +15,7 @@ from running import eventually
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.work.group import Order, WorkGroup
-from wald.work.replay import RecoveredProgress, recover_progress
+from wald.work.journal import RecoveredProgress, recover_progress
 
 
 @pytest.fixture

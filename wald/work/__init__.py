@@ -4,8 +4,7 @@ A module imports only modules above it::
 
     window        state of each record above the ack floor
     deliveries    leases, tries, due times, order by key
-    journal       file that keeps all of this over a crash
-    replay        state recovered from the journal, and its compacted lines
+    journal       file that keeps all of this over a crash, and the state recovered from it
     source        records of the route, read ahead or again
     owner         requests applied to the window and turned into journal lines
     commit_loop   one thread, one queue: a write and a sync for each round of requests

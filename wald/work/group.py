@@ -32,11 +32,10 @@ from wald.retention.missing import Missing
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.control import ControlServer
 from wald.work.deliveries import Refusal
-from wald.work.journal import Journal, discard
+from wald.work.journal import Failure, Journal, Replay, discard
 from wald.work.maintenance import Maintenance
 from wald.work.owner import FOREVER_SECONDS, Clock, Delivery, Leased, LeaseOrder, Owner, Pending, Rules
 from wald.work.ownership import Ownership, require_no_command
-from wald.work.replay import Failure, Replay
 from wald.work.source import Source
 from wald.work.strict import CursorJournal, resume
 from wald.work.window import Run

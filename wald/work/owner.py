@@ -17,7 +17,7 @@ from wald.format.records import Record, not_before
 from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
 from wald.reading.assembler import Rows
 from wald.work.deliveries import Deliveries, Named, Part, Refusal, Settled
-from wald.work.replay import Failure, Replay, journal_lines, record_failure
+from wald.work.journal import Failure, Replay, journal_lines, record_failure
 from wald.work.source import Lost, Source
 from wald.work.window import Run, State
 

@@ -27,8 +27,7 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import CursorState
 from wald.retention.handovers import PinWriter
-from wald.work.journal import discard
-from wald.work.replay import recover_progress
+from wald.work.journal import discard, recover_progress
 from wald.work.snapshot import GroupStatus, WorkFile, owner_of
 
 KEEPER = "wald-keeper"

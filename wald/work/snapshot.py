@@ -28,9 +28,8 @@ from wald.format.work import Commit, JournalLine, WorkerLease
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import Cursor, CursorState
-from wald.work.journal import Reading, beyond_head, read_beside_owner
+from wald.work.journal import Reading, Replay, beyond_head, read_beside_owner
 from wald.work.owner import FOREVER_SECONDS
-from wald.work.replay import Replay
 from wald.work.window import Run, State
 
 T = TypeVar("T")

@@ -21,10 +21,9 @@ from wald.log import Log
 from wald.reading.selection import select
 from wald.retention.cursor_moves import move_cursor
 from wald.retention.cursors import CursorState
-from wald.work.journal import Journal, discard, read_whole
+from wald.work.journal import Journal, Replay, discard, read_whole, recover_progress
 from wald.work.owner import Owner
 from wald.work.ownership import done_above
-from wald.work.replay import Replay, recover_progress
 
 
 def resume(log: Log, disk: Disk, route: str, group: str, floor: int) -> Replay:

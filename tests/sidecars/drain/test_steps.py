@@ -22,18 +22,20 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.records import Record
 from wald.work.ownership import workers_of
-from wald_drain.process import check_command, runners_for, start_error
-from wald_drain.redrive import _RECORDS_MAX, Handover, HandoverFile, _batches, decode_handover, encode_handover
-from wald_drain.retry import (
+from wald_drain.process import (
     PAUSE_MAX_SECONDS,
     TRIES_WHOLE,
     NextStep,
+    check_command,
     ending,
     next_step,
     pause_seconds,
     reason,
+    runners_for,
+    start_error,
     tries_of,
 )
+from wald_drain.redrive import _RECORDS_MAX, Handover, HandoverFile, _batches, decode_handover, encode_handover
 from wald_drain.state_file import LINE_BYTES, UNKEPT, StateFile, cursor_identity, encode_given, last_run_in, padded
 from wald_drain.worker import Portion
 
