@@ -28,16 +28,23 @@ def bases(root: Path) -> list[int]:
     return sorted({name.base_sequence for name in names if name is not None})
 
 
-def test_an_empty_segment_is_never_cut(start: Start, root: Path) -> None:
-    """Otherwise two segments would have the same name."""
+def test_an_idle_log_is_cut_by_age_and_an_empty_segment_never(start: Start, root: Path) -> None:
+    """Otherwise two segments would have the same name; an empty segment has no age."""
     daemon = start(segment_max_age="1s", segment_age_jitter=0)
-    for _ in range(3):
-        assert daemon.ask("CUT") == "OK nothing-to-cut 1"
-        daemon.process.send_signal(signal.SIGUSR1)
-        daemon.ask("PING")
-    daemon.stop()
-    daemon.start_again()
-    assert bases(root) == [1]
+    for number in (1, 2):
+        for _ in range(3):
+            assert daemon.ask("CUT") == f"OK nothing-to-cut {number}"
+            daemon.process.send_signal(signal.SIGUSR1)
+            daemon.ask("PING")
+        daemon.stop()
+        daemon.start_again()
+        assert bases(root) == list(range(1, number + 1))
+        if number == 1:
+            daemon.ask("ROUTE ADD a")
+            with Client(daemon.socket_path) as client:
+                client.ask(b"PUB a 2\nx\n")
+            eventually(lambda: bases(root) == [1, 2])
+            assert '"cuts": 1' in daemon.ask("STAT")
     assert_sound(root)
 
 
@@ -51,16 +58,6 @@ def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path) -> None:
         daemon.process.send_signal(signal.SIGUSR1)
         eventually(lambda: bases(root) == [1, 2, 3])
     assert values(root) == [b"x", b"y"]
-
-
-def test_an_idle_log_is_cut_by_age(start: Start, root: Path) -> None:
-    """Once: an empty segment has no age."""
-    daemon = start(segment_max_age="1s")
-    daemon.ask("ROUTE ADD a")
-    with Client(daemon.socket_path) as client:
-        client.ask(b"PUB a 2\nx\n")
-    eventually(lambda: bases(root) == [1, 2])
-    assert '"cuts": 1' in daemon.ask("STAT")
 
 
 def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) -> None:

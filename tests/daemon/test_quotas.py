@@ -84,7 +84,9 @@ def held(daemon: Daemon, client: Client) -> None:
     assert is_quiet(client)
 
 
-def test_a_request_over_the_quota_waits_until_a_group_has_read(start: Start, settings: Path) -> None:
+def test_a_request_over_the_quota_waits_until_a_group_has_read_or_its_route_is_retired(
+    start: Start, settings: Path
+) -> None:
     """Requests behind it on its connection wait too, so that replies stay in order; other connections do not."""
     daemon = start("--config", settings)
     fill(daemon)
@@ -96,8 +98,17 @@ def test_a_request_over_the_quota_waits_until_a_group_has_read(start: Start, set
         set_cursor(daemon, len(LINES) // 100)
         assert client.reply().startswith("OK ")
         assert client.reply() == "OK pong"
-    assert over(daemon) == {}
     assert text(daemon.root, "r") == LINES + b"held\n"
+    set_cursor(daemon, len(LINES) // 100 + 2)  # one in between is of the other route
+    fill(daemon)
+    with Client(daemon.socket_path) as client:
+        held(daemon, client)
+        assert daemon.ask("ROUTE RETIRE r").startswith("OK ")
+        assert client.reply().startswith("ERR no-route ")
+        assert daemon.ask("ROUTE ADD r").startswith("OK ")
+        client.publish("r", b"x\n")
+        assert client.reply().startswith("OK ")
+        eventually(lambda: over(daemon) == {"r": len(LINES) + 2})
 
 
 def assert_reported(daemon: Daemon) -> None:
@@ -173,19 +184,6 @@ def test_sighup_changes_a_quota(start: Start, settings: Path) -> None:
         daemon.process.send_signal(signal.SIGHUP)
         assert client.reply().startswith("OK ")
     assert over(daemon) == {}
-
-
-def test_a_route_that_is_retired_waits_no_more(start: Start, settings: Path) -> None:
-    daemon = start("--config", settings)
-    fill(daemon)
-    with Client(daemon.socket_path) as client:
-        held(daemon, client)
-        assert daemon.ask("ROUTE RETIRE r").startswith("OK ")
-        assert client.reply().startswith("ERR no-route ")
-        assert daemon.ask("ROUTE ADD r").startswith("OK ")
-        client.publish("r", b"x\n")
-        assert client.reply().startswith("OK ")
-        eventually(lambda: over(daemon) == {"r": len(LINES) + 2})
 
 
 def test_segments_that_are_gone_count_no_more(start: Start, settings: Path) -> None:

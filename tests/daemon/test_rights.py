@@ -9,11 +9,9 @@ import re
 import shutil
 import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from running import Client, Daemon, command, eventually, refused, run, sidecar, wald
+from running import Client, Daemon, command, eventually, refused, run, sidecar
 from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotPermitted, Refused
@@ -141,22 +139,9 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
         ):
             _, _, hint = refused(run([*user.prefix, *command(*line, "--root", daemon.root)], stdin=b"x\n"))
             assert hint.startswith(wanted), (line, hint)
-
-
-def test_settings_do_not_say_both(tmp_path: Path) -> None:
-    config = tmp_path / "wald.toml"
-    config.write_text('[routes.a]\nfifo = true\nmode = "0620"\nwriters = [1]\n')
-    done = wald("run", "--root", tmp_path / "log", "--config", config)
-
-    assert done.returncode == InvalidInput.exit_code
-    assert f"{config}:3: routes.a has writers" in done.stderr.decode()
-
-
-def test_who_may_run_no_daemon_is_told_so_while_one_runs() -> None:
-    """Not that there is one already, which the user could do nothing about."""
-    with daemon_of(OWNER) as daemon:
+        # Not that there is a daemon already, which the user could do nothing about.
         code, message, _ = refused(run([*MEMBER.prefix, *command("run", "--root", daemon.root)]))
-    assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message
+        assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message
 
 
 def succeed(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
@@ -369,6 +354,10 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
             f"omit --consumers, or run this command as user {OWNER.user_id}",
         )
 
+        for group in ("no-such-group", "4294967295", "9999999999", "-1"):
+            assert daemon.ask(f"ROUTE ADD b consumers={group}").startswith("ERR bad-request ")
+        assert not daemon.root.joinpath("routes/b").exists()
+
         reload(daemon, f"[routes.a]\nconsumers = {CONSUMERS}\n")
         assert not_in in daemon.log
         assert group_and_mode(directory) == (OWNER.group_id, 0o750)
@@ -383,26 +372,18 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         assert group_and_mode(directory) == (CONSUMERS, 0o3775)
 
 
-@pytest.mark.parametrize("group", ["no-such-group", "4294967295"])
-def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group: str) -> None:
-    config = tmp_path / "wald.toml"
-    config.write_text(f'[routes.a]\nfifo = true\nconsumers = "{group}"\n')
-    code, message, _ = refused(run(command("run", "--root", tmp_path / "log", "--config", config)))
-    assert (code, message.startswith(f"{config}:3: routes.a.consumers must be an OS group")) == (
-        InvalidInput.exit_code,
-        True,
-    )
-
-    code, message, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
-    assert (code, hint) == (InvalidInput.exit_code, "getent group")
-
-
-def test_a_group_that_is_none_is_refused_by_the_daemon(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    for group in ("no-such-group", "4294967295", "9999999999", "-1"):
-        assert daemon.ask(f"ROUTE ADD a consumers={group}").startswith("ERR bad-request ")
-    assert not daemon.root.joinpath("routes/a").exists()
-    assert daemon.ask("PING") == "OK pong"
+def test_settings_that_contradict_or_name_no_group_are_refused(tmp_path: Path) -> None:
+    config, groups = tmp_path / "wald.toml", ("no-such-group", "4294967295")
+    for line, message in (
+        ('mode = "0620"\nwriters = [1]', "routes.a has writers"),
+        *((f'consumers = "{group}"', "routes.a.consumers must be an OS group") for group in groups),
+    ):
+        config.write_text(f"[routes.a]\nfifo = true\n{line}\n")
+        code, said, _ = refused(run(command("run", "--root", tmp_path / "log", "--config", config)))
+        assert (code, said.startswith(f"{config}:3: {message}")) == (InvalidInput.exit_code, True), said
+    for group in groups:
+        code, _, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
+        assert (code, hint) == (InvalidInput.exit_code, "getent group")
 
 
 def test_a_group_may_be_named(tmp_path: Path) -> None:

@@ -55,20 +55,22 @@ def look(built: Built, content: bytes | None) -> Cursor:
     return read_cursor(built.root, "a", log_id=built.log_id, head_sequence=10)
 
 
-def test_backwards_is_refused_unless_asked_for(built: Built) -> None:
+def test_backwards_is_refused_unless_asked_for_and_what_is_wrong_always(built: Built) -> None:
+    for rewind in (False, True):
+        with pytest.raises(Refused, match="beyond the head, 10"):
+            move(built, 11, rewind=rewind)
+    assert look(built, None).state is CursorState.ABSENT
+    with pytest.raises(NotFound):
+        built.log.set_cursor("nothing", 1)
+    for sequence, group in ((1, "../x"), (-1, "processed")):
+        with pytest.raises(InvalidInput):
+            move(built, sequence, group)
     move(built, 7)
     with pytest.raises(Refused, match="backwards from 7") as refusal:
         move(built, 6)
     assert "--rewind" in refusal.value.hint
     assert built.log.cursor("a").sequence == 7
     assert move(built, 6, rewind=True).sequence == 6
-
-
-def test_beyond_the_head_is_refused(built: Built) -> None:
-    for rewind in (False, True):
-        with pytest.raises(Refused, match="beyond the head, 10"):
-            move(built, 11, rewind=rewind)
-    assert look(built, None).state is CursorState.ABSENT
 
 
 def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built) -> None:
@@ -78,15 +80,6 @@ def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built) ->
             move(built, 9)
         assert built.root.cursor("a", "processed").read_bytes() == content
         assert move(built, 9, rewind=True).effective == 9
-
-
-def test_bad_names_and_numbers_are_errors(built: Built) -> None:
-    with pytest.raises(NotFound):
-        built.log.set_cursor("nothing", 1)
-    with pytest.raises(InvalidInput):
-        move(built, 1, "../x")
-    with pytest.raises(InvalidInput):
-        move(built, -1)
 
 
 def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,46 +232,18 @@ def test_cursors_pin_records_that_they_have_not_passed(two_routes: Built, case: 
     assert pins(two_routes) == expected
 
 
-def directory(path: Path) -> None:
-    path.mkdir()
+UNREADABLE: tuple[bytes | Callable[[Path], object], ...] = (
+    *(b"", bytes(4096), b"three\n", b"-1\n", b"3\n{}\n", b'3\n{"log": "00', b"3" * 5000),
+    *(Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)),
+)
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def content(data: bytes) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.write_bytes(data)
-
-    return make
-
-
-OTHER = encode_cursor(CursorLines(3, b"another log 0123"))
-
-
-FOUND: list[tuple[Callable[[Path], object], CursorState, bool]] = [
-    (content(b""), CursorState.UNREADABLE, False),
-    (content(b"\0" * 4096), CursorState.UNREADABLE, False),
-    (content(b"three\n"), CursorState.UNREADABLE, False),
-    (content(b"-1\n"), CursorState.UNREADABLE, False),
-    (content(b"3\n{}\n"), CursorState.UNREADABLE, False),
-    (content(b'3\n{"log": "00'), CursorState.UNREADABLE, False),
-    (content(OTHER), CursorState.FOREIGN, False),
-    (content(b"7\n"), CursorState.BEYOND, False),
-    (content(b"18446744073709551615\n"), CursorState.BEYOND, False),
-    (content(b"3" * 5000), CursorState.UNREADABLE, False),
-    (directory, CursorState.UNREADABLE, False),
-    (fifo, CursorState.UNREADABLE, False),
-    (loop, CursorState.UNREADABLE, False),
-    (content(b"2\n"), CursorState.VALID, False),
-    (content(b"3\n"), CursorState.VALID, True),
-    (content(b"3"), CursorState.VALID, True),
-    (content(b"  3 \n\n"), CursorState.VALID, True),
+FOUND: list[tuple[bytes | Callable[[Path], object], CursorState, bool]] = [
+    *((made, CursorState.UNREADABLE, False) for made in UNREADABLE),
+    (encode_cursor(CursorLines(3, b"another log 0123")), CursorState.FOREIGN, False),
+    *((data, CursorState.BEYOND, False) for data in (b"7\n", b"18446744073709551615\n")),
+    (b"2\n", CursorState.VALID, False),
+    *((data, CursorState.VALID, True) for data in (b"3\n", b"3", b"  3 \n\n")),
 ]
 
 
@@ -286,20 +251,22 @@ def test_whatever_is_in_place_of_a_cursor_is_accepted_or_pins_with_a_message(two
     """Nothing that is not certainly a cursor at 3 or behind it lets the segment go."""
     two_routes.log.set_cursor("b", 5)
     path = two_routes.root.cursor("a", "processed")
-    for make, state, frees in FOUND:
-        make(path)
+    for made, state, frees in FOUND:
+        path.write_bytes(made) if isinstance(made, bytes) else made(path)
         (cursor,) = claims(two_routes).cursors["a"]
 
         assert cursor.state is state
         assert bool(cursor.message) == (state is not CursorState.VALID)
         assert pins(two_routes) == ([] if frees else [("a", "processed", cursor.effective, 3)])
-        path.rmdir() if make is directory else path.unlink()
+        path.rmdir() if made is Path.mkdir else path.unlink()
 
 
 def test_a_cursor_file_that_no_group_can_have_holds_back_with_a_message(two_routes: Built) -> None:
-    """Somebody means it; so it is not passed over."""
+    """Somebody means it; so it is not passed over. Without a head, what is sealed tells how far cursors may be."""
     two_routes.log.set_cursor("a", 3)
     two_routes.log.set_cursor("b", 5)
+    two_routes.root.head.unlink()
+    assert pins(two_routes) == []
     (two_routes.root.cursor_directory("a") / "my group.cursor").write_text("3\n")
 
     assert pins(two_routes) == [("a", "my group", 0, 3)]
@@ -352,14 +319,6 @@ def test_a_cursor_that_moves_beyond_a_head_read_before_it_counts(two_routes: Bui
     (cursor,) = read_cursor_snapshot(Growing(two_routes.root.path), log_id=two_routes.log_id).cursors["a"]
 
     assert (cursor.state, cursor.effective) == (CursorState.VALID, 7)
-
-
-def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(two_routes: Built) -> None:
-    two_routes.log.set_cursor("a", 3)
-    two_routes.log.set_cursor("b", 5)
-    two_routes.root.head.unlink()
-
-    assert pins(two_routes) == []
 
 
 def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(two_routes: Built) -> None:

@@ -108,43 +108,27 @@ def end_of(path: Path) -> None:
     change(path, lambda data: data[:-40])
 
 
+def sealings(root: Path) -> Path:
+    return root / "ledger/segments.jsonl"
+
+
+def damaged(place: Callable[[Path], Path], damage: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda root: change(place(root), damage)
+
+
 # Kinds of damage: how to make it, whether it loses records, and the expected action.
 KINDS: dict[str, tuple[Callable[[Path], None], bool, ActionKind]] = {
     "the index of a sealed segment": (lambda root: end_of(middle(root)), False, ActionKind.REBUILD),
-    "a frame": (lambda root: change(middle(root), first_frame), True, ActionKind.REBUILD),
-    "a sealed segment that is cut short": (
-        lambda root: change(middle(root), lambda data: data[:900]),
-        True,
-        ActionKind.REBUILD,
-    ),
-    "all of a sealed segment": (
-        lambda root: change(middle(root), lambda data: bytes(len(data))),
-        True,
-        ActionKind.QUARANTINE,
-    ),
+    "a frame": (damaged(middle, first_frame), True, ActionKind.REBUILD),
+    "a sealed segment that is cut short": (damaged(middle, lambda data: data[:900]), True, ActionKind.REBUILD),
+    "all of a sealed segment": (damaged(middle, lambda data: bytes(len(data))), True, ActionKind.QUARANTINE),
     "a sealed segment that is gone": (lambda root: middle(root).unlink(), True, ActionKind.GIVE_UP),
     "a sealed segment whose raw form is whole": (both_forms, False, ActionKind.QUARANTINE),
-    "a batch of a raw segment": (
-        lambda root: change(raw(root), lambda d: d[:900] + b"!" + d[901:]),
-        True,
-        ActionKind.REBUILD,
-    ),
-    "the header of a raw segment": (
-        lambda root: change(raw(root), lambda d: b"!" * 64 + d[64:]),
-        False,
-        ActionKind.REBUILD,
-    ),
+    "a batch of a raw segment": (damaged(raw, lambda d: d[:900] + b"!" + d[901:]), True, ActionKind.REBUILD),
+    "the header of a raw segment": (damaged(raw, lambda data: b"!" * 64 + data[64:]), False, ActionKind.REBUILD),
     "a raw segment that is gone": (lambda root: raw(root).unlink(), True, ActionKind.GIVE_UP),
-    "a line of the sealer's ledger": (
-        lambda root: change(root / "ledger/segments.jsonl", flip([0.4])),
-        False,
-        ActionKind.REBUILD_LEDGER,
-    ),
-    "the ledger of the sealer is gone": (
-        lambda root: (root / "ledger/segments.jsonl").unlink(),
-        False,
-        ActionKind.RECORD_SEALING,
-    ),
+    "a line of the sealer's ledger": (damaged(sealings, flip([0.4])), False, ActionKind.REBUILD_LEDGER),
+    "the ledger of the sealer is gone": (lambda root: sealings(root).unlink(), False, ActionKind.RECORD_SEALING),
     "the head": (lambda root: change(root / "head", flip([0.1])), False, ActionKind.MOVE_HEAD),
     "the head is gone": (lambda root: (root / "head").unlink(), False, ActionKind.MOVE_HEAD),
     "a segment of another log": (foreign, False, ActionKind.QUARANTINE),
@@ -574,22 +558,18 @@ def test_a_stray_segment_says_nothing_where_others_are_of_the_log(built: Built, 
     assert recover_identity(built.root) is None
 
 
-def test_what_is_no_log_does_not_become_one(tmp_path: Path, built: Built) -> None:
-    with pytest.raises(NotFound):
-        recover_identity(Root(tmp_path / "nothing"))
-    (tmp_path / "empty/segments").mkdir(parents=True)
-    with pytest.raises(NotFound):
-        recover_identity(Root(tmp_path / "empty"))
-    built.root.identity.rename(built.root.unfinished_identity)  # a restore that was killed
-    with pytest.raises(NotFound):
-        recover_identity(built.root)
-
-
-def test_a_newer_format_is_not_taken_for_damage(built: Built) -> None:
+def test_what_is_no_log_does_not_become_one_and_a_newer_format_is_not_taken_for_damage(
+    tmp_path: Path, built: Built
+) -> None:
     fields = json.loads(built.root.identity.read_text()) | {"format": 99}
     built.root.identity.write_text(json.dumps(fields))
     with pytest.raises(wald.errors.UnsupportedFormat):
         repair(built.root.path)
+    (tmp_path / "empty/segments").mkdir(parents=True)
+    built.root.identity.rename(built.root.unfinished_identity)  # a restore that was killed
+    for root in (Root(tmp_path / "nothing"), Root(tmp_path / "empty"), built.root):
+        with pytest.raises(NotFound):
+            recover_identity(root)
 
 
 def test_with_a_broken_ledger_both_are_made_again(built: Built) -> None:

@@ -329,14 +329,12 @@ def change(built: Built, damage: Callable[[bytes], bytes]) -> None:
     path.write_bytes(damage(path.read_bytes()))
 
 
-def flip(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
-
-
-def two_frames(built: Built) -> None:
-    for number in (1, 3):
-        at = frame(built, number) + 40
-        change(built, lambda data, at=at: flip(data, at))  # type: ignore[misc]
+def flip(built: Built, *numbers: int, index: bool = False) -> None:
+    """Damage frames, and the index."""
+    places = [frame(built, number) + 40 for number in numbers]
+    path = built.path(1, Kind.SEALED)
+    for place in [*places, path.stat().st_size - 30][: None if index else -1]:
+        flip_bit(path, place)
 
 
 def cut(built: Built, number: int) -> None:
@@ -344,20 +342,13 @@ def cut(built: Built, number: int) -> None:
     change(built, lambda data: data[:at])
 
 
-def frames_and_index(built: Built, *numbers: int) -> None:
-    for number in numbers:
-        at = frame(built, number) + 40
-        change(built, lambda data, at=at: flip(data, at))  # type: ignore[misc]
-    change(built, lambda data: flip(data, len(data) - 30))
-
-
 DAMAGE: dict[str, Callable[[Built], object]] = {
-    "a frame": lambda built: change(built, lambda data: flip(data, frame(built, 1) + 40)),
-    "the last frame": lambda built: change(built, lambda data: flip(data, frame(built, -1) + 40)),
-    "two frames": two_frames,
+    "a frame": lambda built: flip(built, 1),
+    "the last frame": lambda built: flip(built, -1),
+    "two frames": lambda built: flip(built, 1, 3),
     "the end of the file": lambda built: cut(built, -2),
     "nearly all of the file": lambda built: cut(built, 0),
-    "a frame and the index": lambda built: frames_and_index(built, 2),
+    "a frame and the index": lambda built: flip(built, 2, index=True),
     "the content of the file": lambda built: change(built, lambda data: bytes(len(data))),
     "the file": lambda built: built.path(1, Kind.SEALED).unlink(),
 }
@@ -421,8 +412,8 @@ def unshrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda built: frames_and_index(built, -1),
-        lambda built: frames_and_index(built, 1, 3),
+        lambda built: flip(built, -1, index=True),
+        lambda built: flip(built, 1, 3, index=True),
         lambda built: cut(built, 0),
         lambda built: built.path(1, Kind.SEALED).unlink(),
     ],
@@ -444,7 +435,7 @@ def test_a_shrink_that_was_taken_back_dropped_nothing(unshrunk: Built, damage: C
 def test_a_second_shrink_that_was_taken_back_is_not_believed_over_the_first(shrunk: Built) -> None:
     left = left_by_ledger(shrunk)
     taken_back(shrunk, shrunk.path(1, Kind.SEALED))
-    frames_and_index(shrunk, -1)
+    flip(shrunk, -1, index=True)
     assert repair(shrunk.root.path, accept_loss=False).loses_data
     plan = repair(shrunk.root.path)
     assert given_up(plan) + sum(readable(shrunk).values()) == sum(left.values())
@@ -455,7 +446,7 @@ def test_that_nothing_is_lost_is_not_taken_from_the_ledger(shrunk: Built) -> Non
     shrink(shrunk, 1, stuck=250, web=300)
     with SealedFile(shrunk.path(1, Kind.SEALED)) as file:
         number = next(number for number, each in enumerate(file.index.frames) if not each.routes and number)
-    frames_and_index(shrunk, number)
+    flip(shrunk, number, index=True)
     assert repair(shrunk.root.path, accept_loss=False).loses_data
 
 
@@ -467,7 +458,7 @@ def test_where_shrinking_had_dropped_all_that_is_damaged_nothing_is_given_up(shr
         number, first = next(
             (number, each) for number, each in enumerate(file.index.frames) if not each.routes and number
         )
-    change(shrunk, lambda data: flip(data, first.offset + 14))
+    flip_bit(path, first.offset + 14)
     before = readable(shrunk)
     plan = repair(shrunk.root.path, accept_loss=False)
     assert (plan.actions != (), plan.loses_data, given_up(plan)) == (True, False, 0), number
