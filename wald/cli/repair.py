@@ -27,7 +27,7 @@ from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.checking.checker import Finding, Level
-    from wald.repairing.plan import Action, Plan
+    from wald.repairing.plan import Plan
     from wald.writing.daemon_lock import Lock
 
 
@@ -197,7 +197,14 @@ def _report(
     if as_json:
         fields: dict[str, object] = {"dry_run": dry_run, "accept_loss": accept_loss, "exit_code": code}
         fields["actions"] = [
-            _fields(action, root) | {"done": not dry_run and (accept_loss or not action.loses_data)}
+            {
+                "action": action.kind.value,
+                "path": _short(action.path, root),
+                "reason": action.reason,
+                "loses": action.loses_data,
+                "lost": [{"first": first, "last": last} for first, last in action.lost_spans],
+                "done": not dry_run and (accept_loss or not action.loses_data),
+            }
             for action in plan.actions
         ]
         fields["lost_records"] = sum(action.lost_records for action in plan.actions)
@@ -240,12 +247,6 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
     if dry_run:
         return f"{verdict}: {actions} would be done, {lost} records would be lost; {len(left)} errors would remain"
     return f"{verdict}: {actions} done, {lost} records lost; {len(left)} errors remain"
-
-
-def _fields(action: Action, root: Root) -> dict[str, object]:
-    lost = [{"first": first, "last": last} for first, last in action.lost_spans]
-    fields = {"action": action.kind.value, "path": _short(action.path, root), "reason": action.reason}
-    return fields | {"loses": action.loses_data, "lost": lost}
 
 
 def _hint(found: Finding) -> str:
