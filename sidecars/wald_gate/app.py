@@ -17,7 +17,7 @@ from starlette.responses import Response
 from wald.errors import WaldError
 from wald.status import schema
 from wald_gate import shapes
-from wald_gate.auth.origins import TrustedProxies, require_own_name, require_own_page
+from wald_gate.auth.origins import require_own_name, require_own_page
 from wald_gate.auth.tokens import Client, Right
 from wald_gate.call import JSON, NDJSON, Call, Handle, State, Verb
 from wald_gate.groups import verbs as work
@@ -48,16 +48,15 @@ class Application:
     The verb of a path is cached, because a path is matched against the pattern of every verb.
     """
 
-    def __init__(self, state: State, verbs: Iterable[Verb], proxies: TrustedProxies) -> None:
+    def __init__(self, state: State, verbs: Iterable[Verb]) -> None:
         self._state = state
-        self._proxies = proxies
         self._verbs = [(_pattern(verb.path), verb, state.counts.of_verb(verb.name)) for verb in verbs]
         self._find = lru_cache(_KNOWN_PATHS)(self._match)
 
     def __call__(self, request: Exchange) -> Awaitable[None]:
         """Answer a request."""
         scope = request.scope
-        self._proxies.apply(scope)
+        self._state.proxies.apply(scope)
         raw_path: bytes = scope["raw_path"]
         path: str = scope["path"]
         if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded, it would be a path separator

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -20,8 +21,10 @@ from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.log import Log
 from wald.setting_types import duration
+from wald.status.findings import socket_of
 from wald.status.schema import Head
 from wald_gate.auth.clients import ANYONE, PEER, Admission, Rights
+from wald_gate.auth.origins import TrustedProxies
 from wald_gate.auth.tokens import Client, Right
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
@@ -34,6 +37,7 @@ from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
 from wald_gate.responses import Json
+from wald_gate.settings import Settings
 from wald_gate.shapes import encoded
 
 P = ParamSpec("P")
@@ -43,6 +47,7 @@ S = TypeVar("S", bound=Struct)
 _WHOLE = re.compile(r"-?[0-9]{1,40}", re.ASCII)
 _WAIT = duration(0, 300)
 _SOME_ROOT = "ROOT"
+_PATIENCE_SECONDS = 15.0  # for the daemon
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
 _SHAPES = "see /openapi.json"
 _PLACE = re.compile(r" - at `\$\.(\w+)`$")
@@ -62,34 +67,43 @@ ANY = ("*/*", "application/*")
 """Media ranges of an Accept header that include those above."""
 
 
-@dataclass(frozen=True)
 class State:
     """The parts of a gate, shared by all requests.
 
-    Attributes:
+    Args:
         threads: threads for disk access other than reads of records.
         readers: threads that read the log for clients.
-        head: the answer to ``GET /v1/head``, for a client that may know paths.
+        read_head: reads the answer to ``GET /v1/head``, for a client that may know paths.
     """
 
-    log: Log
-    daemon: DaemonClient
-    rights: Rights
-    limits: Limits
-    allowances: Allowances
-    threads: ThreadPoolExecutor
-    readers: ReadThreads
-    head: SharedRead[Head]
-    following: HeadWatcher
-    pool: ConnectionPool
-    counts: Counts
-    readiness: Readiness
-    request_log: RequestLog
-    admission: Admission
-    watching: SnapshotPublisher
-    groups: Groups
-    idempotent: IdempotentPublisher
-    processed: Processed
+    def __init__(
+        self,
+        log: Log,
+        settings: Settings,
+        threads: ThreadPoolExecutor,
+        readers: ReadThreads,
+        read_head: Callable[[Log], Head],
+    ) -> None:
+        socket = socket_of(log.root)
+        self.log = log
+        self.threads = threads
+        self.readers = readers
+        self.head = SharedRead(partial(read_head, log), threads)
+        self.rights = Rights(Path(settings.tokens) if settings.tokens else None)
+        self.admission = Admission(self.rights, log.identity.log_id)
+        self.limits = Limits(settings.limits, settings.hosts)
+        self.allowances = Allowances(self.limits)
+        self.proxies = TrustedProxies(settings.trusted_proxies)
+        self.pool = ConnectionPool(settings.limits, is_proxy=self.proxies.has)
+        self.counts = Counts()
+        self.readiness = Readiness(log, socket)
+        self.request_log = RequestLog(every=settings.log_requests)
+        self.daemon = DaemonClient(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
+        self.idempotent = IdempotentPublisher(log, self.daemon)
+        self.following = HeadWatcher(log)
+        self.watching = SnapshotPublisher(log)
+        self.groups = Groups(log, settings.groups)
+        self.processed = Processed(log, threads)
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a short disk access, or one that is part of a write, without blocking the event loop."""
@@ -245,11 +259,6 @@ def answer(found: object) -> Response:
     return Json(found)
 
 
-def as_problem(_: Request, error: Exception) -> Response:
-    """Answer an error to a program."""
-    return problem(error)
-
-
 @dataclass(frozen=True)
 class Verb:
     """An operation: a method on a path, with the right it requires and the shapes of its request and response.
@@ -278,7 +287,7 @@ class Verb:
     body: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
     statuses: tuple[int, ...] = ()
-    failed: Fail = as_problem
+    failed: Fail = lambda _, error: problem(error)  # to a program
 
 
 @lru_cache(64)

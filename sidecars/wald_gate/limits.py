@@ -17,8 +17,6 @@ from wald.format.protocol import FRAME_MAX_BYTES
 from wald_gate.problems import HttpError
 from wald_gate.settings import LimitSettings
 
-STEP_BYTES = 64 << 10
-"""Bytes of a body that have to arrive within ``body_timeout``."""
 _ROOM_SECONDS = 0.5
 _CLIENTS_MAX = 10_000  # with an allowance
 

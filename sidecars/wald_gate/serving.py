@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -20,30 +19,20 @@ from wald.errors import NotFound, WaldError
 from wald.files.layout import Root
 from wald.log import Log
 from wald.loop import SIGNALS
-from wald.status.findings import socket_of
 from wald.systemd import Systemd
 from wald.work.group import DEAD_LETTER
 from wald_gate.app import VERBS, Application
-from wald_gate.auth.clients import Admission, Rights
-from wald_gate.auth.origins import TrustedProxies
+from wald_gate.auth.clients import Rights
 from wald_gate.call import State
-from wald_gate.groups.hosting import Groups
-from wald_gate.groups.waits import Processed
 from wald_gate.http.server import Listening, Server, check_path
-from wald_gate.info.monitoring import Counts, Readiness, RequestLog
 from wald_gate.info.verbs import read_head
-from wald_gate.limits import Allowances, ConnectionPool, Limits
-from wald_gate.page.snapshot import SnapshotPublisher
 from wald_gate.page.views import PAGES
-from wald_gate.records_in.daemon import DaemonClient
-from wald_gate.records_in.publisher import IdempotentPublisher
-from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
+from wald_gate.records_out.threads import ReadThreads
 from wald_gate.settings import Settings
 
 _THREADS, _READERS = 8, 2  # they wait for the disk; readers share the interpreter with the event loop
 _SWITCH_SECONDS = 0.0005  # for which a thread keeps the interpreter while another waits for it
 _GC_OBJECTS = 10_000  # between two collections; Python's 700 are those of 10 requests
-_PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
 
@@ -73,7 +62,7 @@ def check(root: Path, settings: Settings) -> list[str]:
     listening.tls()
     if listening.path is not None:
         check_path(listening.path)
-    rights = _rights(settings)
+    rights = Rights(Path(settings.tokens) if settings.tokens else None)
     try:
         Log(root)
     except NotFound as error:
@@ -94,40 +83,15 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         ThreadPoolExecutor(_THREADS, thread_name_prefix="wald-gate") as threads,
         ReadThreads(_READERS) as readers,
     ):
-        socket = socket_of(log.root)
-        daemon = DaemonClient(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
-        following = HeadWatcher(log)
-        proxies = TrustedProxies(settings.trusted_proxies)
-        pool = ConnectionPool(settings.limits, is_proxy=proxies.has)
-        limits, rights = Limits(settings.limits, settings.hosts), _rights(settings)
-        state = State(
-            log,
-            daemon,
-            rights,
-            limits,
-            Allowances(limits),
-            threads,
-            readers,
-            SharedRead(partial(read_head, log), threads),
-            following,
-            pool,
-            Counts(),
-            Readiness(log, socket),
-            RequestLog(every=settings.log_requests),
-            Admission(rights, log.identity.log_id),
-            SnapshotPublisher(log),
-            Groups(log, settings.groups),
-            IdempotentPublisher(log, daemon),
-            Processed(log, threads),
-        )
-        server = Server(Application(state, (*VERBS, *PAGES), proxies), listening, pool)
+        state = State(log, settings, threads, readers, read_head)
+        server = Server(Application(state, (*VERBS, *PAGES)), listening, state.pool)
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:
             """Read certificates, tokens and settings again; report errors and keep the previous ones."""
             systemd.reloading()
             failed = False
-            for read in (read_certificates, rights.read, read_settings):
+            for read in (read_certificates, state.rights.read, read_settings):
                 try:
                     read()
                 except (WaldError, OSError) as error:
@@ -142,19 +106,19 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
 
         def read_certificates() -> None:
             if server.read_certificates():
-                rights.edition += 1
+                state.rights.edition += 1
             state.counts.expiries = listening.expiries()
 
         def read_settings() -> None:
             fresh = load()
-            limits.settings = pool.limits = fresh.limits
-            limits.hosts = fresh.hosts
+            state.limits.settings = state.pool.limits = fresh.limits
+            state.limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
                 _log.warning("wald-gate: changes of %s take effect after a restart", ", ".join(waiting))
             warn(fresh)
 
         def warn(now: Settings) -> None:
-            for each in (*listening.warnings(), *rights.warnings(), *_group_warnings(log.root, now)):
+            for each in (*listening.warnings(), *state.rights.warnings(), *_group_warnings(log.root, now)):
                 _log.warning("wald-gate: %s", each)
 
         try:
@@ -170,7 +134,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             _keep_alive(systemd)
             await stop.wait()
             systemd.stopping()
-            following.end()
+            state.following.end()
             state.watching.end()
             state.groups.waiting.end()
             state.processed.end()
@@ -178,17 +142,13 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         finally:
             await state.groups.close()
             await state.idempotent.close()
-            await daemon.close()
+            await state.daemon.close()
 
 
 def _raise_descriptors() -> None:
     """Raise the limit of open files: each connection needs one, and many systems start with 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _rights(settings: Settings) -> Rights:
-    return Rights(Path(settings.tokens) if settings.tokens else None)
 
 
 def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:

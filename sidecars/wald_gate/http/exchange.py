@@ -16,13 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope
 
-from wald_gate.limits import STEP_BYTES, Allowance, ConnectionPool, Ended
+from wald_gate.limits import Allowance, ConnectionPool, Ended
 from wald_gate.problems import HttpError
 
 UNSENT_BYTES = 256 << 10  # of a response, buffered by its transport
 STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
 STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
-_BODY_BYTES = 64 << 10  # of a body, buffered before reading pauses
+_STEP_BYTES = 64 << 10  # of a body, which have to arrive within body_timeout
+_BODY_BYTES = 128 << 10  # of a body, buffered before reading pauses
 _JOINED_BYTES = 64 << 10  # of a body, copied behind its head
 _NO_BODY = (204, 304)
 _COMMON = (
@@ -150,7 +151,6 @@ class Exchange(Request):
     is_complete = False
     task: asyncio.Task[None] | None = None
     _body_bytes = 0
-    _received, _deadline = STEP_BYTES, 0.0  # since the deadline was set
     _news: asyncio.Event | None = None  # made when the application waits
     _chunked = False
     _left: int | None = None  # of the content-length
@@ -181,7 +181,7 @@ class Exchange(Request):
         """Add a part of the body; return True if the client should send no more for now."""
         self._parts.append(body)
         self._body_bytes += len(body)
-        if self._news is not None:
+        if self._news is not None and self._body_bytes >= _STEP_BYTES:
             self._news.set()
         return self._body_bytes > _BODY_BYTES
 
@@ -237,18 +237,15 @@ class Exchange(Request):
                 return bytes(body)
 
     async def _wait_for_body(self) -> None:
-        """Wait for a part of the body or its end; each 64 KiB have to arrive in time."""
+        """Wait for 64 KiB of the body or its end."""
         seconds = self.connection.pool.limits.body_timeout
-        if self._received >= STEP_BYTES:
-            self._deadline, self._received = asyncio.get_running_loop().time() + seconds, 0
         try:
-            async with asyncio.timeout_at(self._deadline):
-                while not (self._parts or self.has_whole_body or self.has_left):
+            async with asyncio.timeout(seconds):
+                while not (self._body_bytes >= _STEP_BYTES or self.has_whole_body or self.has_left):
                     await self._wait()
         except TimeoutError:
-            message = f"in {seconds:g} s less than {STEP_BYTES} bytes of the body came"
+            message = f"in {seconds:g} s less than {_STEP_BYTES} bytes of the body came"
             raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
-        self._received += self._body_bytes
 
     async def receive(self) -> Message:
         """Wait until the client has left or the response is complete; discard the rest of the body."""
