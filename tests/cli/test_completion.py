@@ -1,10 +1,12 @@
-"""Completion of routes, groups and positions, as requested by bash, zsh and fish."""
+"""Completion, as requested by bash, zsh and fish, and manual pages; scripts/make-manual writes both."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -17,9 +19,11 @@ from running import output_of, run, wald
 
 from wald.cli import cli
 from wald.cli.completion import ARGUMENTS, VALUED
+from wald.settings import Retention, RouteConfig, RouteLimits, reference
 from wald_archive.command import command as wald_archive
 from wald_drain.command import command as wald_drain
 
+PROGRAMS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 ROUTES = ["access", "orders", "over-night"]
 COMPLETED = {
     "wald read o": ["orders", "over-night"],
@@ -174,3 +178,29 @@ def in_shell(line: list[str], log: Path) -> list[str]:
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     return done.stdout.splitlines()
+
+
+def shown(page: Path) -> str:
+    """Return a page as ``man`` shows it, in one line."""
+    man = [programs.program("man"), "--warnings", "-l", str(page)]
+    done = subprocess.run(man, env=os.environ | {"MANWIDTH": "4000"}, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_has_a_page_with_every_command_and_option(share: Path, program: str) -> None:
+    text = shown(share / f"man/man1/{program}.1")
+    section = (ROOT / "docs/cli.md").read_text().partition(f"\n## {program}\n")[2].partition("\n## ")[0]
+    options = re.findall(r"^\| `(-[^`]+)`", section.replace("\\|", "|"), re.MULTILINE)
+    commands = re.findall(r"^#+ (.+)$", section, re.MULTILINE)
+
+    assert options
+    assert [each for each in options + commands if each not in text] == []
+
+
+def test_the_page_of_the_settings_has_all_of_them(share: Path) -> None:
+    text = shown(share / "man/man5/wald.toml.5")
+
+    settings = reference() + reference(Retention) + reference(RouteConfig) + reference(RouteLimits)
+    assert [each.name for each in settings if f" {each.name} = {each.default}".rstrip(" =") not in text] == []

@@ -57,17 +57,6 @@ _BODIES = [
     (_BYTES, "", 1),
 ]
 _AGAIN = (408, 409, 429, 503)  # docs/http.md: send it again
-_FAULTS = {
-    "gate killed": 6,
-    "daemon killed": 5,
-    "both killed": 5,
-    "gate killed while it starts": 2,
-    "gate stopped for a while": 2,
-    "daemon stopped for a while": 2,
-    "gate ended": 2,
-    "daemon ended": 1,
-    "cut": 2,
-}
 
 
 @dataclass(slots=True)
@@ -153,7 +142,18 @@ class _Scene:
         self._chance = chance
         self._port = gate.port
         self._small_disk = small_disk
-        self._faults = _FAULTS | ({"disk full for a while": 2} if small_disk else {})
+        self._faults: dict[str, tuple[int, Callable[[], None]]] = {
+            "gate killed": (6, lambda: self._killed(gate=True)),
+            "daemon killed": (5, lambda: self._killed(daemon=True)),
+            "both killed": (5, lambda: self._killed(gate=True, daemon=True)),
+            "gate killed while it starts": (2, self._kill_starting_gate),
+            "gate stopped for a while": (2, lambda: self._stop(self._gate.process)),
+            "daemon stopped for a while": (2, lambda: self._stop(self._daemon.process)),
+            "gate ended": (2, self._end_gate),
+            "daemon ended": (1, self._end_daemon),
+            "cut": (2, lambda: self._ask_daemon("CUT")),
+            "disk full for a while": (2 if small_disk else 0, self._fill_disk),
+        }
         self._stopping, self._over = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
@@ -187,21 +187,9 @@ class _Scene:
         self._pause(0.5)
 
     def disturb(self) -> None:
-        name = self._chance.choices(list(self._faults), list(self._faults.values()))[0]
+        name = self._chance.choices(list(self._faults), [weight for weight, _ in self._faults.values()])[0]
         self.outcome.faults[name] += 1
-        verbs: dict[str, Callable[[], None]] = {
-            "gate killed": lambda: self._killed(gate=True),
-            "daemon killed": lambda: self._killed(daemon=True),
-            "both killed": lambda: self._killed(gate=True, daemon=True),
-            "gate killed while it starts": self._kill_starting_gate,
-            "gate stopped for a while": lambda: self._stop(self._gate.process),
-            "daemon stopped for a while": lambda: self._stop(self._daemon.process),
-            "gate ended": self._end_gate,
-            "daemon ended": self._end_daemon,
-            "cut": lambda: self._ask_daemon("CUT"),
-            "disk full for a while": self._fill_disk,
-        }
-        verbs[name]()
+        self._faults[name][1]()
 
     def finish(self) -> None:
         """Wait until all requests are answered and all records processed."""

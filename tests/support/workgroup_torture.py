@@ -46,17 +46,6 @@ MAX_TRIES = 5
 AHEAD = 4000  # maximum lead of the producer over the cursor, in sequences
 STUCK_SECONDS = 120.0
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
-_FAULTS = {
-    "owner killed": 5,
-    "owner killed while it starts": 1,
-    "daemon killed": 3,
-    "owner ended": 1,
-    "owner stopped for a while": 1,
-    "calls that fail": 2,
-    "calls that take long": 1,
-    "clock set": 2,
-    "cut": 1,
-}
 _CALLS = ("fdatasync", "fsync", "rename", "pwritev")
 _SECOND_NS = 1_000_000_000
 
@@ -134,22 +123,21 @@ class _Scene:
         self._sidecars = started("sidecars", self._reclaim, self.wrong, hushed=self._over)
 
     def disturb(self) -> None:
-        name = self._chance.choices(list(_FAULTS), list(_FAULTS.values()))[0]
-        self.outcome.faults[name] += 1
-        verbs: dict[str, Callable[[], None]] = {
-            "owner killed": self._kill_owner,
-            "owner killed while it starts": self._kill_owner_while_it_starts,
-            "daemon killed": self._kill_daemon,
-            "owner ended": self._end_owner,
-            "owner stopped for a while": self._stop_owner,
-            "calls that fail": lambda: self._trace(
-                f"error={self._chance.choice(('EIO', 'ENOSPC'))}:when={self._chance.randrange(1, 30)}"
-            ),
-            "calls that take long": lambda: self._trace("delay_enter=30ms"),
-            "clock set": self._set_clock,
-            "cut": self._cut,
+        error = self._chance.choice(("EIO", "ENOSPC"))
+        faults: dict[str, tuple[int, Callable[[], None]]] = {
+            "owner killed": (5, self._kill_owner),
+            "owner killed while it starts": (1, self._kill_owner_while_it_starts),
+            "daemon killed": (3, self._kill_daemon),
+            "owner ended": (1, self._end_owner),
+            "owner stopped for a while": (1, self._stop_owner),
+            "calls that fail": (2, lambda: self._trace(f"error={error}:when={self._chance.randrange(1, 30)}")),
+            "calls that take long": (1, lambda: self._trace("delay_enter=30ms")),
+            "clock set": (2, self._set_clock),
+            "cut": (1, self._cut),
         }
-        verbs[name]()
+        name = self._chance.choices(list(faults), [weight for weight, _ in faults.values()])[0]
+        self.outcome.faults[name] += 1
+        faults[name][1]()
 
     def settle(self) -> None:
         """Restart all processes that have ended, and wait until records are acknowledged."""
