@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage import flipped
-from faults import TracingDisk
+from faults import SteppingDisk, TracingDisk
 from logs import Unsynced
 
 from wald.checking.audit_report import DeletionAudit
@@ -19,49 +19,25 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import LedgerLine, LedgerLines, entries_of, parts_of, read_ledger
 from wald.files.ledger_write import Ledger
-from wald.format.batch import Buffer
 from wald.retention.history import History
 
 
-class FailingDisk(Disk):
+class FailingDisk(SteppingDisk):
     """Raises at the step that is named, once; a write leaves half of its bytes behind."""
 
-    def __init__(self) -> None:
-        self.failing = ""
-        self.opened: set[int] = set()
+    failing = ""
 
-    def _step(self, name: str) -> None:
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
         if self.failing == name:
             self.failing = ""
             raise OSError(5, f"{name} failed")
 
+    def partly(self) -> float:
+        return 0.5
+
     def open_append(self, path: Path) -> int:
-        self._step("open")
-        descriptor = super().open_append(path)
-        self.opened.add(descriptor)
-        return descriptor
-
-    def close(self, descriptor: int) -> None:
-        self.opened.remove(descriptor)
-        super().close(descriptor)
-
-    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        if self.failing == "write":
-            super().write(descriptor, [bytes(buffers[0])[: len(buffers[0]) // 2]], offset)
-        self._step("write")
-        return super().write(descriptor, buffers, offset)
-
-    def sync(self, descriptor: int) -> None:
-        self._step("sync")
-        super().sync(descriptor)
-
-    def sync_directory(self, path: Path) -> None:
-        self._step("sync_directory")
-        super().sync_directory(path)
-
-    def truncate(self, descriptor: int, length: int) -> None:
-        self._step("truncate")
-        super().truncate(descriptor, length)
+        self.step("open", path)
+        return super().open_append(path)
 
 
 def entries(path: Path) -> list[int]:
@@ -219,18 +195,18 @@ def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step
     disk.failing = step
     with pytest.raises(OSError, match=f"{step} failed"):
         ledger.append({"n": 2})
-    assert disk.opened == set()  # a descriptor that failed is not used again
+    assert disk.descriptors == set()  # a descriptor that failed is not used again
     if then:
         disk.failing = then
         with pytest.raises(OSError, match=f"{then} failed"):
             ledger.append({"n": 2})
-        assert disk.opened == set()
+        assert disk.descriptors == set()
     ledger.append({"n": 2})
     ledger.append({"n": 3})
     ledger.close()
 
     assert entries(path) == [1, 2, 3]
-    assert disk.opened == set()
+    assert disk.descriptors == set()
 
 
 def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from contents import assert_sound, errors, values
 from crashed import ALL, BASE, newest, quarantined, readable, start_again, story
 from crc32c import crc32c
-from logs import Built, Unsynced
+from faults import Died, SteppingDisk
+from logs import Built
 from repairing import repair
 from sample_segments import batch, joined
 
@@ -76,7 +77,7 @@ class TestCutSegment:
             killed = False
             try:
                 repair(root, disk=KilledDisk(step))
-            except Killed:
+            except Died:
                 killed = True
             assert readable(root) == left, step
             repair(root)
@@ -87,32 +88,17 @@ class TestCutSegment:
         assert step >= 4
 
 
-class Killed(BaseException):
-    """The process was killed."""
+class KilledDisk(SteppingDisk):
+    """A disk whose process is killed when it changes names for the n-th time."""
 
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
 
-class KilledDisk(Unsynced):
-    """A disk whose process is killed after the given number of names were changed."""
-
-    def __init__(self, step: int) -> None:
-        self._left = step
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        self._count()
-
-    def unlink(self, path: Path) -> None:
-        super().unlink(path)
-        self._count()
-
-    def link(self, source: Path, target: Path) -> None:
-        super().link(source, target)
-        self._count()
-
-    def _count(self) -> None:
-        self._left -= 1
-        if not self._left:
-            raise Killed
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        self.left -= name in ("rename", "unlink", "link")
+        if not self.left:
+            raise Died(name)
 
 
 class TestNewestSegment:
@@ -367,7 +353,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
-        for module in (raw_scan, raw_scan, wald.format.batch):
+        for module in (raw_scan, wald.format.batch):
             if hasattr(module, "crc32c"):
                 monkeypatch.setattr(module, "crc32c", self._counting(module.crc32c))
 

@@ -275,10 +275,6 @@ class KillingDisk(SteppingDisk):
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
 
-    def link(self, source: Path, target: Path) -> None:
-        self.step("link", target)
-        super().link(source, target)
-
 
 def killed_at(step: int, root: Path) -> bool:
     """Repair in a separate process that is killed at a step; return False if it has fewer steps."""
