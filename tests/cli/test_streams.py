@@ -62,7 +62,7 @@ def test_work_is_done_without_stdout(filled: Path) -> None:
         (command("cursor", "set", "a", 2, "--json", "--root", filled), ">&-"),
         (command("route", "add", "b", "--json", "--root", filled), ">&-"),
         (sidecar("archive", "--root", filled, "a", "--group", "kept"), ALL_CLOSED),
-        *((reclaiming, streams) for streams in (*UNUSABLE.values(), ALL_CLOSED)),
+        *((reclaiming, streams) for streams in (BROKEN, ALL_CLOSED)),
         (sidecar("drain", "--root", filled, "a", "--exit-at-end", "--", "wc", "-l"), ALL_CLOSED),
     ):
         done = ended(line, streams)
@@ -84,11 +84,10 @@ def test_a_repair_is_done_without_stdout(filled: Path, daemon: Daemon) -> None:
 
 
 def test_a_result_that_cannot_be_written_is_a_failure(filled: Path) -> None:
-    for words in (*RESULTS, ["read", "a", "--commit"]):
+    for words, streams in (*((words, "> /dev/full") for words in RESULTS), (["read", "a", "--commit"], ">&-")):
         line = command(*words, "--root", filled)
-        for streams in (">&-", "> /dev/full"):
-            code, message, hint = refused(ended(line, streams))
-            assert (code, message.split(": ")[0], "df" in hint) == (1, "stdout", False), words
+        code, message, hint = refused(ended(line, streams))
+        assert (code, message.split(": ")[0], "df" in hint) == (1, "stdout", False), words
     done = ended(line, BROKEN)
     assert (done.returncode, done.stderr) == (141, b"")
     assert ended(line, ">&- 2>&-").returncode == 1
