@@ -16,18 +16,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import click
 
-_COMMANDS: dict[tuple[str, ...], str] = {
-    ("route",): "wald append, wald read, wald route add, wald route retire, wald cursor get, wald cursor list, "
-    "wald cursor remove, wald cursor show, wald group list, wald-drain, wald-drain feed, wald-drain redrive",
-    ("route", ""): "wald cursor skip",
-    ("route", "position"): "wald cursor set",
-    ("", "route"): "wald cursor from-checkpoint",
-    ("route", "work group"): "wald group show, wald group pending, wald group remove",
-    ("route", "work group", ""): "wald group release, wald group skip",
-    ("route", "..."): "wald hold, wald-archive, wald-archive pack",
-    ("", "route", "..."): "wald-archive restore",
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "wald append": ("route",),
+    "wald read": ("route",),
+    "wald route add": ("route",),
+    "wald route retire": ("route",),
+    "wald cursor get": ("route",),
+    "wald cursor list": ("route",),
+    "wald cursor remove": ("route",),
+    "wald cursor show": ("route",),
+    "wald cursor skip": ("route", ""),
+    "wald cursor set": ("route", "position"),
+    "wald cursor from-checkpoint": ("", "route"),
+    "wald group list": ("route",),
+    "wald group show": ("route", "work group"),
+    "wald group pending": ("route", "work group"),
+    "wald group release": ("route", "work group", ""),
+    "wald group remove": ("route", "work group"),
+    "wald group skip": ("route", "work group", ""),
+    "wald hold": ("route", "..."),
+    "wald-drain": ("route",),
+    "wald-drain feed": ("route",),
+    "wald-drain redrive": ("route",),
+    "wald-archive": ("route", "..."),
+    "wald-archive pack": ("route", "..."),
+    "wald-archive restore": ("", "route", "..."),
 }
-ARGUMENTS = {command: kinds for kinds, commands in _COMMANDS.items() for command in commands.split(", ")}
 """The kinds of a command's arguments; "..." repeats the kind before it, "" is any other kind."""
 
 OPTIONS = {
