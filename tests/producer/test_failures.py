@@ -305,6 +305,8 @@ def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
     assert [len(record.value) for record in wald.open(daemon.root).records("a")] == [3, 2_400_000, 5]
 
 
+# Python reports, and cannot raise, what interrupts a callback of a weak reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interruptions_at_any_moment_mix_up_no_acknowledgements(daemon: Daemon) -> None:
     """Each record is stored once, in order, and receipts have the sequences of their own records."""
     moments = random.Random(1)
