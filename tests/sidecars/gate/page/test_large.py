@@ -1,4 +1,4 @@
-"""With 10,000 segments and 1,000 routes, every view and every update has a bounded size."""
+"""With 3,000 segments and 1,000 routes, every view and every update has a bounded size."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ VIEWS = (
     "/records?route=route-0999&from=earliest",
     "/records?from=1h",
     "/records?follow=1",
-    "/records/50000",
+    "/records/15000",
     "/history?what=deletions",
-    "/history?what=cuts&before=segments:9000",
+    "/history?what=cuts&before=segments:2700",
 )
 PAGE_BYTES = 700_000
 UPDATE_BYTES = 300_000
@@ -33,7 +33,7 @@ NODES = 7_000
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A gate on a large log that receives records and is cut during the tests."""
     root = tmp_path_factory.mktemp("large") / "log"
-    large(root, 10_000, 1_000)
+    large(root, 3_000, 1_000)
     routes = [f"route-{number:04}" for number in range(1000)]
     with Daemon(root), Gate(root) as running, sending(root, routes, batch=200):
         yield running
