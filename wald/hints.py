@@ -240,7 +240,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "limit-below-zero": "use a limit of 0 or more",
     "not-a-time": lambda option, examples: ", ".join(f"{option} {example}" for example in examples),
     "start-unknown": 'use "earliest", "end", "cursor", a sequence or a time',
-    "start-appended-after-the-end": "start before record {first}, the first one appended then or later",
+    "start-appended-after-the-end": "start before record {first}, the first one appended at or after that time",
     "stop-appended-before-the-start": "stop after record {last}, the last one appended before then",
     "record-not-issued": "to wait for the next record: {wald} read{routes} --from end --follow",
     "records-lost": "to list all damage: {wald} verify",

@@ -46,7 +46,7 @@ def _ledger_option(function: F) -> F:
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
-    """Pack routes into bundles that tar and sha256sum can check; prove an archive; get records out of one.
+    """Pack routes into bundles that tar and sha256sum can check; verify an archive; restore records from it.
 
     `wald-archive ROUTE...` is short for `wald-archive pack ROUTE...`, see `wald-archive pack --help`.
     """
@@ -92,7 +92,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 def pack(root: Path, routes: tuple[str, ...], **settings: Any) -> None:
     """Archive all records of each ROUTE that the group has not processed, then move its cursor.
 
-    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with a file of its sha256, and a
+    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with a sha256 file, and a
     manifest. Everything is read back before the cursor moves. An interrupted run is finished first, with its own sizes
     and codec. Nothing at the destination is ever overwritten.
     """
@@ -112,7 +112,8 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     """Read every byte at each DEST, verify it against the manifests, and change nothing.
 
     Several DESTs are verified together: a bundle may follow one at another DEST. With --root, every bundle that the
-    log's ledger records must be there, too. One line for each finding; the exit code is 4 if anything is wrong.
+    log's ledger records must be there, too. It prints one line for each finding; the exit code is 4 if anything is
+    wrong.
     """
     from wald_archive.verify import report_findings
 
@@ -158,9 +159,9 @@ def restore(
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
-    The digest of a bundle is checked before any of its records is written. If the archive begins after --from, or ends
-    before --from, before --to or, without --to, before the last record in the ledger of --root, the records that exist
-    are written, and the exit code is 3.
+    The digest of a bundle is checked before any of its records is written. If the archive does not cover the range from
+    --from to --to (without --to: to the last record in the ledger of --root), the records that it has are written, and
+    the exit code is 3.
 
     With --into the records become a new log, with the sequences and times that they had. It has a new id; cursors and
     the senders of records are not in an archive. `wald where N` shows which sequences are in no bundle.

@@ -65,7 +65,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option(
     "--order",
     type=click.Choice(["log", "key"]),
-    help="With --workers: key: process the records of a key in order.  [default: log]",
+    help="With --workers. key: process the records of each key in their order.  [default: log]",
 )
 @count_option(
     "--tries", count_max=1000, help_text="Give up a single record after this number of tries; without it: never."
@@ -115,11 +115,12 @@ def feed(
 ) -> None:
     """Feed the records of ROUTE after the group's cursor to COMMAND, one batch at a time.
 
-    COMMAND gets a batch on its stdin, which is a file with all of it. If it exits 0, the cursor moves past the batch.
-    If not, it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the record that fails is
-    alone. It gets that record after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds. With --tries N, the
-    record goes to the dead-letter route after N tries, with headers that name its origin and the reason, and the cursor
-    moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
+    COMMAND gets each batch on its stdin, as one file. If it exits 0, the cursor moves
+    past the batch. Otherwise it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the failing
+    record is alone. That record is retried after 0.1 s, 0.2 s, 0.4 s and so on, up to every 30 s, until it succeeds.
+    With --tries N, the record goes to the dead-letter route after N tries, with headers that name its origin and the
+    reason, and the cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records
+    again later.
 
     With --time-limit 5m, a COMMAND that runs longer gets SIGTERM, and SIGKILL 10 s later, together with its process
     group; that counts as a failed try, regardless of its exit code.
@@ -129,8 +130,8 @@ def feed(
     drain is killed, COMMAND continues, and the next start waits for it and uses its exit code.
 
     With --workers N, up to N instances of COMMAND run at once, each with different records, and with WALD_WORKER from 1
-    to N. Each record is acknowledged individually, so one that fails stops no other. Records are processed in any
-    order; with --order key, one COMMAND at a time has the records of a key, in their order.
+    to N. Each record is acknowledged individually, so one that fails does not block the others. Records are processed
+    in any order; with --order key, one COMMAND at a time has the records of a key, in their order.
 
     SIGTERM, SIGHUP or Ctrl-C lets a running COMMAND finish and starts no other; a second Ctrl-C ends drain at once
     (exit code 130) and leaves COMMAND running for the next start, which waits for it. If records are damaged or

@@ -58,7 +58,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 )
 @root_option
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings; options override it.")
-@click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; '' for nowhere.  [default: 127.0.0.1:7700]")
+@click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; '' disables it.  [default: 127.0.0.1:7700]")
 @click.option("--uds", type=_FILE, help="Also listen on a unix socket.")
 @click.option("--certificate", type=_FILE, help="A PEM file, for TLS. SIGHUP reloads it.")
 @click.option("--key", type=_FILE, help="The key of the certificate, if it is in another file.")
@@ -104,7 +104,7 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
 def token() -> None:
     """Manage the clients of the gate in its token file.
 
-    A running gate reloads the file at SIGHUP.
+    A running gate reloads the file on SIGHUP.
     """
 
 
@@ -125,18 +125,18 @@ def _tokens_option(function: F) -> F:
     "--read",
     multiple=True,
     metavar="ROUTE",
-    help="A route that it may read, or a pattern such as app.*. Repeatable.",
+    help="A route that the client may read, or a pattern such as app.*. Repeatable.",
 )
-@click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may write to. Repeatable.")
+@click.option("--write", multiple=True, metavar="ROUTE", help="A route that the client may write to. Repeatable.")
 @click.option(
     "--work",
     multiple=True,
     metavar="ROUTE[/GROUP]",
-    help="A group that it may work for, and whose cursor it may move; without GROUP: all of the route. Repeatable.",
+    help="A group that the client may work for and whose cursor it may move; without GROUP: all. Repeatable.",
 )
-@click.option("--admin", is_flag=True, help="It may do everything.")
-@click.option("--user", default="", help="Identify it as this user on the unix socket.")
-@click.option("--certificate", default="", metavar="NAME", help="Identify it by a certificate with this name.")
+@click.option("--admin", is_flag=True, help="Allow the client everything.")
+@click.option("--user", default="", help="Identify the client as this user on the unix socket.")
+@click.option("--certificate", default="", metavar="NAME", help="Identify the client by a certificate with this name.")
 def add_token(
     name: str,
     tokens: Path,
@@ -147,7 +147,7 @@ def add_token(
     user: str,
     certificate: str,
 ) -> None:
-    """Add a client, and print its token, which is stored nowhere: the file has only its SHA-256.
+    """Add a client, and print its token, which is not stored: the file has only its SHA-256.
 
     A client that works for a group leases its records, acknowledges them and moves its cursor. wald-reclaim may delete
     records that every group has passed. Without --read, --write, --work and --admin a client may read /metrics, the

@@ -39,12 +39,12 @@ _CENTURY = 36_600  # days
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @duration_option("--min-age", None, "Keep segments that have been complete for less than this.", days_max=_CENTURY)
-@size_option("--keep-bytes", None, "Keep at least this amount, the newest.")
+@size_option("--keep-bytes", None, "Keep the newest segments, at least this much in total.")
 @click.option("--require-archived", is_flag=True, help="Keep records that wald-archive has not put into a bundle.")
 @duration_option(
     "--max-age",
     None,
-    "Delete older read segments, regardless of --min-age and --keep-bytes; log_max_age in the file. 0: no limit.",
+    "Delete read segments older than this, despite --min-age and --keep-bytes; log_max_age in the file. 0: no limit.",
     days_max=_CENTURY,
 )
 @size_option(
@@ -73,7 +73,7 @@ _CENTURY = 36_600  # days
 @click.option(
     "--shrink-pinned",
     is_flag=True,
-    help="Rewrite a sealed segment that is kept only for its unread records to these, if that frees at least half.",
+    help="Reduce a sealed segment that is kept only for its unread records to those, if that frees at least half.",
 )
 @metrics_option
 @json_option

@@ -82,7 +82,7 @@ damage_options = _all(
         "--partial",
         "is_partial",
         is_flag=True,
-        help="Allow a copy without the oldest segments, which is damage otherwise; begin with its oldest record.",
+        help="Accept a copy that lacks the oldest segments, which otherwise counts as damage.",
     ),
 )
 spark_options = _all(

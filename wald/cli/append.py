@@ -47,10 +47,12 @@ _STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 @click.option(
     "--jsonl", is_flag=True, help="Each line is a JSON object: value, and optionally key, time, not_before, headers."
 )
-@duration_option("--delay", None, "Workers get a record this long after it was sent, not before.", days_max=3650)
-@due_option("--at", "--delay", "Workers get a record at this time, not before; in the past: at once.")
 @duration_option(
-    "--retry-for", "30s", "How long to wait for a daemon; at the start only if given, else 2s if none runs."
+    "--delay", None, "Deliver each record to workers this long after it is sent, not before.", days_max=3650
+)
+@due_option("--at", "--delay", "Deliver records to workers at this time, not before; a past time means at once.")
+@duration_option(
+    "--retry-for", "30s", "How long to wait for a daemon to return; if none runs at the start, only 2s unless given."
 )
 @click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all records.")
 @duration_option("--processed-within", "30s", "With --wait-processed: the time limit, once all records are durable.")
@@ -68,12 +70,12 @@ def append(
     group: str | None,
     processed_within: float,
 ) -> None:
-    """Send the lines of stdin, or of each FILE, to ROUTE; each line is a record, the last one even without a newline.
+    """Append each line of stdin, or of each FILE, to ROUTE as a record, including a last line without a newline.
 
     Prints FIRST LAST, the sequences of the records that became durable, or nothing if there are none. Records of other
-    producers may be between them. The exit code is 0 only if every record is durable. Lines before one that cannot be
-    sent become durable, and none after it is sent (2). If the daemon does not come back, stderr says how many records
-    are durable, and how many may be (6, or 7 if its disk is full).
+    producers may lie between them. The exit code is 0 only if every record is durable. If a line cannot be sent, the
+    lines before it become durable, and no line after it is sent (2). If the daemon does not come back, stderr says how
+    many records are durable, and how many may be (6, or 7 if its disk is full).
 
     With --jsonl, value is a string (or any other JSON, even null, whose text is stored unchanged) or value_hex, key is
     a string or key_hex, time is like 2026-11-21T10:00:00Z or ns since 1970, headers is an object of strings; the output

@@ -56,7 +56,7 @@ class CursorCommands(LazyGroup):
 
 @click.group(cls=CursorCommands, lazy=_COMMANDS | {_OF_SPARK[0]: LazyCommand("", *_OF_SPARK)})
 def cursor() -> None:
-    """Show, move or remove the cursor of a consumer group: the last sequence that it has processed of a route.
+    """Show, move or remove the cursor of a consumer group: the last sequence of a route that it has processed.
 
     A consumer group reads a route in order, with one reader at a time: `wald read --commit`, `wald-drain`,
     wald.Consumer. If many workers share a route and acknowledge records individually, see `wald group`.
@@ -160,7 +160,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     "--group",
     required=True,
     callback=lambda _ctx, _parameter, name: check_group(name),
-    help="The consumer group. There is no default, because the removal of a wrong cursor allows deletions.",
+    help="The consumer group. There is no default, because removing the wrong cursor allows deletions.",
 )
 @json_option
 @stdout_is_a_report
@@ -284,7 +284,7 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
     was removed or is damaged. A wald-drain that retries the record continues after it at its next try. The record stays
     in the log as long as others need it.
 
-    The log's owner and root may skip; for a group whose cursor another user has left, root alone.
+    The log's owner and root may skip; if the group's cursor belongs to another user, only root may.
     """
     from wald.retention.cursors import new_group_warning, reject_leftover_journal
 

@@ -44,7 +44,7 @@ _DAY = 86400
 @root_option
 @json_option
 def explain(root: Path, as_json: bool) -> None:
-    """Show what keeps each segment from being reclaimed, sealed or not, and what each route costs.
+    """Show what keeps each segment, sealed or not, from being reclaimed, and what each route costs.
 
     LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is the amount
     that could be deleted if only this cursor reached the head. The limits of wald-reclaim are not applied; use its
@@ -239,7 +239,7 @@ _LINES = 500  # that are written at once
 
 @click.command(epilog=examples("wald history --since 1d", "wald history --route access --json"))
 @root_option
-@time_option("--since", "Begin with this time; without it, with the first line.")
+@time_option("--since", "Begin at this time.  [default: the first event]")
 @time_option("--until", "End before this time.")
 @click.option("--route", help="Only events about records of this route.")
 @json_option

@@ -73,7 +73,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
     """List the work groups of ROUTE, or of every route, with their owners and positions.
 
     DONE TO is the ack floor: all records up to it are done. Of the records up to READ TO, OPEN are not done: OUT are
-    leased, WAITING are not due, and GIVING UP become dead letters. BEHIND were not read yet. OLDEST is the time that
+    leased, WAITING are not due, and GIVING UP become dead letters. BEHIND have not been read yet. OLDEST is how long
     the first open record has been in the log. OWNER is the process that the workers are part of, or connected to. The
     exit code is 4 if a journal is damaged.
     """
@@ -306,13 +306,13 @@ def _only_waits(found: FoundGroup) -> str:
 @_group_argument
 @root_option
 @click.option("--worker", metavar="NAME", help="Only the records of this worker.")
-@count_option("-n", "count", help_text=f"Lines of each kind at most; without it: {SHOWN}, with --json all.")
+@count_option("-n", "count", help_text=f"Show at most N lines of each kind.  [default: {SHOWN}; with --json: all]")
 @json_option
 def pending(root: Path, route: str, group: str, worker: str | None, count: int | None, as_json: bool) -> None:
     """Show the leased records of a work group with their workers, the delayed ones, and those that are being given up.
 
-    A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
-    each record, REASON why it was last returned. With --json, one object per line.
+    A record that was not acknowledged before UNTIL is ready again and no longer shown. TRIES is the number of
+    deliveries of each record, REASON why it was last returned. With --json, one object per line.
     """
     from wald.status.schema import fields_of, pending_objects
     from wald.work.snapshot import read_status, work_file
@@ -384,14 +384,14 @@ _timeout_option = duration_option("--timeout", "10s", "How long to wait for the 
 @_group_argument
 @click.argument("worker")
 @root_option
-@click.option("--force", is_flag=True, help="Also if a command of wald-drain still processes the records.")
+@click.option("--force", is_flag=True, help="Release even while a command of wald-drain processes the records.")
 @_timeout_option
 @json_option
 @stdout_is_a_report
 def release(root: Path, route: str, group: str, worker: str, force: bool, timeout: float, as_json: bool) -> None:
     """Release all records that WORKER has leased: they are redelivered at once, to any worker.
 
-    For a worker that hangs, if its leases are long. The worker is not stopped, so it may continue alongside the one
+    Use it for a hung worker whose leases are long. The worker is not stopped, so it may continue alongside the one
     that gets its records. Its later acknowledgements count as long as no other worker has the record. This is refused
     while a command of wald-drain runs for the worker; the error says how to end the command, after which its records
     are redelivered.
@@ -464,7 +464,7 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
     Refused while a process owns the group, and while a command of a killed wald-drain still runs.
 
-    The records that it has not done are no longer kept for it. Records that other groups of the route have not
+    The records that it has not completed are no longer kept for it. Records that other groups of the route have not
     processed are kept; if there is no other group, all are.
     """
     from wald.work.ownership import remove_group

@@ -42,7 +42,7 @@ def inspect(path: Path, content: bool, records: bool, as_json: bool) -> int:
     """Show what PATH is in a log or an archive: what wrote it, whether it is intact, whether it may be deleted.
 
     A segment is read completely. Nothing is changed or deleted. The exit code is 4 if the file is damaged; --content
-    shows the position of the damage. With --content and --json, each piece is an object on a line.
+    shows the position of the damage. With --content and --json, each piece is one object per line.
     """
     if content or records:
         return _print_content(path, records=records, as_json=as_json)

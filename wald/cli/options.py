@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
+GROUP_HELP = f"The consumer group; '{DEFAULT_GROUP}' if not given."
 START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log
 _NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has just started one
 _DAY = 86400

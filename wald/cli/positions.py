@@ -62,18 +62,22 @@ def head(root: Path, as_json: bool) -> None:
 @click.command(epilog=examples("wald where 250", "wald where --route access --since 14:00 --until 14:05"))
 @click.argument("sequence", type=int, required=False)
 @root_option
-@click.option("--route", callback=lambda _ctx, _parameter, name: name and check_route(name), help="With --since.")
-@time_option("--since", "Whether all records appended then or later are here.")
-@time_option("--until", "Only those appended before; without it: until now.")
+@click.option(
+    "--route",
+    callback=lambda _ctx, _parameter, name: name and check_route(name),
+    help="Check only this route.",
+)
+@time_option("--since", "Check the records appended at or after this time.")
+@time_option("--until", "Check only records appended before this time.  [default: now]")
 @json_option
 def where(
     root: Path, sequence: int | None, route: str | None, since: datetime | None, until: datetime | None, as_json: bool
 ) -> int:
     """Show where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …
 
-    The exit code is 3 if it was never issued or nothing is known of it, and 4 if it is damaged.
+    The exit code is 3 if it is unknown or was never issued, and 4 if it is damaged.
 
-    With --since: show whether all records of that time are here, and where the others are. The exit code is 0 if they
+    With --since: show whether all records of that period are here, and where the others are. The exit code is 0 if they
     are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
     from wald.segments.view import State

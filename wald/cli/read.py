@@ -50,15 +50,17 @@ _OBJECTS = 1000  # JSON objects in one write
 @click.argument("route", required=False)
 @root_option
 @click.option("--from", "start", metavar="POSITION", help="earliest, end, cursor, a sequence, or a time.")
-@click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
-@click.option("--since", metavar="TIME", help="Records appended then or later: 5m, 14:00, yesterday, 2026-11-21.")
-@click.option("--until", metavar="TIME", help="Records appended before then.")
-@count_option("-n", "--last", "count", count_min=0, help_text="Only the last N of them.")
-@count_option("--limit", count_min=0, help_text="Only the first N of them.")
+@click.option("--to", "stop", metavar="POSITION", help="The last sequence, or the time to stop before.")
+@click.option(
+    "--since", metavar="TIME", help="Only records appended since this time: 5m, 14:00, yesterday, 2026-11-21."
+)
+@click.option("--until", metavar="TIME", help="Only records appended before this time.")
+@count_option("-n", "--last", "count", count_min=0, help_text="Only the last N records.")
+@count_option("--limit", count_min=0, help_text="Only the first N records.")
 @click.option("--grep", metavar="PATTERN", help="Only records whose value matches this regular expression.")
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore the case of ASCII letters.")
 @click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="With --grep: PATTERN is a plain string.")
-@click.option("-v", "--invert-match", "invert", is_flag=True, help="With --grep: the records that do not match.")
+@click.option("-v", "--invert-match", "invert", is_flag=True, help="With --grep: only records that do not match.")
 @click.option("-c", "--count", "only_count", is_flag=True, help="With --grep: print only the number of records.")
 @count_option(
     "--jobs", count_max=_JOBS_MAX, hidden=True, help_text="With --grep: the number of processes.  [default: processors]"
@@ -83,7 +85,7 @@ _OBJECTS = 1000  # JSON objects in one write
     help="json: one object per line.",
 )
 def read(root: Path, route: str | None, on_missing: str | None, **options: Any) -> int:  # Any: those of Asked
-    """Write the records of ROUTE, or of every route, to stdout; raw: each record as it came, and a newline.
+    """Write the records of ROUTE, or of every route, to stdout: each value unchanged, followed by a newline.
 
     Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time
     (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records. `wald read R -n 20 -f`
@@ -94,9 +96,9 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     or --commit.
 
     Damaged records are reported and skipped, and the exit code is 4; with --commit, reading ends there, with the cursor
-    before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them, reading
-    ends with exit code 3; otherwise it continues, and the exit code is 12. --on-missing error always ends it;
-    --on-missing skip skips missing records with exit code 0.
+    before them. If records were reclaimed, reading ends with exit code 3 if --from names a sequence or a time or the
+    cursor is before them; otherwise it continues, and the exit code is 12. With --on-missing error it always ends; with
+    --on-missing skip it skips missing records with exit code 0.
     """
     asked = Asked(root, route if route is None else check_route(route), **options)
     asked.check()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog=examples("wald verify", "wald verify --record"))
 @root_option
-@click.option("--record", is_flag=True, help="Write the result into ledger/verify.jsonl, from which metrics have it.")
+@click.option("--record", is_flag=True, help="Write the result to ledger/verify.jsonl, where the metrics find it.")
 @json_option
 def verify(root: Path, record: bool, as_json: bool) -> int:
     """Read every byte of the log, check it against its checksums, digests and neighbours, and change nothing.
@@ -115,7 +115,7 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     --accept-loss: they are saved in quarantine/, and a line in ledger/segments.jsonl lists the lost records. Every
     action is printed first.
 
-    Each repair uses an epoch, as a start of the daemon does; --dry-run uses none.
+    Each repair takes a new epoch, as each start of the daemon does; --dry-run takes none.
 
     Exit codes: 0 if the log is intact. 9 if an action would give up records and --accept-loss is missing: its line
     begins with `refuse:`. Otherwise 4, if damage remains that this command cannot repair, or, with --dry-run, if the

@@ -94,8 +94,8 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
 def metrics(root: Path, needed_bytes: int) -> None:
     """Print Prometheus metrics from the directory: segments, groups, lag, growth, times of the last runs.
 
-    The daemon's /metrics has the same and its own counters. This command needs no daemon; its output can be a file for
-    the textfile collector of node_exporter. Retired routes are left out.
+    The daemon's /metrics has the same metrics and its own counters. This command needs no daemon; its output can be a
+    file for the textfile collector of node_exporter. Retired routes are left out.
     """
     from wald.cli.metrics import directory_metrics
     from wald.exposition import render
@@ -250,7 +250,7 @@ def list_(root: Path, as_json: bool) -> None:
 @click.option(
     "--consumers",
     metavar="GROUP",
-    help="An OS group whose members may leave cursors; 'group': that of the root; '': none.",
+    help="An OS group whose members may create cursors; 'group': the root's group; '': none.",
 )
 @json_option
 @stdout_is_a_report
@@ -285,7 +285,7 @@ def add(
 @json_option
 @stdout_is_a_report
 def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
-    """Accept no more records for a route; its cursors no longer keep RECLAIM from deleting."""
+    """Stop accepting records for a route; its cursors no longer keep wald-reclaim from deleting."""
     here = Root(root)
     read_identity(here)
     here.require_route(route)
