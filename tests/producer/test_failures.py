@@ -344,6 +344,27 @@ def test_interruptions_at_any_moment_mix_up_no_acknowledgements(daemon: Daemon) 
     assert stored == sorted(set(stored))
 
 
+def test_an_interruption_before_a_request_is_sent_leaves_no_gap(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request has the number of the one that was not sent."""
+    with Producer(daemon.root) as producer:
+        producer.publish("a", b"1\n")
+        start, calls = producer._session._start_deadline, iter(range(2))
+
+        def interrupt() -> float:
+            if next(calls) == 1:  # the first call waits for room, and the second sends
+                monkeypatch.undo()
+                raise Interrupted
+            return start()
+
+        monkeypatch.setattr(producer._session, "_start_deadline", interrupt)
+        with pytest.raises(Interrupted):
+            producer.publish("a", b"interrupted\n")
+        assert producer.publish("a", b"2\n").result() == [2]
+    assert [record.value for record in wald.open(daemon.root).records("a")] == [b"1", b"2"]
+
+
 def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:
     """The limit is the one for later outages."""
     answers: list[str] = []

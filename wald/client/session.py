@@ -189,11 +189,11 @@ class Session:
         check_size(route, payload)
         with self._call():
             self._await(lambda: len(self._pipeline) < self._pipeline.window)
-            publish = Publish(route.encode(), len(payload), columns, self._id, self._number + 1)
+            number = self._number + 1
+            publish = Publish(route.encode(), len(payload), columns, self._id, number)
             request = Request(route, encode_publish(publish), payload)
             requests.append(request)
-            self._number += 1
-            self._send(request)
+            self._send(request, number)
 
     def receive_all(self) -> None:
         if self._pipeline:
@@ -214,7 +214,7 @@ class Session:
         request = Request("", " ".join(arguments).encode() + b"\n", b"")
         with self._call():
             self._await(lambda: not self._pipeline)
-            self._send(request)
+            self._send(request, self._number)
             self._await(lambda: request.is_done)
         return request.reply or ""
 
@@ -314,9 +314,11 @@ class Session:
         self._is_reading = False
         return error
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request, number: int) -> None:
+        """Send a request, after which ``number`` is the producer's last one."""
         deadline = self._start_deadline()
         self._pipeline.waiting[request] = None
+        self._number = number  # no call in between, where a signal handler could raise
         try:
             self._transmit(deadline)
         except OSError as error:
