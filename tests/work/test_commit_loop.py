@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from leasing import group, sequences
 from logs import Built
+from running import eventually
 
 from wald.work.deliveries import Refusal
 from wald.work.group import Order, WorkGroup
@@ -125,11 +126,13 @@ def test_a_thread_that_is_alone_waits_until_its_time_is_over_or_records_come(bui
         assert waiting.result() == [2]
 
 
-def test_the_garbage_collector_may_end_a_loop_over_jobs_in_the_middle_of_a_round(
-    built: Built, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", ["tick", "next_change_ns"])
+def test_the_garbage_collector_may_end_a_loop_over_jobs_during_a_round(
+    built: Built, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    """Another lease waits, so that the round ends with a look at when to continue."""
     built.lines("a", [b"x"] * 3)
-    with group(built) as work, ThreadPoolExecutor(1) as thread:
+    with group(built) as work, ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as other:
 
         def abandon() -> None:
             jobs = iter(work.worker("x", max_records=3, wait=30))
@@ -137,15 +140,45 @@ def test_the_garbage_collector_may_end_a_loop_over_jobs_in_the_middle_of_a_round
             cycle: list[object] = [jobs]
             cycle.append(cycle)
 
-        tick = work._owner.tick
-        monkeypatch.setattr(work._owner, "tick", lambda: (gc.collect(), tick()))
         gc.disable()
         try:
             thread.submit(abandon).result(30)
+            waiting = other.submit(lambda: sequences(work.lease("y", 3, wait=30)))
+            eventually(lambda: len(work._loop._waiting) == 1)
+            called = getattr(work._owner, moment)
+            monkeypatch.setattr(work._owner, moment, lambda: (gc.collect(), called())[1])
             assert thread.submit(work.ack, "x", [1]).result(30) == []
         finally:
             gc.enable()
-        assert sequences(work.lease("y", 3, wait=30)) == [2, 3]
+        assert waiting.result(30) == [2, 3]
+
+
+def test_an_exception_from_outside_in_a_round_fails_the_group_for_all_its_callers(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries that limit the time of a thread raise one, perhaps when a line of the journal is half written."""
+
+    class TimeLimit(BaseException):
+        pass
+
+    def interrupt() -> None:
+        raise TimeLimit
+
+    built.lines("a", [b"x"] * 2)
+    work = group(built)
+    with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as other:
+        assert sequences(work.lease("x", 2, wait=30)) == [1, 2]
+        waiting = other.submit(work.lease, "y", wait=30)
+        eventually(lambda: len(work._loop._waiting) == 1)
+        monkeypatch.setattr(work._owner, "tick", interrupt)
+        with pytest.raises(TimeLimit):
+            thread.submit(work.ack, "x", [1]).result(30)
+        with pytest.raises(RuntimeError, match="TimeLimit"):
+            waiting.result(30)
+        with pytest.raises(RuntimeError, match="TimeLimit"):
+            thread.submit(work.ack, "x", [2]).result(30)
+    assert work.has_failed
+    work.close()
 
 
 def test_closing_the_group_ends_threads_that_call_alone(built: Built) -> None:

@@ -184,11 +184,11 @@ class CommitLoop:
             raise
 
     def finish(self, request: Request[Any]) -> None:
-        """Submit a request whose answer is not used, and wait for it, except in the middle of a round of this thread.
+        """Submit a request whose answer is not used, and wait for it, unless this thread runs a round.
 
         The garbage collector may end the loop over a worker's jobs there.
         """
-        if self._round_thread == threading.get_ident():
+        if threading.get_ident() in (self._round_thread, self._thread.ident):
             self.submit([request])
         else:
             self.call(request)
@@ -231,7 +231,7 @@ class CommitLoop:
                 with suppress(Empty):
                     first = self._queue.get(timeout=timeout)
                 with self._running:
-                    self._run_round([*([first] if first else ()), *self._pop_requests()])
+                    self._run_round([first] if first else [])
                     self._wakes_ns = self._next_ns()
                     timeout = self._timeout(self._wakes_ns)
             with self._running:
@@ -251,21 +251,23 @@ class CommitLoop:
         if not self._running.acquire(blocking=False):
             return False
         try:
+            self._round_thread = threading.get_ident()
             if self._has_ended:
                 return False
-            self._run_round([*self._pop_requests(), request])
+            self._run_round([], last=request)
             if self._is_closing or self._next_ns() < self._wakes_ns:
                 self._queue.put(None)  # at a close, this round may have taken the one that was there
         finally:
+            self._round_thread = None
             self._running.release()
         return True
 
-    def _pop_requests(self) -> list[Request[Any]]:
-        requests = []
+    def _pop_requests(self, requests: list[Request[Any]]) -> None:
+        """Move the requests from the queue to ``requests``."""
         with suppress(Empty):
             while True:
-                requests.append(self._queue.get_nowait())
-        return [request for request in requests if request is not None]
+                if (request := self._queue.get_nowait()) is not None:
+                    requests.append(request)
 
     def _next_ns(self) -> float:
         """Return when a waiting lease has to be looked at again, by the monotonic clock."""
@@ -282,10 +284,14 @@ class CommitLoop:
         """Return until when a lease waits: longer at a start, until the records that exist have been read."""
         return request.until_ns if self._owner.has_read else request.until_ns + _START_NS
 
-    def _run_round(self, requests: Sequence[Request[Any]]) -> None:
-        self._round_thread, self._is_shared = threading.get_ident(), len(requests) > 1
+    def _run_round(self, requests: list[Request[Any]], last: Request[Any] | None = None) -> None:
+        """Answer ``requests``, those in the queue, and ``last``."""
         waiting = list(self._waiting)  # including those that get records now, which fail if the write fails
         try:
+            self._pop_requests(requests)
+            if last is not None:
+                requests.append(last)
+            self._is_shared = len(requests) > 1
             if self._failed is not None:
                 raise _copy(self._failed)
             if self._is_closing:
@@ -295,14 +301,16 @@ class CommitLoop:
                 self._require()
                 self._journal.require_place()
             self._commit(requests)
-        except Exception as error:  # noqa: BLE001 - raised in each caller
+        except BaseException as error:  # raised in each caller
+            # A library may raise a timeout in the thread of a caller at any point, even in the middle of a write.
+            failure = error if isinstance(error, Exception) else _copy(error)
             if not self._is_closing and self._failed is None and not isinstance(error, Gone):
-                self._failed = error
-            _fail(requests, error)
-            _fail(waiting, None if self._is_closing else error)
+                self._failed = failure
+            _fail(requests, failure)
+            _fail(waiting, None if self._is_closing else failure)
             self._waiting.clear()
-        finally:
-            self._round_thread = None
+            if failure is not error:
+                raise
 
     def _commit(self, requests: Sequence[Request[Any]]) -> None:
         self._owner.tick()
@@ -349,7 +357,9 @@ class CommitLoop:
 
     def _reject_all(self) -> None:
         """Fail the requests that arrive after the end of the thread."""
-        _fail(self._pop_requests(), self._failed or _closed())
+        requests: list[Request[Any]] = []
+        self._pop_requests(requests)
+        _fail(requests, self._failed or _closed())
 
 
 def _answer(requests: Iterable[Request[Any]]) -> None:
@@ -382,7 +392,7 @@ def _closed() -> ValueError:
     return ValueError("the work group is closed")
 
 
-def _copy(error: Exception) -> Exception:
+def _copy(error: BaseException) -> Exception:
     """Copy an error for another thread; a single one would keep the frames of all threads that raise it."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror, error.filename)
