@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,12 +18,19 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """Event that a signal handler sets: ``is_set`` is true at once; waiting threads wake a moment later."""
+    """Event that a signal handler sets: ``is_set`` is true at once; waiting threads wake a moment later.
+
+    In a thread that leaves signals to the main thread, ``is_set`` is true even before the main thread has got the CPU.
+    """
 
     signalled = False
 
+    def __init__(self, signals: Collection[signal.Signals]) -> None:
+        super().__init__()
+        self._signals = signals
+
     def is_set(self) -> bool:
-        return self.signalled or super().is_set()
+        return self.signalled or super().is_set() or not signal.sigpending().isdisjoint(self._signals)
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.signalled or super().wait(timeout)
@@ -69,7 +76,8 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
             for record in consumer:
                 handle(record)
     """
-    stop = _Stop()
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    stop = _Stop([*SIGNALS, *hangup])
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.is_set():
@@ -78,7 +86,6 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
-    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
     previous_handlers = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
     try:
         yield stop

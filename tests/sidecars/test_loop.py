@@ -13,7 +13,7 @@ import pytest
 from running import TIMEOUT_SECONDS, run
 from tracing import strace
 
-from wald.loop import stop_on_signals, watch_files
+from wald.loop import stop_on_signals, threads_without_signals, watch_files
 
 NEVER_SECONDS = 3600.0
 
@@ -86,6 +86,17 @@ def test_it_ends_when_told_to(tmp_path: Path) -> None:
     next(looks)
     stop.set()
     assert list(looks) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_work_before_the_main_thread_has_run(number: signal.Signals) -> None:
+    """On a busy machine, a worker may see the exit code of a command long before the main thread runs."""
+    with stop_on_signals() as stop:
+        with threads_without_signals():
+            assert not stop.is_set()
+            signal.raise_signal(number)
+            assert stop.is_set()
+        assert stop.wait(TIMEOUT_SECONDS)
 
 
 def test_after_a_signal_nothing_is_begun_though_no_other_thread_has_run() -> None:
