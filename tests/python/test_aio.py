@@ -56,6 +56,30 @@ def test_tasks_may_share_a_producer_and_receipts_wait_for_their_records(daemon: 
     assert [record.value for record in wald.open(daemon.root).records("a")][::2] == [b"%d" % n for n in range(20)]
 
 
+@pytest.mark.parametrize("steps", range(4))
+def test_a_task_that_is_cancelled_while_its_producer_closes_is_cancelled(daemon: Daemon, steps: int) -> None:
+    async def main() -> None:
+        sent, go_on = asyncio.Event(), asyncio.Event()
+
+        async def send() -> None:
+            async with aio.Producer(daemon.root) as producer:
+                await (await producer.send("a", ["one"]))
+                sent.set()
+            await go_on.wait()
+
+        task = asyncio.create_task(send())
+        await sent.wait()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=1)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+
+
 def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> None:
     """A send, or the flush at the end of a block, must not depend on the thread being free."""
 

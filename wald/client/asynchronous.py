@@ -7,7 +7,6 @@ import os
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,9 +102,10 @@ class DaemonConnection(asyncio.Protocol):
     async def close(self) -> None:
         """Close the connection; requests in flight may or may not be stored."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        self.abort()
+        try:
+            await asyncio.wait([self._task])  # unlike awaiting it, this tells its cancellation from that of the caller
+        finally:
+            self.abort()
 
     def abort(self) -> None:
         """Abort the connection; requests in flight are sent again."""
