@@ -172,9 +172,12 @@ def redrive(root: Path, route: str, group: str, socket: Path | None) -> None:
     Each is appended once to the route that its headers name, with its value, key, event time and headers as before. It
     is a new record there, which every group of that route gets. Then the cursor moves.
     """
-    from wald_drain.run import redrive
+    from wald.log import Log
+    from wald.loop import stop_on_signals
+    from wald_drain.redrive import Consumer, redrive
 
-    redrive(root, route, group, daemon=socket or root, report=_report)
+    with stop_on_signals() as stop:
+        redrive(Consumer(Log(root), route, group), daemon=socket or root, stop=stop, report=_report)
 
 
 def _report(line: str) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from wald.format.ledger_lines import decode_line
 from wald.format.names import COMMAND_SUFFIX
@@ -26,30 +24,24 @@ from wald_drain.state_file import LINE_BYTES, StateFile, cursor_identity
 OUTLIVED = "processed by a command that has outlived its wald-drain, or a full disk"
 
 
+@contextmanager
+def leftovers_of(consumer: Consumer) -> Iterator[Leftovers]:
+    root, route, group = consumer.log.root, consumer.route, consumer.group
+    directory = root.cursor_directory(route)
+    workers: list[int | None] = [*workers_of(directory, group)]
+    if (directory / f"{group}{COMMAND_SUFFIX}").exists():  # of a drain before work groups were strict
+        workers.append(None)
+    with ExitStack() as held:
+        files = [held.enter_context(StateFile(root, route, group, worker, consumer.disk)) for worker in workers]
+        yield Leftovers(consumer, files)
+
+
 class Leftovers:
-    """State files of earlier drains, open until it is closed."""
+    """State files of earlier drains."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, files: Sequence[StateFile]) -> None:
         self._consumer = consumer
-        directory = consumer.log.root.cursor_directory(consumer.route)
-        workers: list[int | None] = [*workers_of(directory, consumer.group)]
-        if (directory / f"{consumer.group}{COMMAND_SUFFIX}").exists():  # of a drain before work groups were strict
-            workers.append(None)
-        with ExitStack() as held:
-            self._files = []
-            for worker in workers:
-                file = StateFile(consumer.log.root, consumer.route, consumer.group, worker, consumer.disk)
-                self._files.append(file)
-                held.callback(file.close)
-            self._held = held.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.close()
+        self._files = files
 
     def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
         """Wait until no command runs; return False if ``stop`` was set before that."""

@@ -27,7 +27,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from enum import Enum
 
 from wald.errors import InvalidInput, WaldError
@@ -54,17 +54,13 @@ _RUNNERS: set[int] = set()
 
 def check_command(command: Sequence[str]) -> None:
     if shutil.which(command[0]) is None:
-        raise _not_a_program(command, errno.EACCES if os.path.exists(command[0]) else errno.ENOENT)
+        raise start_error(command, errno.EACCES if os.path.exists(command[0]) else errno.ENOENT)
 
 
 def start_error(command: Sequence[str], error: int) -> Exception:
     """Return the error about a command that could not be started."""
-    if error in _NOT_A_PROGRAM:
-        return _not_a_program(command, error)
-    return OSError(error, os.strerror(error), command[0])
-
-
-def _not_a_program(command: Sequence[str], error: int) -> InvalidInput:
+    if error not in _NOT_A_PROGRAM:
+        return OSError(error, os.strerror(error), command[0])
     return InvalidInput(
         f"{command[0]}: cannot be run: {os.strerror(error)}",
         hint=f"command -v {command[0]}; a script needs a first line like #!/bin/sh",
@@ -124,11 +120,8 @@ class Runner:
 def runners_for(command: Sequence[str], workers: int, time_limit: float | None = None) -> Iterator[list[Runner]]:
     """Yield runners for workers 1 to ``workers``."""
     with ExitStack() as held:
-        runners: list[Runner] = []
-        for worker in range(1, workers + 1):
-            runners.append(Runner(worker, command, time_limit))
-            held.callback(runners[-1].close)
-        yield runners
+        numbers = range(1, workers + 1)
+        yield [held.enter_context(closing(Runner(worker, command, time_limit))) for worker in numbers]
 
 
 def sealed(data: bytes) -> int:
@@ -189,12 +182,7 @@ def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | 
 
 
 def _keep(
-    run: int,
-    lock: int,
-    command: Sequence[str],
-    batch: int,
-    variables: Mapping[str, str],
-    time_limit: float | None,
+    run: int, lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], time_limit: float | None
 ) -> None:
     """Run a keeper, which keeps only the lock and the batch open.
 
@@ -235,10 +223,8 @@ def _output(descriptor: int) -> int | None:
 
 def _exit_code(process: subprocess.Popen[bytes], time_limit: float | None) -> int:
     """Wait for a command; after the time limit, end it and its process group."""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         return process.wait(time_limit)
-    except subprocess.TimeoutExpired:
-        pass
     over = time.monotonic() + GRACE_SECONDS
     with suppress(ProcessLookupError, PermissionError):  # the group has ended, or runs as another user and is awaited
         os.killpg(process.pid, signal.SIGTERM)
@@ -326,20 +312,11 @@ def ending(exit_code: int) -> str:
 
 def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int | None, seconds: float) -> str:
     """Describe a failed try; ``tries`` are those of a single record, and ``seconds`` the pause."""
-    of_tries = "" if tries is None else f" of {tries}"
     text = f"{named}: {ending(exit_code)}"
-    match step:
-        case NextStep.LATER if exit_code == UNKNOWN:
-            return f"{text}, again in {seconds:g} s"
-        case NextStep.LATER:
-            return f"{text}, which says later, again in {seconds:g} s"
-        case NextStep.RETRY:
-            return f"{text}, try {number}{of_tries}, again in {seconds:g} s"
-        case NextStep.HALVE:
-            return f"{text}, try {number}{of_tries}, in halves in {seconds:g} s"
-    return f"{text}, try {number}{of_tries}"
-
-
-def reason(last: str, tries: int) -> str:
-    """Describe why a record was given up; ``last`` is the ending of its last try."""
-    return f"{last} after {tries} {'try' if tries == 1 else 'tries'}"
+    if step is not NextStep.LATER:
+        text += f", try {number}" + ("" if tries is None else f" of {tries}")
+    elif exit_code != UNKNOWN:
+        text += ", which says later"
+    if step in (NextStep.LATER, NextStep.RETRY):
+        return f"{text}, again in {seconds:g} s"
+    return f"{text}, in halves in {seconds:g} s" if step is NextStep.HALVE else text

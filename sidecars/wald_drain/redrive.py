@@ -12,11 +12,11 @@ line may be about a record on its way to the dead-letter route.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound
@@ -30,20 +30,7 @@ from wald.retention.cursor_moves import EarlierReclaim, move_cursor, start_posit
 from wald.retention.cursors import Cursor, CursorState, new_group_warning
 from wald.retention.handovers import ROUTES_MAX, PinWriter
 from wald.retention.missing import Missing
-from wald.work.dead_letters import (
-    GROUP,
-    LOG,
-    REASON,
-    ROUTE,
-    TRIES,
-    Origin,
-    SentBefore,
-    Undeliverable,
-    dead_letter,
-    original,
-    payloads,
-    send,
-)
+from wald.work.dead_letters import Origin, SentBefore, Undeliverable, dead_letter, original, payloads, send
 from wald.work.ownership import Ownership
 
 _LINE_MAX_BYTES = 4096  # about ten times the longest line written
@@ -58,8 +45,8 @@ class Consumer:
     log: Log
     route: str
     group: str
-    disk: Disk
-    now_ns: Callable[[], int]
+    disk: Disk = field(default_factory=Disk)
+    now_ns: Callable[[], int] = time.time_ns
 
     @property
     def cursor(self) -> Cursor:
@@ -80,7 +67,11 @@ class Consumer:
         move_cursor(self.log.root, self.route, self.group, sequence, log_id=log_id, disk=self.disk, now=now)
 
     def named(self, first: int, last: int) -> str:
-        return f"{self.route} {first}" if first == last else f"{self.route} {first} to {last}"
+        return f"{self.route} {self.span(first, last)}"
+
+    @staticmethod
+    def span(first: int, last: int) -> str:
+        return f"{first}" if first == last else f"{first} to {last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +100,29 @@ class Handover:
         """Last record that this handover certainly did not send."""
         return max(self.last, self.head)
 
+    def encoded(self) -> bytes:
+        return encode_line(asdict(self))
 
-def encode_handover(handover: Handover) -> bytes:
-    return encode_line(asdict(handover))
-
-
-def decode_handover(line: bytes) -> Handover | None:
-    """Return the handover of a line; None if it is half-written, and then nothing has been sent yet."""
-    fields = decode_line(line)
-    try:
-        return None if fields is None else Handover(**fields)
-    except TypeError:
-        return None
+    @classmethod
+    def decode(cls, line: bytes) -> Handover | None:
+        """Return the handover of a line; None if it is half-written, and then nothing has been sent yet."""
+        fields = decode_line(line)
+        try:
+            return None if fields is None else cls(**fields)
+        except TypeError:
+            return None
 
 
 class HandoverFile(Ownership):
     """Right to drain ``route`` for ``group``, with the handover that was begun."""
 
     def begun(self) -> Handover | None:
-        return decode_handover(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
+        return Handover.decode(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
 
     def begin(self, handover: Handover) -> None:
         """Write a handover durably."""
         self.disk.truncate(self.descriptor, 0)
-        self.disk.write(self.descriptor, [encode_handover(handover)], 0)
+        self.disk.write(self.descriptor, [handover.encoded()], 0)
         self.disk.sync(self.descriptor)
 
     def end(self) -> None:
@@ -235,15 +225,14 @@ class Handovers:
     def _copy(self, record: Record, handover: Handover) -> Record:
         if handover.dead_letter is None:
             return original(record, self._origin.log_id, self._consumer.log.root.path)
-        return dead_letter(record, headers_of(handover, self._origin), handover.dead_letter)
+        return dead_letter(record, self._origin.headers(handover.reason, handover.tries), handover.dead_letter)
 
     def _execute(self, handover: Handover, records: Sequence[Record], sent_before: SentBefore | None = None) -> None:
         consumer = self._consumer
         copies = [self._copy(record, handover) for record in records]
         self._pinning.pin(dict.fromkeys(sorted({copy.route for copy in copies}), handover.position))
         try:
-            seed = seed_of(handover, self._origin)
-            durable = send(self._daemon, payloads(copies), seed=seed, sent_before=sent_before)
+            durable = send(self._daemon, payloads(copies), seed=self._origin.seed(handover), sent_before=sent_before)
         except Undeliverable as error:
             sequence = records[error.sent].sequence
             place = f"{consumer.route} {sequence} --group {consumer.group}"
@@ -254,35 +243,19 @@ class Handovers:
             ) from error
         consumer.commit(handover.last)
         self._end()
-        count = "1 record" if len(records) == 1 else f"{len(records)} records"
-        first, last = (durable[0].first, durable[-1].last) if durable else (0, 0)
-        where = f" as {first}" + (f" to {last}" if last > first else "") if durable else ""
-        what = f"{count} put back{where}"
-        if handover.dead_letter is not None:
-            what = f"given up: {handover.reason}; {count} sent to {handover.dead_letter}{where}"
+        what = "1 record" if len(records) == 1 else f"{len(records)} records"
+        if handover.dead_letter is None:
+            what += " put back"
+        else:
+            what = f"given up: {handover.reason}; {what} sent to {handover.dead_letter}"
+        if durable:
+            what += f" as {Consumer.span(durable[0].first, durable[-1].last)}"
         self._report(f"{consumer.named(handover.first, handover.last)}: {what}")
 
     def _end(self) -> None:
         """Clear the line, then remove the pin: the next start removes a pin without a line."""
         self._file.end()
         self._pinning.unpin()
-
-
-def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
-    """Return the headers that all dead letters of a handover have."""
-    return {
-        LOG: origin.log_id.hex(),
-        ROUTE: origin.route,
-        GROUP: origin.group,
-        REASON: handover.reason,
-        TRIES: str(handover.tries),
-    }
-
-
-def seed_of(handover: Handover, origin: Origin) -> bytes:
-    """Return a digest that is unique to a handover."""
-    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
-    return hashlib.sha256(repr(identity).encode()).digest()
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, GivenUp, Interrupted, NotFound
 from wald.exposition import serving
-from wald.files.disk import Disk
 from wald.format.records import Record
 from wald.hints import command_line, room_commands
 from wald.log import Log
@@ -30,10 +29,9 @@ from wald.retention.cursors import CursorState
 from wald.retention.progress import last_sequences
 from wald.work.group import WorkGroup
 from wald.work.ownership import command_files, running
-from wald_drain.leftovers import Leftovers
+from wald_drain.leftovers import leftovers_of
 from wald_drain.process import Runner, check_command, pause_seconds, runners_for
 from wald_drain.redrive import Consumer, HandoverFile, Handovers
-from wald_drain.redrive import redrive as put_back
 from wald_drain.state_file import StateFile
 from wald_drain.worker import Counts, Job, RunContext, Shared, Worker, of_drain
 
@@ -61,7 +59,7 @@ def feed(
         GivenUp: records went to the dead-letter route.
     """
     check_command(job.command)
-    counts, consumer = Counts(), _consumer(root, route, group)
+    counts, consumer = Counts(), Consumer(Log(root), route, group)
     with (
         stop_on_signals(_leave) as stop_requested,
         runners_for(job.command, workers, time_limit) as runners,  # forked before this process has other threads
@@ -78,17 +76,6 @@ def feed(
             f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
             hint=f"{command_line(root, f'read {job.dead_letter} --format json')}; {redriving} puts them back",
         )
-
-
-def redrive(root: Path, route: str, group: str, *, daemon: Path, report: Callable[[str], None]) -> None:
-    """Put the dead letters of ``route`` back to their original routes, until a signal."""
-    consumer = _consumer(root, route, group)
-    with stop_on_signals() as stop:
-        put_back(consumer, daemon=daemon, stop=stop, report=report)
-
-
-def _consumer(root: Path, route: str, group: str) -> Consumer:
-    return Consumer(Log(root), route, group, Disk(), time.time_ns)
 
 
 def drain(context: RunContext, runners: Sequence[Runner]) -> int:
@@ -138,7 +125,7 @@ class _Run:
         root, route, group, disk = consumer.log.root, consumer.route, consumer.group, consumer.disk
         with ExitStack() as held:
             file = held.enter_context(HandoverFile(root, route, group, disk))
-            leftovers = held.enter_context(Leftovers(consumer))
+            leftovers = held.enter_context(leftovers_of(consumer))
             if not leftovers.wait(context.stop, context.report_of_route):
                 return
             self.given_up += Handovers(consumer, file, daemon=job.daemon, report=context.report).finish()
@@ -172,8 +159,7 @@ class _Run:
         with ExitStack() as held:
             workers = []
             for runner in self._runners:
-                root, disk = consumer.log.root, consumer.disk
-                file = StateFile(root, consumer.route, consumer.group, runner.worker, disk)
+                file = StateFile(consumer.log.root, consumer.route, consumer.group, runner.worker, consumer.disk)
                 workers.append(Worker(shared, runner, held.enter_context(file)))
             with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads, threads_without_signals():
                 working = [threads.submit(leases.work, worker) for worker in workers]
@@ -205,7 +191,7 @@ class _Leases:
 
     def _next(self, name: str) -> list[Record]:
         """Return records for a worker; none if the drain is over."""
-        shared, job = self._shared, self._context.job
+        shared, job, consumer = self._shared, self._context.job, self._context.consumer
         self._busy.discard(name)
         with self._lease:
             while not self._is_over():
@@ -214,29 +200,24 @@ class _Leases:
                 try:
                     got = shared.work.lease(name, job.records_max, _PORTION_MAX_BYTES, math.inf, _WAIT_SECONDS)
                 except (Damaged, NotFound) as error:
-                    if not self._busy and not shared.failures:
-                        raise self._with_way_on(error) from error
-                    self._context.stop.wait(_WAIT_SECONDS)
-                    continue
+                    if self._busy or shared.failures:
+                        self._context.stop.wait(_WAIT_SECONDS)
+                        continue
+                    if isinstance(error, Damaged) and error.last:
+                        raise Damaged(
+                            error.message,
+                            case="records-lost-behind-cursor",
+                            root=consumer.log.root.path,
+                            route=consumer.route,
+                            last=error.last,
+                            group=consumer.group,
+                        ) from error
+                    raise
                 if got:
                     self._busy.add(name)
                     shared.recall(got)
                     return [delivery.record for delivery in got]
             return []
-
-    def _with_way_on(self, error: Damaged | NotFound) -> Damaged | NotFound:
-        """Return an error about damage with a hint to skip it."""
-        consumer = self._context.consumer
-        if not isinstance(error, Damaged) or not error.last:
-            return error
-        return Damaged(
-            error.message,
-            case="records-lost-behind-cursor",
-            root=consumer.log.root.path,
-            route=consumer.route,
-            last=error.last,
-            group=consumer.group,
-        )
 
     def _is_over(self) -> bool:
         at_end = self._end is not None and self._shared.work.floor >= self._end

@@ -42,7 +42,6 @@ from wald_drain.process import (
     is_failure,
     next_step,
     pause_seconds,
-    reason,
     start_error,
     tries_of,
 )
@@ -115,37 +114,11 @@ class RunContext:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """Records of one run of the command, at least one."""
-
-    records: Sequence[Record]
-
-    @property
-    def first(self) -> int:
-        return self.records[0].sequence
-
-    @property
-    def last(self) -> int:
-        return self.records[-1].sequence
-
-    @property
-    def sequences(self) -> list[int]:
-        return [record.sequence for record in self.records]
-
-    @property
-    def count(self) -> int:
-        return len(self.records)
-
-    def halves(self) -> tuple[Portion, Portion]:
-        middle = self.count // 2
-        return Portion(self.records[:middle]), Portion(self.records[middle:])
-
-    def encoded(self, form: str) -> bytes:
-        """Return the stdin of the command: "raw" values with a newline each, or "json" as ``wald read`` writes it."""
-        if form == "raw":
-            return b"".join(record.value + b"\n" for record in self.records)
-        return "".join(record.to_json() + "\n" for record in self.records).encode()
+def stdin_of(records: Sequence[Record], form: str) -> bytes:
+    """Return the stdin of the command: "raw" values with a newline each, or "json" as ``wald read`` writes it."""
+    if form == "raw":
+        return b"".join(record.value + b"\n" for record in records)
+    return "".join(record.to_json() + "\n" for record in records).encode()
 
 
 @dataclass(slots=True)
@@ -229,41 +202,34 @@ class Worker:
         for portion in self._portions(leased):
             parts = [portion]
             while parts:
-                part = self._owned(parts.pop())
-                if part is None:
+                given = parts.pop()
+                part = [record for record in given if record.key not in self._returned_keys]  # the others were returned
+                if not part:
                     continue
-                alone = part.count == 1 and not self._context.is_strict
-                step = self._try_alone(part) if alone else self._try(part, halved=part is not portion)
+                alone = len(part) == 1 and not self._context.is_strict
+                step = self._try_alone(part[0]) if alone else self._try(part, halved=given is not portion)
                 if step is NextStep.LEAVE or (step is NextStep.SKIPPED and self._context.is_strict):
                     self._work.release(self.name)
                     return
                 if step is NextStep.HALVE:
-                    parts.extend(reversed(part.halves()))
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
         self._shared.failing_since.pop(self.name, None)
 
-    def _portions(self, leased: Sequence[Record]) -> Iterator[Portion]:
+    def _portions(self, leased: Sequence[Record]) -> Iterator[list[Record]]:
         """Yield records that have not failed alone, nor follow such a record of their key; then the others singly."""
         failures = self._shared.failures
         keys = {record.key for record in leased if record.sequence in failures} if self._job.order == "key" else set()
         keys.discard(None)
         apart = {record.sequence for record in leased if record.sequence in failures or record.key in keys}
         if together := [record for record in leased if record.sequence not in apart]:
-            yield Portion(together)
-        for record in leased:
-            if record.sequence in apart:
-                yield Portion([record])
+            yield together
+        yield from ([record] for record in leased if record.sequence in apart)
 
-    def _owned(self, part: Portion) -> Portion | None:
-        """Return the records of a part that were not returned with an earlier record of their key."""
-        if self._returned_keys.isdisjoint(record.key for record in part.records):
-            return part
-        records = [record for record in part.records if record.key not in self._returned_keys]
-        return Portion(records) if records else None
-
-    def _try(self, part: Portion, *, halved: bool) -> NextStep:
+    def _try(self, part: Sequence[Record], *, halved: bool) -> NextStep:
         """Have the command process a part until it has, or the part is halved, given up or skipped."""
         shared, number, job = self._shared, 1, self._job
-        tries = tries_of(part.count, halved=halved, tries=job.tries)
+        tries = tries_of(len(part), halved=halved, tries=job.tries)
         for runs in count(1):
             if runs > 1 and self._was_skipped(part):
                 return NextStep.SKIPPED
@@ -271,7 +237,7 @@ class Worker:
             if exit_code is None:
                 return NextStep.LEAVE
             stopping = self._context.is_stopping
-            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=stopping)
+            step = next_step(exit_code, number=number, tries=tries, count=len(part), stopping=stopping)
             if step is NextStep.COMMIT:
                 shared.failing_since.pop(self.name, None)
                 return self._acknowledge(part)
@@ -280,7 +246,7 @@ class Worker:
             self._report(part, step, exit_code, number, seconds)
             if step is NextStep.GIVE_UP:
                 shared.failing_since.pop(self.name, None)
-                return self._give_up(part.records[0], FailureState(since, number, runs, ending(exit_code)))
+                return self._give_up(part[0], FailureState(since, number, runs, ending(exit_code)))
             if step is NextStep.LEAVE or self._context.stop.wait(seconds):
                 return NextStep.LEAVE
             if step is NextStep.HALVE:
@@ -288,21 +254,22 @@ class Worker:
             number += step is NextStep.RETRY
         raise AssertionError("unreachable")
 
-    def _was_skipped(self, part: Portion) -> bool:
+    def _was_skipped(self, part: Sequence[Record]) -> bool:
         """Return True if an operator has moved the cursor: of a strict group, to the first record or past it."""
         if not self._context.is_strict:
-            return self._work.floor >= part.last
-        if self._context.consumer.cursor.sequence < part.first:
+            return self._work.floor >= part[-1].sequence
+        first = part[0].sequence
+        if self._context.consumer.cursor.sequence < first:
             return False
-        self._context.report_of_route(f"the cursor was moved past record {part.first}; continuing after it")
+        self._context.report_of_route(f"the cursor was moved past record {first}; continuing after it")
         return True
 
-    def _try_alone(self, part: Portion) -> NextStep:
+    def _try_alone(self, record: Record) -> NextStep:
         """Have the command process a single record once, and settle it, except for LEAVE.
 
         A record that has failed often enough in an earlier drain, which was killed or had more tries, is given up.
         """
-        shared, record, job = self._shared, part.records[0], self._job
+        shared, part, job = self._shared, [record], self._job
         state = shared.failures.get(record.sequence) or FailureState(time.monotonic())
         if job.tries is not None and state.tries >= job.tries:
             return self._give_up(record, state)
@@ -323,37 +290,32 @@ class Worker:
         if step is NextStep.GIVE_UP:
             state.tries = number
             return self._give_up(record, state)
-        state.tries = number if step is NextStep.RETRY else state.tries
-        self._give_back(record, state, seconds)
+        if step is NextStep.RETRY:
+            state.tries = number
+        self._disown_key(record)
+        self._failures += 1
+        shared.failures[record.sequence] = state
+        self._work.nack(self.name, [record.sequence], delay=seconds, reason=state.last, tries=state.tries)
+        self.file.settle()
         limited = job.tries is not None and step is NextStep.RETRY
         pause = 0.0 if limited else min(_PAUSE_MAX_SECONDS, pause_seconds(self._failures))
         return NextStep.LEAVE if self._context.stop.wait(pause) else step
 
-    def _run(self, part: Portion, number: int) -> int | None:
-        """Run the command and count the run; return its exit code, or None if drain is stopping."""
-        began = time.monotonic()
-        exit_code = self._exit_code(part, number)
-        if exit_code is None:
-            return None
-        now = time.monotonic()
-        failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
-        self._context.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
-        return exit_code
-
-    def _exit_code(self, part: Portion, number: int) -> int | None:
-        """Run the command to its end; None if drain is stopping before that.
+    def _run(self, part: Sequence[Record], number: int) -> int | None:
+        """Run the command to its end, count the run and return the exit code; None if drain is stopping before that.
 
         If the keeper is killed, the exit code is UNKNOWN, once the command has ended.
         """
+        began = time.monotonic()
         context, consumer, run = self._context, self._context.consumer, secrets.randbits(62)
         if not self.file.wait(context.stop, self._report_waiting) or context.is_stopping:
             return None
         environment = {
             "WALD_ROUTE": consumer.route,
             "WALD_GROUP": consumer.group,
-            "WALD_FIRST": str(part.first),
-            "WALD_LAST": str(part.last),
-            "WALD_COUNT": str(part.count),
+            "WALD_FIRST": str(part[0].sequence),
+            "WALD_LAST": str(part[-1].sequence),
+            "WALD_COUNT": str(len(part)),
             "WALD_TRY": str(number),
         }
         cursor = None
@@ -361,8 +323,8 @@ class Worker:
             cursor = cursor_identity(consumer.cursor.path)
         else:
             environment["WALD_WORKER"] = str(self._runner.worker)
-        stdin = part.encoded(self._job.stdin_format)
-        self.file.begin(run, part.sequences, number, cursor)
+        stdin = stdin_of(part, self._job.stdin_format)
+        self.file.begin(run, [record.sequence for record in part], number, cursor)
         try:
             self._runner.run(run, self.file.descriptor, stdin, environment)
         except OSError:
@@ -372,43 +334,38 @@ class Worker:
         if outcome is None:
             self.file.settle()  # its exit code will never be known, nor at the next start
             self.file.renew()  # the command may be running: until it has ended, it has the records
-            return UNKNOWN if self.file.wait(context.stop, self._report_waiting, UNKEPT) else None
+            if not self.file.wait(context.stop, self._report_waiting, UNKEPT):
+                return None
+            outcome = UNKNOWN, 0
         exit_code, error = outcome
         if error:
             raise start_error(self._runner.command, error)
+        now = time.monotonic()
+        failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
+        context.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
 
-    def _acknowledge(self, part: Portion) -> NextStep:
+    def _acknowledge(self, part: Sequence[Record]) -> NextStep:
         self._failures = 0
-        refused = self._work.ack(self.name, part.sequences)
+        refused = self._work.ack(self.name, [record.sequence for record in part])
         self.file.settle()
         now_ns = self._context.consumer.now_ns()
-        self._context.counts.processed(part.count, now_ns=now_ns, failing_since=self._shared.oldest_failure)
+        self._context.counts.processed(len(part), now_ns=now_ns, failing_since=self._shared.oldest_failure)
         return NextStep.SKIPPED if refused else NextStep.COMMIT
-
-    def _give_back(self, record: Record, state: FailureState, seconds: float) -> None:
-        """Return a record to the group, for ``seconds``."""
-        self._disown_key(record)
-        self._failures += 1
-        self._shared.failures[record.sequence] = state
-        self._work.nack(self.name, [record.sequence], delay=seconds, reason=state.last, tries=state.tries)
-        self.file.settle()
 
     def _give_up(self, record: Record, state: FailureState) -> NextStep:
         """Give a record up; in a strict group, wait until it is a dead letter."""
         context, job, consumer = self._context, self._job, self._context.consumer
         self._disown_key(record)
         self._shared.failures.pop(record.sequence, None)
-        if not fits(dead_letter(record, {}, job.dead_letter), bytes_max=job.letter_max_bytes):
-            why, remedy = (
-                f"more than {job.letter_max_bytes} bytes",
-                "fix the command, or start wald-drain without --tries",
-            )
-            raise context.undeliverable(record.sequence, why, remedy)
+        if not fits(dead_letter(record, {}, job.dead_letter), job.letter_max_bytes):
+            remedy = "fix the command, or start wald-drain without --tries"
+            raise context.undeliverable(record.sequence, f"more than {job.letter_max_bytes} bytes", remedy)
         if context.is_strict:
             prepare(job.daemon, consumer.log.root, job.dead_letter)  # without a daemon, drain ends before the record
         self._failures = 0
-        self._work.give_up(self.name, [record.sequence], reason(state.last, state.tries), state.tries)
+        reason = f"{state.last} after {state.tries} {'try' if state.tries == 1 else 'tries'}"
+        self._work.give_up(self.name, [record.sequence], reason, state.tries)
         self.file.settle()
         context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
         if context.is_strict:
@@ -424,8 +381,8 @@ class Worker:
         if self._job.order == "key" and record.key is not None:
             self._returned_keys.add(record.key)
 
-    def _report(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
-        named = self._context.consumer.named(part.first, part.last)
+    def _report(self, part: Sequence[Record], step: NextStep, exit_code: int, number: int, seconds: float) -> None:
+        named = self._context.consumer.named(part[0].sequence, part[-1].sequence)
         self._context.report(failure(named, step, exit_code, number, self._job.tries, seconds))
 
     def _report_waiting(self, text: str) -> None:
@@ -482,20 +439,18 @@ class Counts:
 def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Metric]:
     """Yield the metrics of ``wald-drain``; ``now`` is on the monotonic clock."""
     labels, values = ("route", "group"), (route, group)
-    records: Samples = {values: counts.records}
     meaning = "Records that the command processed"
-    yield Metric("wald_drain_records_total", "counter", meaning, labels, records)
-    given_up: Samples = {values: counts.given_up}
+    yield Metric("wald_drain_records_total", "counter", meaning, labels, {values: counts.records})
     meaning = "Records moved to the dead-letter route"
-    yield Metric("wald_drain_dead_letters_total", "counter", meaning, labels, given_up)
+    yield Metric("wald_drain_dead_letters_total", "counter", meaning, labels, {values: counts.given_up})
     runs: Samples = {(*values, result.value): counts.runs[result] for result in Result}
     yield Metric("wald_drain_runs_total", "counter", "Runs of the command", (*labels, "result"), runs)
-    seconds: Samples = {values: counts.run_seconds}
-    yield Metric("wald_drain_run_seconds", "histogram", "Duration of a run of the command", labels, seconds)
+    meaning = "Duration of a run of the command"
+    yield Metric("wald_drain_run_seconds", "histogram", meaning, labels, {values: counts.run_seconds})
     since = counts.failing_since  # written by another thread
-    failing: Samples = {values: max(0.0, now - since) if since else 0.0}
+    failing = max(0.0, now - since) if since else 0.0
     meaning = "Time that the command has failed on the next records"
-    yield Metric("wald_drain_failing_seconds", "gauge", meaning, labels, failing)
+    yield Metric("wald_drain_failing_seconds", "gauge", meaning, labels, {values: failing})
     succeeded: Samples = {values: counts.succeeded_ns / 1e9} if counts.succeeded_ns else {}
     meaning = "Time of the last successful run"
     yield Metric("wald_drain_last_success_timestamp_seconds", "gauge", meaning, labels, succeeded)

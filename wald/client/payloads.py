@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, repeat
 from typing import Any
 
 from wald.errors import InvalidInput
@@ -48,7 +48,7 @@ def _reject_constant(constant: str) -> None:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_reject_constant)
 _dumps = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
-_Record = tuple[bytes, bytes | None, int | None, bytes | None]
+Fields = tuple[bytes, bytes | None, int | None, bytes | None]
 """Value, key, event time and headers."""
 
 
@@ -59,7 +59,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
     Messages call the first line ``name``:``number``. An invalid line raises InvalidInput after the payloads of earlier
     lines.
     """
-    parsed: list[_Record] = []
+    parsed: list[Fields] = []
     message = ""
     for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
         if not line or line.isspace():
@@ -69,14 +69,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
         except ValueError as error:
             message = f"{name}:{position}: {error}"
             break
-    for has_time, records in groupby(parsed, lambda record: record[2] is not None):
-        values, keys, times, headers = zip(*records, strict=True)
-        yield from column_payloads(
-            values,
-            keys=keys if any(key is not None for key in keys) else None,
-            times_ns=times if has_time else None,
-            headers=headers if any(header is not None for header in headers) else None,
-        )
+    yield from record_payloads(parsed)
     if message:
         raise InvalidInput(message, case="line-is-not-json" if bare else "line-is-not-a-record")
 
@@ -91,13 +84,13 @@ def _decode_json(line: bytes) -> tuple[str, Any]:
         raise ValueError(f"not JSON ({error})") from None
 
 
-def _parse_value(line: bytes, due_ns: int | None) -> _Record:
+def _parse_value(line: bytes, due_ns: int | None) -> Fields:
     text, decoded = _decode_json(line)
     value = decoded if isinstance(decoded, str) else text.strip()
     return _decode_field({"value": value}, "value") or b"", None, None, _headers_with_due_time(None, None, due_ns)
 
 
-def _parse_fields(line: bytes, due_ns: int | None) -> _Record:
+def _parse_fields(line: bytes, due_ns: int | None) -> Fields:
     text, fields = _decode_json(line)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
@@ -204,8 +197,7 @@ def encode_values(
     """Encode the arguments of ``Producer.send``. Invalid arguments raise InvalidInput before the iteration."""
     if isinstance(values, bytes | str):
         raise InvalidInput("values must be a sequence, not a single value", case="values-are-not-a-list")
-    columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
-    for name, column in columns.items():
+    for name, column in {"keys": keys, "times": times, "headers": headers, "not_before": not_before}.items():
         if isinstance(column, bytes | str):
             raise InvalidInput(f"{name} must be a sequence, not a single value", case="column-is-not-a-list", name=name)
         if column is not None and len(column) != len(values):
@@ -216,16 +208,23 @@ def encode_values(
             )
     encoded = None
     if headers is not None or not_before is not None:
-        absent = [None] * len(values)
-        encoded = list(
-            map(_as_json, absent if headers is None else headers, absent if not_before is None else not_before)
-        )
+        absent = repeat(None)
+        pairs = zip(absent if headers is None else headers, absent if not_before is None else not_before, strict=False)
+        encoded = [_as_json(*pair) for pair in pairs]
     return column_payloads(
         list(map(_as_bytes, values)),
         keys=None if keys is None else [None if key is None else _as_bytes(key) for key in keys],
         times_ns=None if times is None else [None if time is None else _time_ns(time) for time in times],
         headers=encoded,
     )
+
+
+def record_payloads(records: Sequence[Fields]) -> Iterator[bytes]:
+    """Split records as :func:`column_payloads` does; a column without an entry is left out."""
+    if records:
+        values, *columns = zip(*records, strict=True)
+        keys, times_ns, headers = (each if any(entry is not None for entry in each) else None for each in columns)
+        yield from column_payloads(values, keys=keys, times_ns=times_ns, headers=headers)
 
 
 def column_payloads(

@@ -21,10 +21,12 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from wald.client.payloads import encode_headers, record_payloads
 from wald.client.producer import Durable, Producer, socket_at
 from wald.client.session import Session
 from wald.errors import InvalidInput
@@ -32,15 +34,16 @@ from wald.files.cursor_directory import UNKNOWN_USER
 from wald.files.layout import Root
 from wald.format.log_state import PRODUCER_WINDOW, stored_producer_id
 from wald.format.names import is_route
-from wald.format.protocol import FRAME_MAX_BYTES, REQUEST_MAX_BYTES
-from wald.format.records import Record, encode_columns
+from wald.format.records import Record
 from wald.hints import command_line
 from wald.log import Log
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
 _FIXED_BYTES = 128  # of a payload besides its records: count, last offsets, padding
 _RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
-PAYLOAD_MAX_BYTES = FRAME_MAX_BYTES  # the least that a daemon can be configured to take
 LOG, ROUTE, SEQUENCE, _TIME = (f"wald.origin.{name}" for name in ("log", "route", "sequence", "append_time_ns"))
 GROUP, REASON, TRIES = "wald.group", "wald.reason", "wald.tries"
 _ODD = "wald.origin.headers"
@@ -63,13 +66,21 @@ class Origin:
     route: str
     group: str
 
+    def headers(self, reason: str, tries: int) -> dict[str, str]:
+        """Return the headers that all dead letters of a handover have."""
+        values = (self.log_id.hex(), self.route, self.group, reason, str(tries))
+        return dict(zip((LOG, ROUTE, GROUP, REASON, TRIES), values, strict=True))
+
+    def seed(self, handover: DataclassInstance) -> bytes:
+        """Return a digest that is unique to a handover."""
+        identity = (self.log_id.hex(), self.route, self.group, *astuple(handover))
+        return hashlib.sha256(repr(identity).encode()).digest()
+
 
 def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Record:
     """Return the dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
-    every = headers_of(record) | dict(headers)
-    every[SEQUENCE] = str(record.sequence)
-    every[_TIME] = str(record.append_time_ns)
-    return record._replace(route=route, headers=_encoded(every))
+    own = {SEQUENCE: str(record.sequence), _TIME: str(record.append_time_ns)}
+    return record._replace(route=route, headers=encode_headers(headers_of(record) | dict(headers) | own))
 
 
 def original(letter: Record, log_id: bytes, root: Path) -> Record:
@@ -87,34 +98,26 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
         )
     own = {name: value for name, value in headers.items() if name not in _OURS}
     try:
-        encoded = bytes.fromhex(own[_ODD]) if _ODD in own else _encoded(own) if own else None
+        encoded = bytes.fromhex(own[_ODD]) if _ODD in own else encode_headers(own) if own else None
     except ValueError:  # a header of the producer that has this name
-        encoded = _encoded(own)
+        encoded = encode_headers(own)
     return letter._replace(route=route, headers=encoded)
 
 
 def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
-    """Encode letters, in order, as pairs of a route and a ``columns`` payload of at most :data:`PAYLOAD_MAX_BYTES`.
+    """Encode letters, in order, as pairs of a route and a ``columns`` payload.
 
-    A larger letter gets a separate payload, which the daemon accepts or refuses.
+    A letter longer than a payload gets a separate one, which the daemon accepts or refuses.
     """
-    # Either all records of a payload have times, or none.
-    for (route, timed), run in groupby(letters, lambda letter: (letter.route, letter.event_time_ns is not None)):
-        some: list[Record] = []
-        size = 0
-        for letter in run:
-            letter_bytes = _letter_bytes(letter)
-            if some and size + letter_bytes > PAYLOAD_MAX_BYTES - _FIXED_BYTES:
-                yield route, _payload(some, timed=timed)
-                some, size = [], 0
-            some.append(letter)
-            size += letter_bytes
-        yield route, _payload(some, timed=timed)
+    for route, run in groupby(letters, lambda letter: letter.route):
+        fields = [(letter.value, letter.key, letter.event_time_ns, letter.headers) for letter in run]
+        yield from ((route, payload) for payload in record_payloads(fields))
 
 
-def fits(letter: Record, *, bytes_max: int = REQUEST_MAX_BYTES) -> bool:
-    """True if a single letter fits a payload of ``bytes_max``; no daemon accepts more than the default."""
-    return _letter_bytes(letter) + _FIXED_BYTES <= bytes_max
+def fits(letter: Record, bytes_max: int) -> bool:
+    """True if a single letter fits a payload of ``bytes_max``."""
+    size = len(letter.value) + len(letter.key or b"") + len(letter.headers or b"")
+    return size + _RECORD_BYTES + _FIXED_BYTES <= bytes_max
 
 
 def prepare(daemon: Path, root: Root, route: str, *, retry_for: float = RETRY_SECONDS) -> None:
@@ -191,7 +194,7 @@ def headers_of(record: Record) -> dict[str, str]:
     try:
         headers = json.loads(record.headers.decode())
         if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
-            _encoded(headers)  # raises for half of a surrogate pair, which cannot be sent
+            encode_headers(headers)  # raises for half of a surrogate pair, which cannot be sent
             return headers
     except (ValueError, RecursionError):
         pass
@@ -205,22 +208,3 @@ def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
         digest.update(f"{route} {len(payload)} ".encode())
         digest.update(payload)
     return int.from_bytes(digest.digest()[:8]) or 1
-
-
-def _letter_bytes(letter: Record) -> int:
-    return len(letter.value) + len(letter.key or b"") + len(letter.headers or b"") + _RECORD_BYTES
-
-
-def _encoded(headers: Mapping[str, str]) -> bytes:
-    return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _payload(letters: Sequence[Record], *, timed: bool) -> bytes:
-    keys = [letter.key for letter in letters]
-    headers = [letter.headers for letter in letters]
-    return encode_columns(
-        [letter.value for letter in letters],
-        keys=keys if any(key is not None for key in keys) else None,
-        times_ns=[letter.event_time_ns or 0 for letter in letters] if timed else None,
-        headers=headers if any(header is not None for header in headers) else None,
-    )

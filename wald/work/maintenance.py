@@ -10,12 +10,10 @@ daemon forgets its oldest producers, so a dead letter that may be in the log is 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import astuple
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -28,20 +26,7 @@ from wald.retention.cursors import CursorState
 from wald.retention.handovers import PinWriter
 from wald.retention.missing import Missing
 from wald.work.commit_loop import CommitLoop, Request
-from wald.work.dead_letters import (
-    GROUP,
-    LOG,
-    REASON,
-    ROUTE,
-    SEQUENCE,
-    TRIES,
-    Undeliverable,
-    dead_letter,
-    headers_of,
-    payloads,
-    prepare,
-    send,
-)
+from wald.work.dead_letters import SEQUENCE, Origin, Undeliverable, dead_letter, headers_of, payloads, prepare, send
 from wald.work.owner import DeadLetter, Owner
 
 _EVERY_SECONDS = 1.0
@@ -185,7 +170,7 @@ class Maintenance:
         named = f"{self._route} {dead.sequence}"
         try:
             self._pin()
-            letter = write_dead_letter(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
+            letter = self._send_dead_letter(record, dead, may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._loop.call(Request(lambda: self._owner.retry_dead_letter(dead.sequence)))
             self._report_failure(dead.sequence, f"{named}: cannot be given up: {error}", error)
@@ -208,37 +193,17 @@ class Maintenance:
             self._pin_writer.pin(positions)
             self._pinned = positions
 
-
-def write_dead_letter(
-    log: Log, daemon: Path, group: str, record: Record, dead: DeadRecord, *, may_be_sent: bool
-) -> int:
-    """Return the sequence of a record's dead letter, which is durable then.
-
-    Args:
-        may_be_sent: True if it may be in the log already.
-    """
-    identity = log.identity.log_id.hex()
-    headers = {
-        LOG: identity,
-        ROUTE: record.route,
-        GROUP: group,
-        REASON: dead.reason,
-        TRIES: str(dead.tries),
-    }
-    if may_be_sent and (found := _find_dead_letter(log, dead, headers)):
-        return found
-    prepare(daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
-    seed = hashlib.sha256(repr((identity, record.route, group, *astuple(dead))).encode()).digest()
-    letter = dead_letter(record, headers, dead.route)
-    (durable,) = send(daemon, payloads([letter]), seed=seed, retry_for=_RETRY_SECONDS)
-    return durable.first
-
-
-def _find_dead_letter(log: Log, dead: DeadRecord, headers: Mapping[str, str]) -> int | None:
-    if dead.route not in log.routes():
-        return None
-    wanted = {**headers, SEQUENCE: str(dead.sequence)}
-    for letter in log.records(dead.route, dead.after + 1, on_missing="skip"):
-        if wanted.items() <= headers_of(letter).items():
-            return letter.sequence
-    return None
+    def _send_dead_letter(self, record: Record, dead: DeadRecord, may_be_sent: bool) -> int:
+        """Return the sequence of a record's dead letter, which is durable then."""
+        log = self._log
+        origin = Origin(log.identity.log_id, record.route, self._group)
+        headers = origin.headers(dead.reason, dead.tries)
+        if may_be_sent and dead.route in log.routes():
+            wanted = {**headers, SEQUENCE: str(dead.sequence)}
+            for sent in log.records(dead.route, dead.after + 1, on_missing="skip"):
+                if wanted.items() <= headers_of(sent).items():
+                    return sent.sequence
+        prepare(self._daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
+        letters = payloads([dead_letter(record, headers, dead.route)])
+        (durable,) = send(self._daemon, letters, seed=origin.seed(dead), retry_for=_RETRY_SECONDS)
+        return durable.first

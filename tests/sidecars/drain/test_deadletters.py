@@ -18,9 +18,9 @@ from wald.client.producer import Producer
 from wald.errors import InvalidInput
 from wald.files.layout import Root
 from wald.format.log_state import PRODUCER_WINDOW
+from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import Record, decode_columns
 from wald.work.dead_letters import (
-    PAYLOAD_MAX_BYTES,
     Origin,
     SentBefore,
     Undeliverable,
@@ -32,12 +32,12 @@ from wald.work.dead_letters import (
     producer_id,
     send,
 )
-from wald_drain.redrive import Handover, headers_of, seed_of
+from wald_drain.redrive import Handover
 
 ORIGIN = Origin(bytes(range(16)), "orders", "billing")
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 7)
-HEADERS = headers_of(HANDOVER, ORIGIN)
-SEED = seed_of(HANDOVER, ORIGIN)
+HEADERS = ORIGIN.headers(HANDOVER.reason, HANDOVER.tries)
+SEED = ORIGIN.seed(HANDOVER)
 
 some_records = st.lists(
     st.builds(
@@ -151,7 +151,7 @@ def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[
         keys = columns.keys.to_list() if columns.keys else [None] * columns.count
         times = columns.times.cast("q").tolist() if columns.times else [None] * columns.count
         found += zip(columns.values.to_list(), keys, times, strict=True)
-        assert len(payload) <= PAYLOAD_MAX_BYTES
+        assert len(payload) <= FRAME_MAX_BYTES
 
     assert found == [(record.value, record.key, record.event_time_ns) for record in given_records]
 
@@ -160,7 +160,7 @@ def test_payloads_are_as_large_as_they_may_be() -> None:
     """Short records without key and time, the worst case of the size estimate, fill a payload to 90 percent."""
     sizes = [len(payload) for _, payload in payloads([dead(Record("a", 1, b"x", 5))] * 5000)]
 
-    assert all(size > 0.9 * PAYLOAD_MAX_BYTES for size in sizes[:-1])
+    assert all(size > 0.9 * FRAME_MAX_BYTES for size in sizes[:-1])
     assert len(sizes) > 2
 
 
@@ -187,8 +187,8 @@ def test_another_handover_has_another_seed() -> None:
         (Handover(10, 11, 21, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
         (Handover(10, 12, 20, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
     ]
-    for other in cases:
-        assert seed_of(*other) != SEED
+    for handover, origin in cases:
+        assert origin.seed(handover) != SEED
 
 
 @pytest.fixture(scope="module")

@@ -30,14 +30,13 @@ from wald_drain.process import (
     ending,
     next_step,
     pause_seconds,
-    reason,
     runners_for,
     start_error,
     tries_of,
 )
-from wald_drain.redrive import _RECORDS_MAX, Handover, HandoverFile, _batches, decode_handover, encode_handover
+from wald_drain.redrive import _RECORDS_MAX, Handover, HandoverFile, _batches
 from wald_drain.state_file import LINE_BYTES, UNKEPT, StateFile, cursor_identity, encode_given, last_run_in, padded
-from wald_drain.worker import Portion
+from wald_drain.worker import stdin_of
 
 FAILURES = (1, 2, 127, 255, -1, -9, -11, -64)
 TRIES = (1, 2, 5, 1000, None)
@@ -108,11 +107,6 @@ def test_endings_have_words() -> None:
     ]
 
 
-def test_reasons_have_words() -> None:
-    assert reason("exit 3", 5) == "exit 3 after 5 tries"
-    assert reason(ending(-11), 1) == "killed by SIGSEGV after 1 try"
-
-
 def records(values: list[bytes]) -> list[Record]:
     return [Record("a", 3 * number, value, 7) for number, value in enumerate(values, start=1)]
 
@@ -127,24 +121,18 @@ def test_batches_are_all_records_once_and_in_order(count: int) -> None:
     assert all(0 < len(batch) <= _RECORDS_MAX for batch in batches)
 
 
-def test_portion_knows_its_ends() -> None:
-    portion = Portion(records([b"x", b"y", b"z"]))
-
-    assert (portion.first, portion.last, portion.count) == (3, 9, 3)
-
-
 def test_raw_is_each_value_and_a_newline() -> None:
     """Values are passed unchanged, including one without a trailing newline."""
-    portion = Portion([Record("a", 1, b"one\r", 7), Record("a", 2, b"\xff\n\0", 7, terminated=False)])
+    given_records = [Record("a", 1, b"one\r", 7), Record("a", 2, b"\xff\n\0", 7, terminated=False)]
 
-    assert portion.encoded("raw") == b"one\r\n\xff\n\0\n"
+    assert stdin_of(given_records, "raw") == b"one\r\n\xff\n\0\n"
 
 
 def test_json_is_what_wald_read_writes() -> None:
-    portion = Portion([Record("a", 1, b"one", 7, key="ключ".encode()), Record("a", 2, b"\xff", 7)])
-    lines = portion.encoded("json").decode().splitlines()
+    given_records = [Record("a", 1, b"one", 7, key="ключ".encode()), Record("a", 2, b"\xff", 7)]
+    lines = stdin_of(given_records, "json").decode().splitlines()
 
-    assert lines == [record.to_json() for record in portion.records]
+    assert lines == [record.to_json() for record in given_records]
     assert [json.loads(line).get("key") for line in lines] == ["ключ", None]
 
 
@@ -345,29 +333,29 @@ def built(tmp_path: Path) -> Built:
 
 
 def test_the_line_has_every_field() -> None:
-    assert encode_handover(HANDOVER) == LINE % b"e099fb41"
-    assert decode_handover(LINE % b"e099fb41") == HANDOVER
+    assert HANDOVER.encoded() == LINE % b"e099fb41"
+    assert Handover.decode(LINE % b"e099fb41") == HANDOVER
     assert HANDOVER.position == 20
     now = replace(HANDOVER, head=450)
-    assert decode_handover(encode_handover(now)) == now
+    assert Handover.decode(now.encoded()) == now
     assert now.position == 450
 
 
 def test_torn_line_says_nothing() -> None:
-    line = encode_handover(HANDOVER)
+    line = HANDOVER.encoded()
 
-    assert {decode_handover(torn) for torn in every_truncation(line[:-1])} == {None}
+    assert {Handover.decode(torn) for torn in every_truncation(line[:-1])} == {None}
 
 
 def test_changed_line_never_says_something_else() -> None:
-    line = encode_handover(HANDOVER)
+    line = HANDOVER.encoded()
 
-    assert {decode_handover(changed) for changed in every_flip(line)} <= {None, HANDOVER}
+    assert {Handover.decode(changed) for changed in every_flip(line)} <= {None, HANDOVER}
 
 
 def test_other_content_says_nothing() -> None:
     for line in [b"null", b"[1]", b"7", b"{}", b'{"crc": "e099fb41"}', b"[" * 100_000]:
-        assert decode_handover(line) is None
+        assert Handover.decode(line) is None
 
 
 def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:
@@ -382,7 +370,7 @@ def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:
 
 
 def test_what_a_crash_left_torn_is_replaced(built: Built) -> None:
-    (built.root.cursor_directory("a") / "g.drain").write_bytes(encode_handover(HANDOVER)[:40])
+    (built.root.cursor_directory("a") / "g.drain").write_bytes(HANDOVER.encoded()[:40])
     with HandoverFile(built.root, "a", "g", Disk()) as file:
         assert file.begun() is None
         file.begin(HANDOVER)
