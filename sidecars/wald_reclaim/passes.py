@@ -159,24 +159,27 @@ class Pass:
         due = survey.due(released, grace_ns=self.settings.grace_ns)
         for decision in self.deleter.delete(released, due, now_ns=now_ns):
             report.released(decision, is_due=decision.segment.kind is decision.segment.kind.deleting)
-        self._shrink(shrinkable, report, now_ns)
+        failure = self._shrink(shrinkable, report, now_ns)
         self.deleter.require_continuity()  # before it reports files of another log as damaged
         report.end(survey.problems)
+        if failure is not None and not report.watching:
+            raise failure
 
-    def _shrink(self, segments: list[Segment], report: Report, now_ns: int) -> None:
+    def _shrink(self, segments: list[Segment], report: Report, now_ns: int) -> OSError | None:
         for segment in segments:
             if self.stop.is_set():
-                return
+                break
             try:
                 shrunk = self._shrinker.shrink(segment, now_ns=now_ns)
             except (Damaged, FileNotFoundError) as error:
                 report.problem(str(error))
                 continue
             except OSError as error:  # the next pass tries again
-                report.problem(f"{segment.path}: {error.strerror}; it is not shrunk, and nothing is lost")
-                return
+                report.problem(f"{segment.path}: {error.strerror}; shrinking needs space for the new file")
+                return error
             if shrunk is not None:
                 report.shrunk(shrunk)
+        return None
 
 
 def _show(log: Log, settings: Settings, report: Report) -> None:

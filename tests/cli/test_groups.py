@@ -59,10 +59,10 @@ def test_a_group_without_an_owner_says_so_and_what_happens_next(log: Built) -> N
     owner.lease("worker-1", 2)
     owner.kill()
     said = shown(log)
-    assert "owner    none runs; the next one delivers again all that is open\n" in said
+    assert "owner    none runs; the next one redelivers at once what workers had\n" in said
     assert "next     start its workers\n" in said
     assert "worker-1" in pending(log)
-    assert "No owner runs: the next one delivers again all that is open." in pending(log)
+    assert "No owner runs: the next one redelivers at once what workers had; delays still apply." in pending(log)
 
 
 def test_show_names_who_has_the_oldest_record(log: Built) -> None:

@@ -196,7 +196,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
 
 def _owner(seen: GroupStatus) -> str:
     if seen.owner is None:
-        return "none runs" + "; the next one delivers again all that is open" * bool(seen.snapshot.open)
+        return "none runs" + "; the next one redelivers at once what workers had" * bool(seen.snapshot.open)
     if seen.owner.pid is None:
         return "runs, in another container or PID namespace"
     return f"process {seen.owner.pid}{': ' if seen.owner.command else ''}{seen.owner.command}"
@@ -331,7 +331,7 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
         return
     tables = [*_tables(out, waiting, dead, now_ns, count)]
     if seen.owner is None and picture.open:
-        tables.append("No owner runs: the next one delivers again all that is open.")
+        tables.append("No owner runs: the next one redelivers at once what workers had; delays still apply.")
     nothing = f"nothing is with {worker}" if worker else "nothing is out, waits, or is being given up"
     click.echo("\n\n".join(tables or [nothing]))
 

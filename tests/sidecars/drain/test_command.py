@@ -267,7 +267,7 @@ def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Pa
 
     assert code == 5
     assert f"another process works on route {stream.name} for group processed: process {process.pid}, " in message
-    assert hint.startswith("wait for its end")
+    assert hint.startswith("wait until it has ended")
     assert not got.exists()
     assert stream.drain("--group", "g", "--", "touch", got).returncode == 0
     assert got.exists()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -14,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import full_disk
 import pytest
 from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
-from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, bases, ledger, reclaim
 from repairing import repair
 from running import run, sidecar
 from shrinking import shrink
@@ -27,14 +26,12 @@ from tracing import strace
 from wald.checking.audit_report import DeletionAudit
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
-from wald.files.disk import Disk
+from wald.errors import DiskFailure
 from wald.files.ledger_read import read_ledger
-from wald.files.listing import Segment
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
-from wald_reclaim.apply import Shrinker
 from wald_reclaim.policy import Limits
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
@@ -371,18 +368,20 @@ def test_a_shrink_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
     assert missing[0].first == 1
 
 
-def test_what_was_not_shrunk_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
-    reclaimer = Reclaimer(built.root, Full())
-    shrinker = Shrinker(reclaimer.deleter())
-    segment = Segment(1, Kind.SEALED, built.path(1, Kind.SEALED))
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            shrinker.shrink(segment, now_ns=0)
-    reclaimer.ledger.close()
+def test_a_shrink_without_space_for_the_new_file_exits_with_7_and_succeeds_later(tmp_path: Path) -> None:
+    with full_disk.small_file_system(tmp_path / "disk", 4 << 20) as disk:
+        built = Built(disk / "log")
+        fill(built, 2)
+        built.log.set_cursor("web", built.last)
+        before = sizes(built)[0]
+        full_disk.fill(disk / "filler")
+        line = sidecar("reclaim", "--root", built.root.path, "--shrink-pinned")
+        refused = run(line)
 
+        assert refused.returncode == DiskFailure.exit_code
+        assert b"No space left on device; nothing is lost, and the next pass continues" in refused.stderr
+        assert b"hint: df -h" in refused.stderr
 
-class Full(Disk):
-    """A disk without room for a new file."""
-
-    def create(self, path: Path) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        (disk / "filler").unlink()
+        assert run(line).returncode == 0
+        assert sizes(built)[0] < before / 2
