@@ -66,8 +66,8 @@ class Ownership(GroupFile):
             command = process_command(found[0]) or process_name(found[0])
             return Locked(
                 f"{self.path}: another process works on route {route} for group {group}: process {found[0]}, {command}",
-                hint="wait until it has ended, or add workers to it; a wald-gate releases the group 30 s after the last request "
-                "if no worker has a record",
+                hint="wait until it has ended, or add workers to it; "
+                "a wald-gate releases the group 30 s after the last request if no worker has a record",
             )
         return Locked(
             f"{self.path}: another process works on route {route} for group {group}",
