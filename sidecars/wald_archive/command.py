@@ -173,7 +173,7 @@ def restore(
     for route in routes:
         check_route(route)
     if into is None and (len(routes) != 1 or as_json):
-        wrong = "--json is for --into" if as_json else "one ROUTE goes to stdout; several, or all, need --into"
+        wrong = "--json needs --into" if as_json else "one ROUTE goes to stdout; several, or all, need --into"
         raise InvalidInput(wrong, hint=f"wald-archive restore {shlex.quote(address)} ROUTE, or --into ROOT")
     from wald_archive.restore import restore_to_root, restore_to_stdout
 

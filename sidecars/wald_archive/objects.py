@@ -97,7 +97,7 @@ class Directory:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = Path(os.path.abspath(path))
         if self._path.exists() and not self._path.is_dir():
-            raise InvalidInput(f"{self._path}: not a directory", hint="name a directory that exists or can be made")
+            raise InvalidInput(f"{self._path}: not a directory", hint="name a directory that exists or can be created")
         self._disk = disk
         self.address = str(self._path)
 

@@ -112,7 +112,7 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
         message = "--records-per-bundle and --bytes-per-bundle are mutually exclusive"
         raise InvalidInput(message, hint="wald-archive pack --help")
     if size_bytes == 0:
-        raise InvalidInput("a bundle of 0 bytes cannot have any records", hint="--bytes-per-bundle 256MiB")
+        raise InvalidInput("a bundle of 0 bytes cannot contain records", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
 
 
@@ -312,7 +312,7 @@ class Packer:
         with closing(steps):
             found = next(step for step in steps if step is not None)
         sequence = found.first_sequence - 1 if isinstance(found, Batch) else found
-        return f"{self._setting_cursor(request, sequence)} passes over it"
+        return f"{self._setting_cursor(request, sequence)} skips it"
 
     def _setting_cursor(self, request: Request, sequence: int | str) -> str:
         return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")

@@ -143,7 +143,7 @@ def feed(
             f"route {route}: cannot be its own dead-letter route", hint="--dead-letter takes the name of another route"
         )
     if order is not None and workers is None:
-        raise InvalidInput("--order is for several workers", hint="--workers 4 --order key")
+        raise InvalidInput("--order needs --workers", hint="--workers 4 --order key")
     from wald_drain.run import feed
     from wald_drain.worker import Job
 

@@ -39,7 +39,7 @@ _PORTION_MAX_BYTES = 8 << 20  # of values, so that a lease of any number of reco
 _WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over
 _LONG_SECONDS = 60.0  # after which a full disk is another one
 _NAMED = 5  # processes, of many workers
-_LEFT = b"wald-drain: interrupted; commands that run go on, and the next start waits for them\n"
+_LEFT = b"wald-drain: interrupted; running commands continue, and the next start waits for them\n"
 
 
 def feed(

@@ -199,7 +199,7 @@ class Call:
         """Raise InvalidInput if there are query parameters."""
         if self.request.scope["query_string"]:
             name = next(iter(self.request.query_params), "")
-            raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; there are none", hint=_SHAPES)
+            raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; this request takes none", hint=_SHAPES)
 
     def query(self, shape: type[S]) -> S:
         """Parse the query parameters. A missing one is UNSET, as a client can send null.

@@ -167,7 +167,9 @@ def add_token(
     if user and not is_user(user):
         click.echo(f"wald-gate: there is no user {user!r} on this machine", err=True)
     if "*" in certificate:
-        click.echo(f"wald-gate: only a certificate of the very name {certificate!r}: '*' stands for itself", err=True)
+        click.echo(
+            f"wald-gate: matches only the exact certificate name {certificate!r}: '*' is not a wildcard", err=True
+        )
     _remind()
 
 
@@ -204,12 +206,12 @@ def _rights(client: Client) -> str:
     """Describe a client's rights in words."""
     said = ("read", client.reads), ("write", client.writes), ("work", client.works)
     rights = [f"{what} {' '.join(routes)}" for what, routes in said if routes]
-    return "; ".join(["admin"] * client.admin + rights) or "no route, only /metrics and how far the log is"
+    return "; ".join(["admin"] * client.admin + rights) or "no route, only /metrics and the head"
 
 
 def _remind() -> None:
     click.echo(
-        "wald-gate: a gate that runs reads the file at SIGHUP: kill -HUP PID, or systemctl reload wald-gate", err=True
+        "wald-gate: a running gate reloads the file on SIGHUP: kill -HUP PID, or systemctl reload wald-gate", err=True
     )
 
 

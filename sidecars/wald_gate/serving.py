@@ -56,7 +56,7 @@ def check(root: Path, settings: Settings) -> list[str]:
     """Read all files that the settings name; return warnings about likely mistakes.
 
     Raises:
-        InvalidInput, NotFound, OSError: as :func:`serve`.
+        InvalidInput, NotFound, OSError: as in :func:`serve`.
     """
     listening = Listening(settings)
     listening.tls()
@@ -66,7 +66,7 @@ def check(root: Path, settings: Settings) -> list[str]:
     try:
         Log(root)
     except NotFound as error:
-        missing = [f"{error.message}, which a start needs; hint: {error.hint}"]
+        missing = [f"{error.message}, which the gate needs to start; hint: {error.hint}"]
     else:
         missing = []
     return [*missing, *listening.warnings(), *rights.warnings(), *_group_warnings(Root(root), settings)]

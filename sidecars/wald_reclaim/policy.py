@@ -339,7 +339,7 @@ class Floors:
     def of(
         cls, index: SealedIndex, cursors: CursorSnapshot, all_archived: Callable[[str, int, int], bool] | None
     ) -> Floors:
-        """Return the floors under these cursors; ``all_archived`` is None to drop unarchived records, too."""
+        """Return the floors under these cursors; with ``all_archived`` None, unarchived records may be dropped, too."""
         floors = {}
         for entry in index.routes:
             floor = cursors.floor(entry.route)

@@ -143,7 +143,7 @@ class Report:
             fields = {"segment": base, **sizes, "records": None if self.is_dry_run else shrunk.records}
             self._object("would-shrink" if self.is_dry_run else "shrunk", fields)
         elif self.is_dry_run:
-            self.write(f"would shrink {name}: about {format_bytes(freed_bytes)} of {was} would go")
+            self.write(f"would shrink {name}: about {format_bytes(freed_bytes)} of {was} would be freed")
         elif shrunk.is_restored:
             self.write(f"did not shrink {name}: a cursor was moved back in the meantime")
         else:

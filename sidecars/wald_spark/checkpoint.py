@@ -192,7 +192,7 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
     numbers = sorted((int(path.name) for path in commits.glob("*") if path.name.isdecimal()), reverse=True)
     if not numbers:
         raise NotFound(
-            f"{commits}: the stream has committed nothing yet", hint=f"ls {offsets} shows batches that began"
+            f"{commits}: the stream has committed nothing yet", hint=f"ls {offsets} shows the batches that have begun"
         )
     for number in numbers:
         path = offsets / str(number)

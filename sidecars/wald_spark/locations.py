@@ -117,7 +117,7 @@ def _expand(path: str, *, patterns: bool) -> Iterator[Location]:
         with suppress(NotFound):  # a pattern may match other files, too
             found.append(_location(Path(name)))
     if not found:
-        raise NotFound(f"{path}: nothing that matches is a log, or has segments or bags in it", hint=f"ls -d {path}")
+        raise NotFound(f"{path}: no match is a log or contains segments or bags", hint=f"ls -d {path}")
     yield from found
 
 

@@ -285,7 +285,7 @@ def _first(text: str) -> dict[str, int]:
         return {uuid.UUID(log).hex: _SEQUENCE.parse(first) for log, first in named.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise InvalidInput(
-            f"startingOffsets must be earliest, latest, or JSON with the first record wanted of each log, not {text!r}"
+            f"startingOffsets must be earliest, latest, or JSON with the first record to read of each log, not {text!r}"
             f" ({error})",
             hint=_STARTS_HINT,
         ) from None

@@ -134,7 +134,7 @@ class Triggers:
             if known is not None:
                 raise lost_head(root, found.view.bound)
             raise Damaged(
-                f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record "
+                f"{root.path}: log {found.location.log} ends with record {found.end}, but the stream has seen record "
                 f"{last}: its newest segments are missing",
                 hint=f"ls {root.segments}; copy the segments again",
             )

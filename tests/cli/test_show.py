@@ -95,7 +95,7 @@ def test_a_missing_archive_is_reported(built: Built, tmp_path: Path) -> None:
     code, message, hint = refusal_of("show", 2, "--archive", tmp_path / "typo", "--root", built.root.path)
     assert code == 3
     assert message.endswith(f"; it is not in {tmp_path}/typo, which is not a directory")
-    assert f"; wald --root {built.root.path} show 2 --archive DIR looks into an archive" in hint
+    assert f"; wald --root {built.root.path} show 2 --archive DIR looks in an archive" in hint
     (tmp_path / "empty").mkdir()
     message = refusal_of("show", 2, "--archive", tmp_path / "empty", "--root", built.root.path)[1]
     assert message.endswith(f"; it is not in {tmp_path}/empty")

@@ -101,7 +101,7 @@ def test_a_daemon_that_was_stopped_is_dead_and_one_that_does_not_answer_is_silen
         code, found = status(root)
         refusing.join()
     assert (code, found["daemon"]["life"]) == (DOWN, "silent")
-    assert "refuses the question" in found["daemon"]["message"]  # and is not called another daemon
+    assert "refuses the query" in found["daemon"]["message"]  # and is not called another daemon
 
 
 def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: Daemon) -> None:

@@ -222,7 +222,7 @@ def test_the_hint_on_a_damaged_record_continues_after_all_damage(root: Path) -> 
     built.crash()
 
     code, message, hint = refusal_of("cursor", "skip", "a", 2, "--root", root)
-    assert (code, message.partition(":")[0]) == (4, "record 2 is damaged, and is not skipped by its number")
+    assert (code, message.partition(":")[0]) == (4, "record 2 is damaged, and cannot be skipped by its number")
     assert str(segment) in message
     setting, _, _ = hint.partition(" continues after the damage")
     assert setting == f"wald --root {root} cursor set a 3 --group processed"

@@ -68,7 +68,7 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
         work.give_up("x", [1], "it has teeth")
         eventually(lambda: said)
         assert work.given_up == 0
-    assert "a 1: cannot be given up: " in said[0]
+    assert "a 1: cannot become a dead letter: " in said[0]
     with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
         assert [delivery.record.sequence for delivery in work.lease("x", 3, wait=30)] == [2, 3, 4]
         work.give_up("x", [3], "it has teeth")
@@ -114,7 +114,7 @@ def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
         eventually(lambda: work.floor == 1)
 
     (warning,) = (each for each in caplog.messages if "route 'dead_letter' is retired" in each)
-    assert warning.startswith("a 1: cannot be given up: ")
+    assert warning.startswith("a 1: cannot become a dead letter: ")
     assert "hint: " in warning
 
 

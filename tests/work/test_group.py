@@ -150,7 +150,7 @@ def test_what_lies_before_a_damaged_record_is_delivered(built: Built) -> None:
 
 def test_one_process_owns_a_group(built: Built) -> None:
     built.lines("a", [b"1"])
-    with group(built), pytest.raises(Locked, match="this process works on route a for group g already"):
+    with group(built), pytest.raises(Locked, match="this process already works on route a for group g"):
         group(built)
 
 

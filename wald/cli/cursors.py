@@ -255,7 +255,7 @@ def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Itera
             start = str(first)
         rows.append(("to read", command_line(log.root.path, f"read {cursor.route} --from {start}")))
     if lost:
-        rows.append(("lost", f"up to {counted(lost, 'record')} behind the first of these were given up by a repair"))
+        rows.append(("lost", f"up to {counted(lost, 'record')} after the first of these were given up by a repair"))
     if missing:
         passing = "" if first is None else "; --on-missing skip passes over them"
         removed = f"up to {counted(missing, 'record')} in front were removed before it processed them"
@@ -325,7 +325,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
 
 @contextmanager
 def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
-    """Record a skip before it is made, and its outcome after it; a killed command leaves the first line alone."""
+    """Record a skip before making it, and its outcome afterwards; a killed command leaves only the first line."""
     from wald.files.uptime import now as uptime_now
 
     def append(event: str, **more: object) -> None:
@@ -361,7 +361,7 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
     if last != sequence:
         if damage and exit_code(log.where(sequence).state) == Damaged.exit_code:
             raise _damaged(log, found, sequence, damage[-1])
-        message = f"record {sequence} is no record of route {route} that group {found.group} has still to process"
+        message = f"record {sequence} is not a record of route {route} that group {found.group} still has to process"
         raise NotFound(message, hint=showing)
     missing = sum(each.records for each in gone)
     if not through:
@@ -383,5 +383,5 @@ def _damaged(log: Log, found: Cursor, sequence: int, damage: Damaged) -> Damaged
     last = whole.sequence - 1 if whole is not None else head.sequence if head else sequence
     passing = command_line(log.root.path, f"cursor set {found.route} {last} --group {found.group}")
     verifying = command_line(log.root.path, "verify")
-    message = f"record {sequence} is damaged, and is not skipped by its number: {damage.message}"
+    message = f"record {sequence} is damaged, and cannot be skipped by its number: {damage.message}"
     return Damaged(message, hint=f"{passing} continues after the damage; {verifying} lists all damage")

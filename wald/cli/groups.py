@@ -262,7 +262,7 @@ def _next(log: Log, found: FoundGroup) -> str:
     path = seen.file.path
     if seen.damage and beyond_head(log.root, seen.reading):
         daemon = command_line(log.root.path, "run")
-        return f"start the daemon again ({daemon}): it gives none of these numbers out; then start its workers"
+        return f"start the daemon again ({daemon}): it does not reuse these numbers; then start its workers"
     if seen.damage:
         lost = counted(found.unfinished.records, "record")
         moving = f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
@@ -571,7 +571,7 @@ def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
 def _range(given: str) -> tuple[int, int]:
     ends = given.split("..")
     if not all(end.isascii() and end.isdecimal() and 0 < int(end) < 1 << 63 for end in ends) or len(ends) > 2:
-        raise InvalidInput(f"{given}: neither a sequence nor a range of them", hint="250, or 250..260")
+        raise InvalidInput(f"{given}: neither a sequence nor a range of sequences", hint="250, or 250..260")
     first, last = int(ends[0]), int(ends[-1])
     if first > last:
         raise InvalidInput(f"{given}: ends before it begins", hint=f"{last}..{first}")

@@ -252,7 +252,7 @@ def _nowhere(log: Log, found: Whereabouts, archive: str | None) -> NotFound | Da
     if exit_code(found.state) == Damaged.exit_code:
         return Damaged(message, hint=f"{command_line(log.root.path, 'verify')} reports all damage")
     naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
-    return NotFound(message, hint=f"{looking} --json has all that is known; {naming} looks into an archive")
+    return NotFound(message, hint=f"{looking} --json shows all that is known; {naming} looks in an archive")
 
 
 def _record_text(record: Record, found: Whereabouts, sender: Sender | None) -> Iterator[str]:

@@ -384,17 +384,17 @@ class Asked:
         yield both, f"--until and --to are mutually exclusive: {where}", f"{read} --to {self.stop}"
         matching = self.ignore_case or self.fixed or self.invert or self.only_count or self.jobs is not None
         searching = f"{read} --grep PATTERN"
-        yield matching and self.grep is None, "-i, -F, -v, -c and --jobs are for --grep", searching
+        yield matching and self.grep is None, "-i, -F, -v, -c and --jobs need --grep", searching
         both = self.only_count and (self.follow or self.commit)
         yield both, "-c and --follow or --commit are mutually exclusive", f"{searching} -c"
         both = self.prefix and self.form == "json"
-        yield both, "--prefix is for the raw format: JSON has the sequence and the route", f"{read} --format json"
+        yield both, "--prefix needs the raw format: JSON always has the sequence and route", f"{read} --format json"
         if self.count is None:
             return
         message = "-n and --limit are mutually exclusive: one takes the last records, the other the first"
         yield self.limit is not None, message, f"{read} {last}"
-        skipping = "-n would pass over records that the group has not read"
-        yield self.commit or self.group is not None, skipping, f"{read} {last}, or --limit {self.count} in its place"
+        skipping = "-n would skip records that the group has not read"
+        yield self.commit or self.group is not None, skipping, f"{read} {last}, or --limit {self.count} instead"
         message = f"-n and --from {self.start} are mutually exclusive"
         yield self.start in ("cursor", "end"), message, f"{read} {last} --follow continues after the last"
 

@@ -260,7 +260,7 @@ def add(
     """Create a route, or reactivate a retired one; through the daemon if one runs."""
     if mode is not None and not fifo:
         hint = command_line(root, f"route add {route} --fifo --mode {mode:04o}")
-        raise InvalidInput("--mode is for the FIFO", hint=hint)
+        raise InvalidInput("--mode needs --fifo", hint=hint)
     try:
         group: str | None = None if consumers is None else OS_GROUP.parse(consumers)
     except ValueError as error:

@@ -111,7 +111,7 @@ class Scratch:
         return length
 
     def consume(self, source: int, length: int, mark: memoryview) -> int:
-        """Consume ``length`` bytes, the first into ``mark``. Return fewer only if another process reads the pipe."""
+        """Consume ``length`` bytes, the first into ``mark``. Return less only if another process reads the pipe."""
         whole, rest = divmod(length - 1, _TRASH_BYTES)
         # A shortened file has no mark, and the next start finds nothing to check.
         for first in (mark, self._trash[:1]):

@@ -131,7 +131,7 @@ def parse_time_option(option: str, text: str, now: datetime, examples: Sequence[
 
 
 def parse_position_option(option: str, text: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """Parse a sequence or a time. ``names`` are more examples for the error."""
+    """Parse a sequence or a time. ``names`` are further examples for the error message."""
     if text.isdecimal() and text.isascii():
         return int(text)
     with suppress(ValueError):

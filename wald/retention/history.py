@@ -228,7 +228,7 @@ class History:
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
-        """Return the line about the file with this digest, or else about the segment's sealing."""
+        """Return the line about the file with this digest, or else the line about the segment's sealing."""
         # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)

@@ -142,20 +142,20 @@ def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wr
     try:
         answer = ask_status(socket, seconds=seconds)
     except PermissionError:
-        message = f"{who}, and this user may not ask it: {socket}"
+        message = f"{who}, but this user may not query it: {socket}"
         return Liveness(Life.RUNS, message, f"ls -l {socket}", pid, wrote, is_asked=False)
     except (TimeoutError, BlockingIOError):
         message = f"{who} and has not answered for {seconds:g} s"
         return Liveness(Life.SILENT, message, looking, pid, wrote)
     except OSError as error:
-        message = f"{who}, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
+        message = f"{who}, but nothing listens at {socket} ({error.strerror}): it is starting, or listens elsewhere"
         return Liveness(Life.STARTS, message, looking + elsewhere, pid, wrote)
     if not answer:
-        message = f"{who}, and the program that answers at {socket} refuses the question, or is not a daemon"
+        message = f"{who}, but the program that answers at {socket} refuses the query, or is not a daemon"
         return Liveness(Life.SILENT, message, looking + elsewhere, pid, wrote)
     wrote = {name: answer[name] for name in ("epoch", "pid") if name in answer} | dict(wrote)
     if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
-        return Liveness(Life.SILENT, f"{who}, and another daemon answers at {socket}", looking + elsewhere, pid, wrote)
+        return Liveness(Life.SILENT, f"{who}, but another daemon answers at {socket}", looking + elsewhere, pid, wrote)
     return Liveness(Life.RUNS, f"{_who(pid, wrote)} runs", "", pid, wrote, answer)
 
 
@@ -163,7 +163,7 @@ def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     """Name the daemon that has the lock, and its process if it is known here."""
     own, process = wrote.get("pid"), f"pid {pid}"
     if pid is None and own is None:
-        process = "of which this user may not know the process"
+        process = "whose process this user may not see"
     elif pid is None:
         process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
     elif own not in (None, pid):

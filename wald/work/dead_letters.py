@@ -94,7 +94,7 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
         passing = command_line(root, f"cursor set {letter.route} {letter.sequence}")
         raise InvalidInput(
             f"{letter.route} {letter.sequence}: is not a dead letter of this log",
-            hint=f"{passing} passes over it; then run the same command again",
+            hint=f"{passing} skips it; then run the same command again",
         )
     own = {name: value for name, value in headers.items() if name not in _OURS}
     try:

@@ -148,7 +148,7 @@ class Journal:
 
 
 def discard(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Remove the journal of a group, if any: all records above the cursor are redelivered."""
+    """Remove a group's journal, if it exists, so that all records above the cursor are redelivered."""
     path = root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
     if os.path.lexists(path):
         disk.unlink(path)

@@ -173,7 +173,7 @@ class Maintenance:
             letter = self._send_dead_letter(record, dead, may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._loop.call(Request(lambda: self._owner.retry_dead_letter(dead.sequence)))
-            self._report_failure(dead.sequence, f"{named}: cannot be given up: {error}", error)
+            self._report_failure(dead.sequence, f"{named}: cannot become a dead letter: {error}", error)
             self.letter_errors[dead.sequence] = error
             return False
         self._end_failure(dead.sequence)

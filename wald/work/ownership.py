@@ -49,7 +49,7 @@ class Ownership(GroupFile):
                     raise self._refusal(route, group)
                 time.sleep(_RETRY_SECONDS / 10)
             if not os.fstat(self.descriptor).st_nlink:
-                raise Locked(f"{self.path}: the group was removed at this moment", hint="run the same command again")
+                raise Locked(f"{self.path}: the group has just been removed", hint="run the same command again")
             disk.sync_directory(self.path.parent)
         except (Locked, OSError):
             self.close()
@@ -59,8 +59,8 @@ class Ownership(GroupFile):
         found = holders(self.path)
         if os.getpid() in found:
             return Locked(
-                f"{self.path}: this process works on route {route} for group {group} already",
-                hint="use the WorkGroup that is open, also in other threads, or close it first",
+                f"{self.path}: this process already works on route {route} for group {group}",
+                hint="use the open WorkGroup, which threads may share, or close it first",
             )
         if found:
             command = process_command(found[0]) or process_name(found[0])
@@ -148,7 +148,7 @@ def require_no_command(root: Root, route: str, group: str) -> None:
     for path in command_files(root.cursor_directory(route), group):
         if is_locked(path, Disk()):
             raise Locked(
-                f"{path}: a command that a killed wald-drain has left running has records of route {route} "
+                f"{path}: a command that a killed wald-drain left running still has records of route {route} "
                 f"for group {group}",
                 hint=f"wait until it has ended: {describe_commands(path) or f'fuser -v {path}'}",
             )

@@ -125,7 +125,7 @@ class GroupSnapshot:
                 replay.apply(line)
             replay.end(cursor)
         except (LookupError, ValueError, TypeError, OverflowError) as error:
-            message = f"{path}: its lines do not follow from each other ({error!r})"
+            message = f"{path}: its lines contradict each other ({error!r})"
             raise Damaged(message, hint="keep a copy of the file for a bug report") from error
         self._deliveries = replay.deliveries
         self._window = self._deliveries.window

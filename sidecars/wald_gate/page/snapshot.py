@@ -96,7 +96,7 @@ class Bundled:
             (self._whole if is_whole else self._partly).add(base)
 
     def end(self, segments: Sequence[rates.SegmentSeen]) -> None:
-        """Judge the deletions around the existing segments."""
+        """Check the deletions around the existing segments."""
         self._whole &= self._met
         self._try(lambda: self._judge(segments))
         if self._problem:

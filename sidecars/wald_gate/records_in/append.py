@@ -159,7 +159,7 @@ async def append(call: Call) -> Response:
     query, state, is_replay = call.query(Query), call.state, False
     group, seconds = query.wait_processed, wait_seconds(query.wait or _WAIT)
     if query.wait is not UNSET and group is UNSET:
-        raise InvalidInput("wait is for wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
+        raise InvalidInput("wait needs wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
     unprocessed = None if group is UNSET else await state.processed.expected(call.route, group)
     with MemoryReservation(state.limits) as memory:
         appended = _Append(call, memory, unprocessed, bare=query.as_ is not UNSET)

@@ -188,7 +188,7 @@ class DaemonClient:
         return self._held if request.route in self._held_routes else self._main
 
     async def _watch_status(self) -> None:
-        """Find the routes for which requests wait: all requests behind them on a connection wait too."""
+        """Find the routes whose requests wait; all later requests on their connection wait too."""
         oldest: DaemonRequest | None = None
         while True:
             in_flight = self._main.requests.in_flight

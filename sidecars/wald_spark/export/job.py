@@ -172,7 +172,7 @@ def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Se
         if not alike or (log in logs and other.routes != shape.routes):
             raise Refused(
                 f"log {log} was exported there with {other.as_options()}, not with {shape.as_options()}",
-                hint="the same options again, or another --out",
+                hint="use the same options, or another --out",
             )
     known = next((entry.shape.json for entry in entries.values() if entry.shape.json), "")
     return Shape(shape.routes, shape.names, known if shape.names else shape.json)

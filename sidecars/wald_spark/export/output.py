@@ -180,7 +180,7 @@ def _read(path: Path) -> ExportedLog:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(
             f"{path}: not written by an export ({error})",
-            hint=f"put it back from a backup, or remove it and all files of {path.stem} to export that log again",
+            hint=f"restore it from a backup, or remove it and all files of {path.stem} to export that log again",
         ) from error
 
 

@@ -57,7 +57,7 @@ def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     printed = " ".join(wald("doctor", "--root", tmp_path).stdout.decode().split())
 
-    assert printed.count("not tried out") == 1
+    assert printed.count("not tested") == 1
     assert "also replace, links, locks, allocation, mapping, fifo, names, events" in printed
 
 
@@ -234,7 +234,7 @@ def test_what_a_stranger_may_not_see_is_not_called_missing(open_place: Path, nam
     assert found.failed == {"root"}
     assert found.measured("root")["kind"] == "hidden"
     assert {found.outcome(check) for check in ("files", "daemon", "service")} == {"unknown"}
-    assert [each for each in messages.values() if "may not see" not in each] == []
+    assert [each for each in messages.values() if "not permitted to see" not in each] == []
 
 
 @needs_root

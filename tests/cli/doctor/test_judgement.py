@@ -165,7 +165,7 @@ TABLE = [
     Row(log.SocketPath("/" + "x" * 107, 108), FAIL, "108 bytes"),
     Row(log.SocketPath("/" + "x" * 106, 107), OK, "107 of 107"),
     Row(log.Running(), OK, "no daemon"),
-    Row(replace(RUNNING, answers=None), UNKNOWN, "may not ask"),
+    Row(replace(RUNNING, answers=None), UNKNOWN, "may not query"),
     Row(replace(RUNNING, answers=False), FAIL, "does not answer"),
     Row(replace(RUNNING, degraded_by="segments"), FAIL, "segments"),
     Row(RUNNING, OK, "it answers"),

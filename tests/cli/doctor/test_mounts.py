@@ -108,7 +108,7 @@ def test_a_full_disk_is_reported_and_given_no_more(tmp_path: Path) -> None:
 
     assert found.failed == {"mount", "allocation", "space"}
     for check in ("sync", "replace", "links", "mapping"):
-        assert (found.outcome(check), found.message(check)) == ("skipped", "not tried out: No space left on device")
+        assert (found.outcome(check), found.message(check)) == ("skipped", "not tested: No space left on device")
     assert found.measured("space")["free_bytes"] == 0
     assert left == []
 

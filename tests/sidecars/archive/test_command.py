@@ -58,7 +58,7 @@ def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_pa
     line += ["--records-per-bundle", 1, "--codec", "none"]
     typed = []
     for _ in range(2):
-        typed.append(re.split(r" (?:packs the|passes over)", refused(wald_archive(*line))[2])[0])
+        typed.append(re.split(r" (?:packs the|skips it)", refused(wald_archive(*line))[2])[0])
         env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         subprocess.run(["bash", "-c", typed[-1]], check=True, env=env, capture_output=True)
     output_of(*line)
@@ -304,7 +304,7 @@ class TestRefusals:
         code, message, hint = refusal_of("a", "--root", root, "--dest", dest)
 
         assert (code, message) == (2, f"{dest}: not a directory")
-        assert hint == "name a directory that exists or can be made"
+        assert hint == "name a directory that exists or can be created"
         assert wald_output_of("cursor", "set", "a", 1, "--root", root) == b"1\n"  # it had not moved
 
     def test_a_full_disk(self, built: Built, tmp_path: Path) -> None:

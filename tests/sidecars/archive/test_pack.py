@@ -227,7 +227,7 @@ def test_the_command_that_skips_a_hole_keeps_a_long_line_that_has_not_ended(buil
     built.log.set_cursor("a", 1, "archive")
     with pytest.raises(Damaged) as raised:
         archive(built, dest, "a", group="archive")
-    assert "cursor set a 2 --group archive passes over it" in raised.value.hint
+    assert "cursor set a 2 --group archive skips it" in raised.value.hint
 
 
 def test_a_cursor_that_cannot_be_trusted_gets_a_command_with_a_number(mixed: Built, dest: Path) -> None:

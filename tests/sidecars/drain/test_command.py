@@ -370,5 +370,5 @@ def test_what_is_no_dead_letter_is_not_put_anywhere(own: Stream) -> None:
     for _ in range(2):
         code, message, hint = drain_refusal("redrive", "--root", own.root)
         assert (code, message) == (2, "dead_letter 3: is not a dead letter of this log")
-        assert f"wald --root {own.root} cursor set dead_letter 3 passes over it" in hint
+        assert f"wald --root {own.root} cursor set dead_letter 3 skips it" in hint
     assert values(own.root, "a") == [b"one", b"one"]

@@ -72,7 +72,7 @@ def test_a_record_above_the_limit_of_the_daemon_ends_drain_until_it_can_be_sent_
 def test_workers_continue_while_the_daemon_refuses_a_dead_letter(limited: Daemon, start: Start) -> None:
     words = ["a", "--root", limited.root, "--exit-at-end", "--tries", 1, "--workers", 1, "--", "false"]
     waiting = start(*words)
-    await_line(waiting, "a 3: cannot be given up: the payload has")
+    await_line(waiting, "a 3: cannot become a dead letter: the payload has")
     restart(limited, {})
     assert waiting.wait(TIMEOUT_SECONDS) == 10
     assert sorted(values(limited.root, "dead_letter")) == sorted([b"one", b"two", LARGE, b"four"])

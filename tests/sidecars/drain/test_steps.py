@@ -380,7 +380,7 @@ def test_what_a_crash_left_torn_is_replaced(built: Built) -> None:
 def test_one_drain_per_route_and_group(built: Built) -> None:
     built.lines("b", [b"two"])
     with HandoverFile(built.root, "a", "g", Disk()):
-        with pytest.raises(Locked, match="this process works on route a for group g already"):
+        with pytest.raises(Locked, match="this process already works on route a for group g"):
             HandoverFile(built.root, "a", "g", Disk())
         for route, group in (("a", "h"), ("b", "g")):
             with HandoverFile(built.root, route, group, Disk()) as file:

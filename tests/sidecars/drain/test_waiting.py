@@ -188,7 +188,7 @@ def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
         first, f"stops once its commands have ended, process {command}; Ctrl-C again leaves them to the next start"
     )
     first.send_signal(signal.SIGINT)
-    await_line(first, "interrupted; commands that run go on, and the next start waits for them")
+    await_line(first, "interrupted; running commands continue, and the next start waits for them")
     assert first.wait(TIMEOUT_SECONDS) == 130
     assert jobs.running["1"].pid == command
     second = start(*arguments(four, jobs, *options, "--exit-at-end"))

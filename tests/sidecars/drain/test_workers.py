@@ -279,7 +279,7 @@ def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, job
     daemon.start_again()
     words = ("sh", "-c", "[ $WALD_FIRST != 2 ]")
     process = start("a", "--root", daemon.root, "--workers", 2, "--tries", 2, "--exit-at-end", "--", *words)
-    await_line(process, "a 2: cannot be given up: ")
+    await_line(process, "a 2: cannot become a dead letter: ")
     eventually(lambda: cursor(daemon.root) == 1)
     daemon.stop()
     del daemon.env["WALD_REQUEST_MAX_BYTES"]
@@ -367,7 +367,7 @@ def test_errors_say_what_to_do(built: Built, jobs: Jobs) -> None:
     root = built.root.path
     assert drain_refusal("a", "--root", root, "--order", "key", "--", "true")[:2] == (
         2,
-        "--order is for several workers",
+        "--order needs --workers",
     )
     assert drain_refusal("nosuch", "--root", root, "--workers", 2, "--", "true")[0] == 3
     script = jobs.folder / "script"

@@ -198,7 +198,7 @@ def test_a_parameter_of_a_request_without_parameters_is_refused(shared: Gate) ->
         name, _, value = path.partition("?")[2].partition("=")
         assert (answer.status, answer.json()["detail"]) == (
             400,
-            f"the query: unknown parameter {name!r}; there are none",
+            f"the query: unknown parameter {name!r}; this request takes none",
         )
         assert len(value) < 2 or value.encode() not in answer.body
 

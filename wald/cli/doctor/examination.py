@@ -74,21 +74,21 @@ class Subject:
         """Remove leftover scratch directories, and create one that ``stack`` removes."""
         user = log.user(self.place)
         if self.place.kind is log.Kind.UNFIT:
-            self.untried = "not tried out, because no log can be here"
+            self.untried = "not tested, because no log can be here"
         elif self.place.kind is log.Kind.HIDDEN:
-            self.untried = "not tried out, because this user may not see whether a log is here"
+            self.untried = "not tested, because this user is not permitted to see whether a log exists here"
         elif self.mount.type in medium.OF_KERNEL:
-            self.untried = "not tried out, because the kernel stores no files here"
+            self.untried = "not tested, because the kernel stores no files here"
         elif user.is_read_only:
-            self.untried = "not tried out, because the file system is read-only"
+            self.untried = "not tested, because the file system is read-only"
         elif not user.may_write:
-            self.untried = "not tried out, because this user may not write here"
+            self.untried = "not tested, because this user may not write here"
         else:
             try:
                 self.removed = files.remove_leftovers(self.at)
                 self.scratch = stack.enter_context(files.scratch_in(self.at))
             except OSError as error:
-                self.untried = f"not tried out: {error.strerror}"
+                self.untried = f"not tested: {error.strerror}"
 
 
 class Needs(StrEnum):
@@ -184,13 +184,13 @@ def _find(check: Check, subject: Subject) -> Finding:
         return check.without_facts(Outcome.SKIPPED, subject.untried)
     if check.needs is Needs.LOG and not os.path.lexists(Root(subject.root).identity):
         if subject.place.kind is log.Kind.HIDDEN:
-            return check.without_facts(Outcome.UNKNOWN, "this user may not see whether a log is here")
+            return check.without_facts(Outcome.UNKNOWN, "this user is not permitted to see whether a log exists here")
         return check.without_facts(Outcome.SKIPPED, "there is no log here")
     try:
         facts: Any = check.probe(subject)  # ``Any``: mypy knows no type for any dataclass
     except OSError as error:
         if check.needs is Needs.SCRATCH and error.errno in DISK_FULL:
-            return check.without_facts(Outcome.SKIPPED, f"not tried out: {error.strerror}")
+            return check.without_facts(Outcome.SKIPPED, f"not tested: {error.strerror}")
         raise
     outcome, message, advice = facts.verdict(Paths(subject.root, subject.at))
     return Finding(check.name, outcome, message, check.promises, advice, dataclasses.asdict(facts))

@@ -133,10 +133,10 @@ class User(Facts):
     def verdict(self, paths: Paths) -> Verdict:
         as_owner = f"runuser -u {self.owner} -- {paths.wald} doctor"
         if self.is_read_only:
-            return skipped("the file system is mounted read-only, so nothing was tried out")
+            return skipped("the file system is mounted read-only, so nothing was tested")
         if not self.may_write:
             return unknown(
-                f"user {self.user} may not write here, so nothing was tried out; the owner is {self.owner}", as_owner
+                f"user {self.user} may not write here, so nothing was tested; the owner is {self.owner}", as_owner
             )
         if self.user != self.owner:
             return unknown(
@@ -220,7 +220,7 @@ class Running(Facts):
     """Daemon that holds the root, and whether it answers."""
 
     holder: str = ""  # as named in its lock file; empty if no daemon holds the root
-    answers: bool | None = None  # True if it answered STAT in time; None if this user may not ask it
+    answers: bool | None = None  # True if it answered STAT in time; None if this user may not query it
     degraded_by: str = ""  # the reason why it accepts no input; empty if it does
 
     def verdict(self, paths: Paths) -> Verdict:
@@ -228,7 +228,7 @@ class Running(Facts):
             return ok("no daemon holds the root")
         if self.answers is None:
             return unknown(
-                f"{self.holder}; this user may not ask it", f"join the group of the socket: ls -l {paths.root}"
+                f"{self.holder}; this user may not query it", f"join the group of the socket: ls -l {paths.root}"
             )
         if not self.answers:
             message = f"{self.holder}, but it does not answer: it is starting, hangs, or listens elsewhere"
