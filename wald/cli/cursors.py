@@ -19,7 +19,7 @@ from wald.cli.positions import exit_code
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, Refused
 from wald.files.cursor_directory import is_own_file
 from wald.files.disk import Disk
-from wald.format.names import SKIPS_LEDGER, check_group, check_route
+from wald.format.names import CURSOR_SUFFIX, SKIPS_LEDGER, check_group, check_route
 from wald.format.times import nanoseconds, utc
 from wald.format.times import parse_position_option as position_of
 from wald.hints import command_line, user_name
@@ -179,6 +179,11 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
         raise Refused(f"{found.path}: the cursor of a work group, which has other files, too", hint=hint)
     path = remove_cursor(log.root, route, group, disk=Disk())
     print_result("cursor.remove", as_json, {"route": route, "group": group, "path": str(path)}, [path])
+    if not any(path.parent.glob(f"*{CURSOR_SUFFIX}")):
+        retire = command_line(root, f"route retire {route}")
+        click.echo(
+            f"wald: no group reads route {route} any more, so its records are kept; to stop that: {retire}", err=True
+        )
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
