@@ -140,7 +140,7 @@ def stuck_worker(site: Site) -> Iterator[None]:
     site.sh("systemctl is-active workers")
 
 
-@failure("Bad records are to be set aside")
+@failure("Set failing records aside")
 def dead_letters(site: Site) -> Iterator[None]:
     """Only the log's user may write to the route."""
     site.write(SETTINGS, site.text(SETTINGS) + 'writers = ["wald"]\n')
@@ -220,7 +220,7 @@ def second_writer(site: Site) -> Iterator[None]:
     assert site.read() == ["one"]
 
 
-@failure("Records are to be restored from an archive")
+@failure("Restore records from an archive")
 def archived(site: Site) -> Iterator[None]:
     site.start()
     site.segment(range(10))
@@ -232,7 +232,7 @@ def archived(site: Site) -> Iterator[None]:
     assert site.read("restored") == [str(number) for number in range(10)]
 
 
-@failure("The log is to be moved to another disk")
+@failure("Move the log to another disk")
 def moved(site: Site) -> Iterator[None]:
     """The new disk is a file system in a file."""
     site.start()
@@ -372,7 +372,7 @@ def fifo(site: Site) -> Iterator[None]:
     assert sorted(site.read()) == ["beside", "half", "new"]
 
 
-@failure("A route is to be added")
+@failure("Add a route")
 def added(site: Site) -> Iterator[None]:
     site.start()
     yield
@@ -380,7 +380,7 @@ def added(site: Site) -> Iterator[None]:
     site.until(f"wald --root {LOG} read invoices | grep one")
 
 
-@failure("A route is to be retired")
+@failure("Retire a route")
 def retired(site: Site) -> Iterator[None]:
     """Another route's table follows without an empty line and stays unchanged."""
     site.write(SETTINGS, site.text(SETTINGS) + '[routes.secret]\nwriters = ["wald"]\n')
@@ -396,7 +396,7 @@ def retired(site: Site) -> Iterator[None]:
     assert "retired" in site.wald("route", "list")
 
 
-@failure("A route is to be renamed, or merged")
+@failure("Rename or merge routes")
 def renamed(site: Site) -> Iterator[None]:
     """The group has processed one of three records; the others come to the new route."""
     site.start()
