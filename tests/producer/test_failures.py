@@ -147,6 +147,21 @@ def test_the_time_between_two_calls_does_not_count(daemon: Daemon) -> None:
         assert producer.flush() == [Durable(1, 1)]
 
 
+def test_an_answer_that_nobody_has_read_ends_an_outage(daemon: Daemon) -> None:
+    """A second outage, long after the first, is waited out as well."""
+    with Producer(daemon.root, retry_for=2.0) as producer:
+        producer.publish("a", b"1\n").result()
+        daemon.kill()
+        daemon.start_again()
+        producer.publish("a", b"2\n")  # over a new connection
+        published = time.monotonic()
+        eventually(lambda: time.monotonic() - published > 2)
+        daemon.kill()
+        daemon.start_again()
+
+        assert producer.publish("a", b"3\n").result() == [3]
+
+
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "log.json").touch()
     for at in (tmp_path, tmp_path / "absent.sock"):

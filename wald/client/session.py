@@ -372,6 +372,7 @@ class Session:
             reason = self._lose_connection() or reason
             if not self._pipeline and not was_empty:
                 return
+            self._deadline = deadline = self._start_deadline()  # another one if an answer has ended the failure
             if isinstance(reason, ProtocolError):
                 self._last_error = reason
             if reason is not None:
