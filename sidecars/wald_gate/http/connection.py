@@ -124,11 +124,11 @@ class Connection(Channel):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:  # the timer, if any, ends the connection
+            return
         if self._timer is not None:
             self._set_timer(None)
         self._rest_bytes = None
-        if self._is_refused:
-            return
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         if parser.should_upgrade():
@@ -360,6 +360,8 @@ class Connection(Channel):
             self.pool.ended[reason] += 1
         if self._has_answered() if self._is_in_head else self._is_unanswered():
             self._write_bare(status, text)
+            if not self._is_in_head and self._receiving is not None:
+                self._receiving.disconnect()  # it is answered
             self._linger()
         else:
             self._end()

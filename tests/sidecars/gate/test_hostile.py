@@ -17,7 +17,7 @@ from functools import partial
 import pytest
 import zstandard
 from gating import Gate
-from running import TIMEOUT_SECONDS, Daemon
+from running import TIMEOUT_SECONDS, Daemon, eventually
 
 import wald
 
@@ -166,6 +166,26 @@ def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: G
 
     assert found in ([found[0]], [found[0], 404])
     assert 400 <= found[0] < 500
+
+
+def test_a_request_behind_a_refused_one_does_not_keep_the_connection_open(attacked: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_SECONDS) as connection:
+        connection.sendall(request(b"Host: other") + SMUGGLED)
+        while connection.recv(1 << 16):  # until the gate sends nothing more; it still reads
+            pass
+
+        eventually(lambda: 'connections{state="busy"} 1.0\n' in attacked.get("/metrics").body.decode())
+
+
+def test_a_request_with_an_invalid_body_is_answered_once_even_if_its_body_does_not_matter(attacked: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_SECONDS) as connection:
+        connection.sendall(request(CHUNKED, method=b"GET", path=b"/v1/head", body=b"zz\r\n"))
+        with connection.makefile("rb") as answer:
+            assert answer.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+            assert answer.read().count(b"HTTP/1.1") == 0
+        assert attacked.get("/v1/head").status == 200
+
+    assert "Traceback" not in attacked.log
 
 
 def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
