@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -128,13 +129,16 @@ class _Append:
             await self._store(division, keyed)
 
     async def _store(self, division: bytes, keyed: KeyedRequest | None) -> None:
-        cut = self._cut
+        cut, is_blank = self._cut, True
         for payload in await cut.payloads(division):
+            is_blank = False
             if keyed is not None:
                 await keyed.add(payload, columns=cut.columns)
             else:
                 durable = await self._call.state.daemon.publish(self._route, payload, columns=cut.columns)
                 self.add(durable, len(payload), is_new=True)
+        if is_blank:  # nothing was awaited, and a compressed body may have a million blank lines in a few packets
+            await asyncio.sleep(0)
 
     def add(self, durable: Durable, payload_bytes: int, *, is_new: bool) -> None:
         """Count durable records; ``is_new`` is False if an earlier request stored them."""

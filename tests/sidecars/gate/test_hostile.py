@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from select import select
 
 import pytest
 import zstandard
@@ -186,6 +187,20 @@ def test_a_request_with_an_invalid_body_is_answered_once_even_if_its_body_does_n
         assert attacked.get("/v1/head").status == 200
 
     assert "Traceback" not in attacked.log
+
+
+def test_a_body_of_blank_lines_does_not_keep_others_waiting(attacked: Gate) -> None:
+    """The other request is sent later, and answered earlier."""
+    blank = gzip.compress(b"\n" * (32 << 20))
+    lines = b"Content-Encoding: gzip", b"Content-Length: %d" % len(blank)
+    sent = request(*lines, body=blank).replace(b"text/plain", b"application/x-ndjson")
+    address = "127.0.0.1", attacked.port
+    with socket.create_connection(address, TIMEOUT_SECONDS) as long, socket.create_connection(address) as other:
+        long.sendall(sent)
+        other.sendall(SMUGGLED)
+        assert other.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert select([long], [], [], 0)[0] == []
+        assert long.recv(1 << 16).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
 def test_what_is_unusual_but_right_is_answered(attacked: Gate) -> None:
