@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -236,9 +237,7 @@ class WorkGroup:
         self._task_calls = _TaskCalls(self._work.commit_loop)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self._thread.run(self._close)
         finally:
@@ -389,20 +388,20 @@ class Job(Delivery):
         return not await self.worker.group.give_up(self.worker.name, [self.sequence], reason, tries)
 
 
+@dataclass(eq=False)
 class Worker:
     """Asynchronous :class:`wald.work.group.Worker`, for ``async for``."""
 
-    def __init__(
-        self, group: WorkGroup, name: str, max_records: int, max_bytes: int, lease_for: float, wait: float
-    ) -> None:
-        self.group = group
-        self.name = name
-        self.lease_for = lease_for
-        self._wait = wait
-        self._max = max_records, max_bytes
+    group: WorkGroup
+    name: str
+    _max_records: int
+    _max_bytes: int
+    lease_for: float
+    _wait: float
 
     async def __aiter__(self) -> AsyncIterator[Job]:
-        while leased := await self.group.lease(self.name, *self._max, self.lease_for, self._wait):
+        wanted = self.name, self._max_records, self._max_bytes, self.lease_for, self._wait
+        while leased := await self.group.lease(*wanted):
             rest = deque(leased)
             try:
                 while rest:

@@ -167,10 +167,7 @@ class Handovers:
     """
 
     def __init__(self, consumer: Consumer, file: HandoverFile, *, daemon: Path, report: Callable[[str], None]) -> None:
-        self._consumer = consumer
-        self._file = file
-        self._daemon = daemon
-        self._report = report
+        self._consumer, self._file, self._daemon, self._report = consumer, file, daemon, report
         root, log_id = consumer.log.root, consumer.log.identity.log_id
         self._origin = Origin(log_id, consumer.route, consumer.group)
         self._pinning = PinWriter(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")

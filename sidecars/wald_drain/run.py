@@ -263,8 +263,8 @@ def _stopping(context: RunContext) -> Iterator[None]:
 
 
 def _describe_running(consumer: Consumer) -> str:
-    directory = consumer.log.root.cursor_directory(consumer.route)
-    found = running(command_files(directory, consumer.group), [os.getpid()]).values()
+    files = command_files(consumer.log.root.cursor_directory(consumer.route), consumer.group)
+    found = running(files, [os.getpid()]).values()
     own = [str(each.process) for commands in found for each in commands if not each.left]
     if not own:
         return ""

@@ -41,6 +41,10 @@ class JournalStart:
     floor: int  # all records up to it are done
     end: int  # first sequence not yet read
 
+    @property
+    def owner(self) -> tuple[bytes, str, str]:
+        return self.log_id, self.route, self.group
+
 
 @dataclass(frozen=True, slots=True)
 class JournalPage:

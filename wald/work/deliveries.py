@@ -13,8 +13,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from wald.work.window import Run, State, Window, runs_of
@@ -130,7 +133,11 @@ class Deliveries:
             numbers += array("I", [number]) * size
         tries = self.window.deliver(run, numbers)
         if self._keys is not None:
-            self._offer(Run(run.last - parts[-1].size + 1, run.last), self._keys)
+            for sequence in self._keys.of(Run(run.last - parts[-1].size + 1, run.last)):
+                following = next(self._keys.behind(sequence), None)
+                if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
+                    self._set(following, State.FREE)
+                    self._offered.append(following)
         return tries
 
     @property
@@ -184,8 +191,7 @@ class Deliveries:
     def extend(self, named: Named, *, now_ns: int, until_ns: int) -> Settled:
         def extend(run: Run) -> None:
             number = self._leases.number(named[0], now_ns, until_ns)
-            self.window.transfer(run, number)
-            self._leases[number].left += run.size
+            self._leases[number].left += self.window.hold(run, number)
 
         return self._settle([named], extend)
 
@@ -241,14 +247,6 @@ class Deliveries:
         """Return the same as :meth:`out`, in fewer runs, which may span done records."""
         for number, run in self.window.holdings():
             yield run, self._leases[number]
-
-    def _offer(self, run: Run, keys: _KeyOrder) -> None:
-        """Free the next record of each key in ``run`` for the worker that has the run."""
-        for sequence in keys.of(run):
-            following = next(keys.behind(sequence), None)
-            if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
-                self._set(following, State.FREE)
-                self._offered.append(following)
 
     def _settle(
         self, named: Sequence[Named], settle: Callable[[Run], None], *, late: bool = False, last_first: bool = False
@@ -341,19 +339,12 @@ class Deliveries:
             if number in numbers
         ]
         for run in runs:
-            for part in self._still_out(run):
-                self._uncount(part)
-                self._give_back(part)
+            parts = [run] if self._keys is None else (Run(at, at) for at in range(run.first, run.last + 1))
+            for part in parts:  # by key, some have returned together with an earlier one
+                if self.window.state(part.first) is State.OUT:
+                    self._uncount(part)
+                    self._give_back(part)
         return runs
-
-    def _still_out(self, run: Run) -> Iterator[Run]:
-        """Return the records of a run that have not returned together with an earlier one of their key."""
-        if self._keys is None:
-            yield run
-            return
-        for sequence in range(run.first, run.last + 1):
-            if self.window.state(sequence) is State.OUT:
-                yield Run(sequence, sequence)
 
     def _uncount(self, run: Run) -> None:
         for number, part in self.window.leases_in(run):
@@ -418,15 +409,13 @@ class _LeaseTable:
         self._max = _KEPT + 2 * len(self._leases)
 
 
+@dataclass(slots=True)
 class _KeyQueue:
     """Records of one key, in order; done records may remain behind the first one."""
 
-    __slots__ = ("key", "sequences", "start")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.sequences: array[int] = array("Q")
-        self.start = 0
+    key: bytes
+    sequences: array[int] = field(default_factory=partial(array, "Q"))
+    start: int = 0
 
 
 class _KeyOrder:
@@ -504,10 +493,4 @@ def stretches(named: Sequence[Named]) -> Iterator[list[Claim]]:
 
 def _joined(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Join neighbouring parts of one worker."""
-    found: list[tuple[str, int]] = []
-    for worker, size in parts:
-        if found and found[-1][0] == worker:
-            found[-1] = (worker, found[-1][1] + size)
-        else:
-            found.append((worker, size))
-    return found
+    return [(worker, sum(size for _, size in same)) for worker, same in groupby(parts, itemgetter(0))]

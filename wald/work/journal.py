@@ -76,7 +76,7 @@ class Journal:
         try:
             os.fchmod(self._descriptor, _MODE)
             read = read_whole(self.path, root, apply)
-            if read.start is not None and not _same(read.start, start):
+            if read.start is not None and read.start.owner != start.owner:
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
             self.is_new = read.start is None
             self._opened = os.fstat(self._descriptor)
@@ -187,7 +187,12 @@ def read_journal(path: Path, apply: Callable[[JournalLine], None]) -> Reading:
             if unreadable:
                 read.behind += 1
             else:
-                _begin(read, line)
+                if isinstance(line, JournalStart):
+                    if read.start is not None:
+                        raise BadWork("two lines say whose it is")
+                    read.start = line
+                elif read.start is None:
+                    raise BadWork("its first line does not say whose it is")
                 apply(line)
                 read.lines += 1
                 read.last = max(read.last, last_read(line))
@@ -269,24 +274,6 @@ def _decoded(piece: bytes) -> tuple[JournalLine, int]:
     if piece.endswith(b'"\n'):
         return decode_work(piece[:-1] + b"}")
     return decode_work(piece)
-
-
-def _begin(read: Reading, line: JournalLine) -> None:
-    """Check that the first line, and no other, identifies the group."""
-    if read.start is None:
-        if not isinstance(line, JournalStart):
-            raise BadWork("its first line does not say whose it is")
-        read.start = line
-    elif isinstance(line, JournalStart):
-        raise BadWork("two lines say whose it is")
-
-
-def _same(line: JournalLine, start: JournalStart) -> bool:
-    return isinstance(line, JournalStart) and (line.log_id, line.route, line.group) == (
-        start.log_id,
-        start.route,
-        start.group,
-    )
 
 
 def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -34,6 +35,7 @@ _RETRY_SECONDS = 1.0  # short, because the thread tries again and must not delay
 _log = logging.getLogger("wald.work")
 
 
+@dataclass(eq=False)
 class Maintenance:
     """Maintenance of ``group`` on ``route``.
 
@@ -49,60 +51,49 @@ class Maintenance:
         letter_errors: why dead letters could not be written, by sequence.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        route: str,
-        group: str,
-        cursor: int,
-        owner: Owner,
-        loop: CommitLoop,
-        *,
-        daemon: Path,
-        report: Callable[[str], None] | None,
-        wake: threading.Event,
-        lost: SimpleQueue[Missing],
-        moves_cursor: bool = True,
-    ) -> None:
-        self._log = log
-        self._route = route
-        self._group = group
-        self._cursor = cursor
-        self._owner = owner
-        self._loop = loop
-        self._daemon = daemon
-        self._callback = report
-        self._wake = wake
-        self._lost = lost
-        self._moves_cursor = moves_cursor
-        self._pin_writer = PinWriter(log.root, Disk(), route, group, log.identity.log_id, "work")
+    _log: Log
+    _route: str
+    _group: str
+    _cursor: int
+    _owner: Owner
+    _loop: CommitLoop
+    _: KW_ONLY
+    daemon: Path
+    report: Callable[[str], None] | None
+    wake: threading.Event
+    lost: SimpleQueue[Missing]
+    moves_cursor: bool = True
+
+    def __post_init__(self) -> None:
+        identity = self._log.identity.log_id
+        self._pin_writer = PinWriter(self._log.root, Disk(), self._route, self._group, identity, "work")
         self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
         self._is_closed = False
         self._reported: dict[str | int, str] = {}  # failures that still last, by step and by dead letter
         self.letter_errors: dict[int, Exception] = {}
         self._lost_reported = ""
-        self._thread = threading.Thread(target=self._run, name=f"wald-work-maintenance-{route}", daemon=True)
-        self._wake.set()  # the journal may be ahead of the cursor
+        self._thread = threading.Thread(target=self._run, name=f"wald-work-maintenance-{self._route}", daemon=True)
+        self.wake.set()  # the journal may be ahead of the cursor
         self._thread.start()
 
     def close(self) -> None:
         """End the thread after its current step."""
         self._is_closed = True
-        self._wake.set()
+        self.wake.set()
         self._thread.join()
         self._report_lost()
 
     def move_cursor(self) -> None:
         """Move the cursor to the ack floor."""
         floor = self._owner.floor
-        if self._moves_cursor and floor > self._cursor:
+        if self.moves_cursor and floor > self._cursor:
             self._log.set_cursor(self._route, floor, self._group)
             self._cursor = floor
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(_EVERY_SECONDS)
-            self._wake.clear()
+            self.wake.wait(_EVERY_SECONDS)
+            self.wake.clear()
             if self._is_closed:
                 return None
             self._report_lost()
@@ -119,7 +110,7 @@ class Maintenance:
 
     def _follow_cursor(self) -> None:
         """Mark everything before a cursor done that an operator has moved."""
-        if not self._moves_cursor:
+        if not self.moves_cursor:
             return
         cursor = self._log.cursor(self._route, self._group)
         if cursor.state is CursorState.VALID and cursor.sequence > max(self._cursor, self._owner.floor):
@@ -128,15 +119,15 @@ class Maintenance:
             self._report(f"{self._route}: the cursor was moved to {cursor.sequence}; continuing after it")
 
     def _report(self, line: str, level: int = logging.INFO) -> None:
-        if self._callback is None:
+        if self.report is None:
             _log.log(level, "%s", line)
             return
         with suppress(Exception):  # of the callback
-            self._callback(line)
+            self.report(line)
 
     def _report_lost(self) -> None:
-        while not self._lost.empty():
-            line = f"{self._route}: {self._lost.get().message()}; continuing after them"
+        while not self.lost.empty():
+            line = f"{self._route}: {self.lost.get().message()}; continuing after them"
             if line != self._lost_reported:
                 self._report(line, logging.WARNING)
             self._lost_reported = line
@@ -145,7 +136,7 @@ class Maintenance:
         """Report a failure once while it lasts, instead of every second."""
         if self._reported.get(step) != why and not self._is_closed:
             hint = getattr(error, "hint", "")
-            retrying = "; retrying every second" * self._moves_cursor  # the next lease of a strict group may end it
+            retrying = "; retrying every second" * self.moves_cursor  # the next lease of a strict group may end it
             self._report(f"{why}{retrying}" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
         self._reported[step] = why
 
@@ -203,7 +194,7 @@ class Maintenance:
             for sent in log.records(dead.route, dead.after + 1, on_missing="skip"):
                 if wanted.items() <= headers_of(sent).items():
                     return sent.sequence
-        prepare(self._daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
+        prepare(self.daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
         letters = payloads([dead_letter(record, headers, dead.route)])
-        (durable,) = send(self._daemon, letters, seed=origin.seed(dead), retry_for=_RETRY_SECONDS)
+        (durable,) = send(self.daemon, letters, seed=origin.seed(dead), retry_for=_RETRY_SECONDS)
         return durable.first

@@ -28,11 +28,12 @@ from wald.format.work import Commit, JournalLine, WorkerLease
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import Cursor, CursorState
-from wald.work.journal import Reading, Replay, beyond_head, read_beside_owner
+from wald.work.journal import Failure, Reading, Replay, beyond_head, read_beside_owner
 from wald.work.owner import FOREVER_SECONDS
 from wald.work.window import Run, State
 
 T = TypeVar("T")
+_NO_FAILURE = Failure("", 0)
 _DONE_TRIES = b"\xff"  # of done records, in a page
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # pauses of a poll
 _PAUSES = 10  # a slow poll is followed by a pause of this many times its duration
@@ -157,14 +158,11 @@ class GroupSnapshot:
 
     def waiting(self) -> Iterator[Waiting]:
         """Return the delayed records, in order."""
-        due = self._deliveries.due_times()
+        due, reasons = self._deliveries.due_times(), self.failures
         each = (Run(at, at) for run in self._window.runs(State.WAITING) for at in range(run.first, run.last + 1))
-        for run, (due_ns, reason), tries in self._joined((one, (due[one.first], self._why(one.first))) for one in each):
+        waiting = ((one, (due[one.first], reasons.get(one.first, _NO_FAILURE).reason)) for one in each)
+        for run, (due_ns, reason), tries in self._joined(waiting):
             yield Waiting(*run, due_ns, tries, reason)
-
-    def _why(self, sequence: int) -> str:
-        failure = self.failures.get(sequence)
-        return failure.reason if failure else ""
 
     def _joined(self, pieces: Iterable[tuple[Run, T]]) -> Iterator[tuple[Run, T, int]]:
         """Join adjacent runs that are alike and have the same number of tries."""
@@ -245,22 +243,15 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[JournalL
     reading, lines = read_beside_owner(file.path)
     if reading.damage:
         return reading, lines, f"offset {reading.end}: {reading.damage}"
-    if foreign := _foreign(log_id, file, reading):
-        return reading, [], foreign
+    cursor, start = file.root.cursor(file.route, file.group), reading.start
+    if os.path.lexists(cursor) and os.path.lexists(file.path) and not is_companion(file.path, cursor):
+        return reading, [], "offset 0: belongs to another user than the cursor of the group"
+    if start is not None and start.owner != (log_id, file.route, file.group):
+        whose = f"group {start.group} on route {start.route} of log {start.log_id.hex()}"
+        return reading, [], f"offset 0: the journal of {whose}"
     if beyond := beyond_head(file.root, reading):
         return reading, [], f"offset 0: {beyond}"
     return reading, lines, ""
-
-
-def _foreign(log_id: bytes, file: WorkFile, reading: Reading) -> str:
-    """Describe the group whose journal it is, if that is another one; else ""."""
-    cursor = file.root.cursor(file.route, file.group)
-    if os.path.lexists(cursor) and os.path.lexists(file.path) and not is_companion(file.path, cursor):
-        return "offset 0: belongs to another user than the cursor of the group"
-    start = reading.start
-    if start is None or (start.log_id, start.route, start.group) == (log_id, file.route, file.group):
-        return ""
-    return f"offset 0: the journal of group {start.group} on route {start.route} of log {start.log_id.hex()}"
 
 
 def check_journals(root: Root, log_id: bytes) -> Iterator[tuple[WorkFile, Finding]]:
@@ -336,7 +327,13 @@ class Progress:
         before = list(runs)
         left = [Run(max(run.first, self._floor + 1), run.last) for run in before if run.last > self._floor]
         if (snapshot := self._snapshot) is not None:
-            left = [open_run for run in left for open_run in _open_in(snapshot, run)]
+            unread = snapshot.end
+            left = [
+                part
+                for run in left
+                for part in (*snapshot.open_in(*run), Run(max(run.first, unread), run.last))
+                if part.size > 0
+            ]
         if left != before:
             self._sync()
         return left
@@ -403,13 +400,6 @@ def not_processed(log: Log, unprocessed: Unprocessed, sent: int, seconds: float)
         f"for {round(seconds, 2):g} s; all of them are durable",
         hint=f"{command_line(log.root.path, f'cursor show {route} --group {group}')}; do not send them again",
     )
-
-
-def _open_in(snapshot: GroupSnapshot, run: Run) -> Iterator[Run]:
-    """Return the parts of a run that are open, or that the group has not read."""
-    yield from snapshot.open_in(*run)
-    if run.last >= snapshot.end:
-        yield Run(max(run.first, snapshot.end), run.last)
 
 
 def _stamp(path: Path) -> _FileStamp:

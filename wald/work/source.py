@@ -11,9 +11,9 @@ from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Self
 
 from wald.errors import Damaged, WaldError
 from wald.hints import command_line
@@ -36,24 +36,22 @@ class Lost(Exception):
         self.run = run
 
 
+@dataclass(slots=True)
 class CachedBatch:
     """Records of a batch, or None if those of the run are lost.
 
     ``is_reread`` is set after reading it again, until the batch behind it has been requested.
     """
 
-    __slots__ = ("is_reread", "rows", "run", "size")
-
-    def __init__(self, run: Run, rows: Rows | None, size: int, *, is_reread: bool = False) -> None:
-        self.run = run
-        self.rows = rows
-        self.size = size
-        self.is_reread = is_reread
+    run: Run
+    rows: Rows | None
+    size: int
+    is_reread: bool = False
 
     @classmethod
-    def of(cls, batch: Batch, *, is_reread: bool = False) -> Self:
+    def of(cls, batch: Batch, *, is_reread: bool = False) -> CachedBatch:
         run = Run(batch.first_sequence, batch.last_sequence)
-        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count, is_reread=is_reread)
+        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count, is_reread)
 
 
 class BatchCache:
@@ -125,6 +123,7 @@ class BatchCache:
         self._firsts.remove(first)
 
 
+@dataclass(eq=False)
 class Source:
     """Reader of ``route`` from ``start`` that passes over some missing records.
 
@@ -134,40 +133,29 @@ class Source:
         lost: called with the records passed over.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        route: str,
-        start: int,
-        arrived: Callable[[], None],
-        lost: Callable[[Missing], None],
-        skip: Callable[[Missing], None],
-    ) -> None:
-        self._log = log
-        self._route = route
-        self._arrived = arrived
-        self._lost = lost
-        self._skip = skip
+    _log: Log
+    _route: str
+    _start: int
+    _arrived: Callable[[], None]
+    _lost: Callable[[Missing], None]
+    _skip: Callable[[Missing], None]
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
-        self._ahead: deque[CachedBatch] = deque()
-        self._ahead_bytes = 0
-        self._is_awaited = False
-        self._is_waiting = False  # for records after all that were read
-        self._end_is_awaited = False
-        self._failed: Exception | None = None
-        self._cache = BatchCache(_CACHE_BYTES, partial(log.batches, route))
-        self._read_end = start
-        self._cancel = threading.Event()
+        self._is_awaited = self._end_is_awaited = False
         self.is_at_end = False  # True once the reader has reached the end of the log
-        self._begin(start)
+        self._begin_empty(self._start)
 
     def restart(self, start: int) -> None:
         """Read again from ``start``, as if nothing had been read."""
         self.close()
-        self._ahead.clear()
+        self._begin_empty(start)
+
+    def _begin_empty(self, start: int) -> None:
+        self._ahead: deque[CachedBatch] = deque()
         self._ahead_bytes = 0
-        self._failed = None
-        self._is_waiting = False
+        self._is_waiting = False  # for records after all that were read
+        self._failed: Exception | None = None
         self._cache = BatchCache(_CACHE_BYTES, partial(self._log.batches, self._route))
         self._read_end = start
         self._cancel = threading.Event()

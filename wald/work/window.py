@@ -59,7 +59,6 @@ _ALL_DONE = bytes([_DONE_TRIES]) * PAGE_RECORDS
 _STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
 _HELD = bytes(State.DONE if state == State.DONE else State.OUT for state in range(256))
-_OPEN = re.compile(rb"[^\x00]")
 _OPEN_RUN = re.compile(rb"[^\x00]+")
 _ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES)), _DONE_TRIES])
 
@@ -110,16 +109,16 @@ class Window:
         self._pages: OrderedDict[int, _Page] = OrderedDict()  # in ascending order
         self._free: list[int] = []  # a heap of numbers of pages
 
-    def append(self, run: Run, state: State = State.FREE) -> None:
+    def append(self, run: Run) -> None:
         """Append records after all others; the sequences in between belong to other routes."""
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None:
                 page = self._pages[number] = _Page()
-            page.states[low:high] = bytes([state]) * (high - low)
+            page.states[low:high] = bytes([State.FREE]) * (high - low)
             page.tries[low:high] = bytes(high - low)
             page.open += high - low
-            self._queue(number, page, state)
+            self._queue(number, page, State.FREE)
         self.open += run.size
         self.extend_to(run.last)
 
@@ -217,10 +216,6 @@ class Window:
             every.append(tries)
         return b"".join(every)
 
-    def transfer(self, run: Run, lease: int) -> None:
-        for number, low, high in _parts(run):
-            self._pages[number].set_leases(low, array("I", [lease]) * (high - low))
-
     def open_in(self, run: Run) -> Iterator[Run]:
         for number, low, high in _parts(run):
             if (page := self._pages.get(number)) is not None:
@@ -281,12 +276,11 @@ class Window:
             heappop(self._free)
         return None
 
-    def runs(self, *states: State) -> Iterator[Run]:
-        """Return the runs of records in any of these states, in order, each within one page."""
-        pattern = re.compile(b"|".join(_RUNS[state].pattern for state in states))
+    def runs(self, state: State) -> Iterator[Run]:
+        """Return the runs of records in this state, in order, each within one page."""
         for number, page in list(self._pages.items()):
             base = number * PAGE_RECORDS
-            for found in pattern.finditer(page.states):
+            for found in _RUNS[state].finditer(page.states):
                 yield Run(base + found.start(), base + found.end() - 1)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
@@ -319,7 +313,7 @@ class Window:
         if page is None:
             self.floor = self.end - 1
             return
-        if found := _OPEN.search(page.states):
+        if found := _OPEN_RUN.search(page.states):
             self.floor = max(self.floor, number * PAGE_RECORDS + found.start() - 1)
 
 
