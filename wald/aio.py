@@ -27,7 +27,7 @@ from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.retention.missing import OnMissing
-from wald.work.commit_loop import CommitLoop, LeaseRequest, MakeAnswer, Request
+from wald.work.commit_loop import LeaseRequest, MakeAnswer, Request
 from wald.work.deliveries import Refusal
 from wald.work.group import Order
 from wald.work.journal import Failure
@@ -234,7 +234,8 @@ class WorkGroup:
         except BaseException:
             self._thread.end(self._close)  # a cancelled call still opens the group
             raise
-        self._task_calls = _TaskCalls(self._work.commit_loop)
+        assert self._group is not None
+        self._task_calls = _TaskCalls(self._group)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -308,12 +309,7 @@ class WorkGroup:
         return await self._tasks.call(self._work.requests.ack(worker, sequences))
 
     async def nack(
-        self,
-        worker: str,
-        sequences: Collection[int],
-        delay: float = 0.0,
-        reason: str = "",
-        tries: int | None = None,
+        self, worker: str, sequences: Collection[int], delay: float = 0.0, reason: str = "", tries: int | None = None
     ) -> list[Refusal]:
         """See :meth:`wald.WorkGroup.nack`."""
         return await self._tasks.call(self._work.requests.nack(worker, sequences, delay, reason, tries))
@@ -357,11 +353,13 @@ class WorkGroup:
 
     @property
     def _work(self) -> wald.work.group.WorkGroup:
-        return _opened(self._group)
+        return self._tasks.group
 
     @property
     def _tasks(self) -> _TaskCalls:
-        return _opened(self._task_calls)
+        if self._task_calls is None:
+            raise RuntimeError("a WorkGroup for asyncio is used in an async with block")
+        return self._task_calls
 
 
 class Job(Delivery):
@@ -414,8 +412,9 @@ class Worker:
 class _TaskCalls:
     """Calls by the tasks of the running event loop: the requests of one round go to the commit loop together."""
 
-    def __init__(self, commit_loop: CommitLoop) -> None:
-        self._commit_loop = commit_loop
+    def __init__(self, group: wald.work.group.WorkGroup) -> None:
+        self.group = group
+        self._commit_loop = group.commit_loop
         self._loop = asyncio.get_running_loop()
         self._requests: list[Request[Any]] = []
         self._unanswered: dict[Request[Any], asyncio.Future[None]] = {}
@@ -458,9 +457,3 @@ class _TaskCalls:
 def _prepare(requests: Sequence[Request[Any]]) -> None:
     for request in requests:
         request.prepare()
-
-
-def _opened(of_group: T | None) -> T:
-    if of_group is None:
-        raise RuntimeError("a WorkGroup for asyncio is used in an async with block")
-    return of_group

@@ -74,7 +74,8 @@ class Leftovers:
             runs = [run for each in self._files if (run := each.last_run()) is not None and run.is_processed]
             if found.done or any(sequence > found.floor for run in runs for sequence in run.sequences):
                 raise done_above(log, route, group, found.floor, shlex.join(command))
-        self._remove()
+        for each in self._files:
+            each.remove()
 
     def settle(self, work: WorkGroup, report: Callable[[str], None]) -> None:
         """Acknowledge the records that commands of workers have processed, and count the tries that have failed.
@@ -105,9 +106,6 @@ class Leftovers:
                 work.nack(worker, sequences, reason=how, tries=run.number)
                 if work.failed(sequences[0]):  # otherwise it is done by now, or skipped
                     report_runs(sequences, f"{how}, try {run.number}, in an earlier wald-drain, or with a full disk")
-        self._remove()
-
-    def _remove(self) -> None:
         for each in self._files:
             each.remove()
 

@@ -266,10 +266,8 @@ def next_step(exit_code: int, *, number: int, tries: int | None, count: int, sto
 
     Args:
         exit_code: as in :mod:`subprocess` (a negative number is the signal that ended the command), or UNKNOWN.
-        number: of this try, from 1 to ``tries``.
-        tries: the result of :func:`tries_of`.
+        number: of this try, from 1 to ``tries``, the result of :func:`tries_of`.
         count: the number of records that the command got.
-        stopping: drain is stopping.
     """
     if exit_code == 0:
         return NextStep.COMMIT

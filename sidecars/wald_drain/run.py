@@ -195,7 +195,8 @@ class _Leases:
         self._busy.discard(name)
         with self._lease:
             while not self._is_over():
-                shared.forget_passed()
+                for sequence in [each for each in list(shared.failures) if each <= shared.work.floor]:
+                    shared.failures.pop(sequence, None)  # an operator has skipped it
                 shared.require_letters()
                 try:
                     got = shared.work.lease(name, job.records_max, _PORTION_MAX_BYTES, math.inf, _WAIT_SECONDS)

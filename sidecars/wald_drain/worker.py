@@ -159,11 +159,6 @@ class Shared:
             if sequence not in self.failures and (known := self.work.failed(sequence)) and known.tries:
                 self.failures[sequence] = FailureState(time.monotonic(), known.tries, known.tries, known.reason)
 
-    def forget_passed(self) -> None:
-        """Forget failures of records that an operator has skipped."""
-        for sequence in [each for each in list(self.failures) if each <= self.work.floor]:
-            self.failures.pop(sequence, None)
-
     def require_letters(self) -> None:
         """Raise the permanent error of a dead letter that blocks a strict group."""
         for sequence, error in self.work.letter_errors.items() if self.context.is_strict else ():

@@ -174,17 +174,15 @@ class SentBefore:
 
     def batches(self, sender: int, routes: Collection[str]) -> dict[int, Durable]:
         """Return the batches of producer ``sender`` on these routes, by number."""
-        ids = {stored_producer_id(user, sender) for user in self._users()}
+        # The user ids that the daemon may have seen as the sender: they differ between user namespaces.
+        users = os.geteuid(), 0, self.log.root.path.stat().st_uid, UNKNOWN_USER
+        ids = {stored_producer_id(user, sender) for user in users}
         found = {}
         for route in sorted(set(routes).intersection(self.log.routes())):
             for batch in self.log.batches(route, self.after + 1, on_missing="skip"):
                 if batch.header.producer_id in ids:
                     found[batch.header.producer_sequence] = Durable(batch.first_sequence, batch.last_sequence)
         return found
-
-    def _users(self) -> tuple[int, ...]:
-        """Return the user ids that the daemon may have seen as the sender: they differ between user namespaces."""
-        return os.geteuid(), 0, self.log.root.path.stat().st_uid, UNKNOWN_USER
 
 
 def headers_of(record: Record) -> dict[str, str]:

@@ -105,13 +105,8 @@ class Deliveries:
         if self._keys is None:
             return
         add = self._keys.add
-        behind = [
-            sequence
-            for sequence, key, state in zip(
-                range(run.first, run.last + 1), keys, self.window.states_of(run), strict=True
-            )
-            if key is not None and state != State.DONE and not add(sequence, key)
-        ]
+        records = zip(range(run.first, run.last + 1), keys, self.window.states_of(run), strict=True)
+        behind = [at for at, key, state in records if key is not None and state != State.DONE and not add(at, key)]
         for part in runs_of(behind):
             self.window.set(part, State.BEHIND)
 

@@ -129,7 +129,18 @@ def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, lis
         files: of workers, or of drains without workers.
         owners: processes that own groups now.
     """
-    return {path: list(_commands(path, pids, owners)) for path, pids in sharers(files).items()}
+    found: dict[Path, list[RunningCommand]] = {}
+    for path, sharing in sharers(files).items():
+        left = not set(owners).intersection(sharing)
+        commands = [each for each in sharing if each not in owners and process_name(each) not in (KEEPER, RUNNER)]
+        number = path.name.rpartition(f"{COMMAND_SUFFIX}-")[2]
+        worker = int(number) if number.isdecimal() else None
+        found[path] = [
+            RunningCommand(worker, each, status.group, process_command(each), status.started_ns, left)
+            for each in commands
+            if (status := process_status(each)) is not None and status.parent not in commands  # started by a keeper
+        ]
+    return found
 
 
 def describe_commands(path: Path) -> str:
@@ -218,15 +229,3 @@ def _remove(file: WorkFile) -> list[Path]:
     disk.sync_directory(directory)
     locks.remove_leftovers(left, disk)
     return removed
-
-
-def _commands(path: Path, sharing: list[int], owners: Sequence[int]) -> Iterable[RunningCommand]:
-    """Return the processes that a keeper has started, without those that they have started themselves."""
-    left = not set(owners).intersection(sharing)
-    commands = [each for each in sharing if each not in owners and process_name(each) not in (KEEPER, RUNNER)]
-    number = path.name.rpartition(f"{COMMAND_SUFFIX}-")[2]
-    worker = int(number) if number.isdecimal() else None
-    for each in commands:
-        status = process_status(each)
-        if status is not None and status.parent not in commands:
-            yield RunningCommand(worker, each, status.group, process_command(each), status.started_ns, left)
