@@ -77,8 +77,8 @@ class ConnectionPool:
         self.count += 1
         self.open_from[client] += 1
         limits = self.limits
-        bound = limits.connections_per_address or limits.connections_max
-        if self.open_from[client] > bound and not self.is_proxy(client):
+        bound = limits.connections_per_address
+        if bound and self.open_from[client] > bound and not self.is_proxy(client):
             self.ended[Ended.NO_PLACE] += 1
             return False
         if self.count > limits.connections_max:

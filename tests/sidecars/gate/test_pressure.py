@@ -127,8 +127,8 @@ def test_a_thousand_idle_connections_keep_nobody_out(shared: Gate) -> None:
         assert shared.get("/v1/routes").status == 200
 
 
-def test_idle_connections_make_way_and_an_address_has_a_bound(daemon: Daemon) -> None:
-    with limited(daemon, "connections_max = 10") as gate, ExitStack() as stack:
+def test_idle_connections_make_way_and_an_address_may_have_a_bound(daemon: Daemon) -> None:
+    with limited(daemon, "connections_max = 10\nconnections_per_address = 0") as gate, ExitStack() as stack:
         idle = [stack.enter_context(connected(gate)) for _ in range(20)]
         assert gate.get("/v1/routes").status == 200
         assert idle[0].recv(1) == b""
