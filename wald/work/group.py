@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -512,24 +512,24 @@ class Job(Delivery):
         return not self.worker.group.give_up(self.worker.name, [self.sequence], reason, tries)
 
 
+@dataclass(eq=False)
 class Worker:
     """A worker of a group: an iterable of jobs, made by :meth:`WorkGroup.worker`.
 
     Records that were leased together with the last job are returned to the group when the loop ends before them.
     """
 
-    def __init__(
-        self, group: WorkGroup, name: str, max_records: int, max_bytes: int, lease_for: float, wait: float
-    ) -> None:
-        self.group = group
-        self.name = name
-        self.lease_for = lease_for
-        self._wait = wait
-        self._max = max_records, max_bytes
+    group: WorkGroup
+    name: str
+    _max_records: int
+    _max_bytes: int
+    lease_for: float
+    _wait: float
 
     def __iter__(self) -> Iterator[Job]:
         """Lease records and yield them as jobs."""
-        while leased := self.group.lease(self.name, *self._max, self.lease_for, self._wait):
+        wanted = self.name, self._max_records, self._max_bytes, self.lease_for, self._wait
+        while leased := self.group.lease(*wanted):
             rest = deque(leased)
             try:
                 while rest:

@@ -211,8 +211,10 @@ class Source:
         for missing in lost:
             self._skip(missing)
         is_missing = batch is None or batch.first_sequence > first
-        if not lost and is_missing:
-            lost += self._passed_over(first)
+        if not lost and is_missing and (entry := History(self._log.root).skip_of(first)) is not None:
+            last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
+            place = self._log.root.path, first, last, last + 1 - first, False, self._route, frozenset([self._route])
+            lost.append(Missing(*place, asked=False, lost=why))  # the log is older than the journal
         for missing in lost:
             self._lost(missing)
         if lost:
@@ -231,14 +233,6 @@ class Source:
         with self._changed:
             self._changed.notify_all()
         self._thread.join()
-
-    def _passed_over(self, first: int) -> Iterator[Missing]:
-        """Return the sequences from ``first`` that a start of the daemon skipped: the log is older than the journal."""
-        entry = History(self._log.root).skip_of(first)
-        if entry is not None:
-            last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
-            count, routes = last + 1 - first, frozenset([self._route])
-            yield Missing(self._log.root.path, first, last, count, False, self._route, routes, asked=False, lost=why)
 
     def _begin(self, start: int) -> None:
         self._start = start
