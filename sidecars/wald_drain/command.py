@@ -68,7 +68,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     help="With --workers. key: process the records of each key in their order.  [default: log]",
 )
 @count_option(
-    "--tries", count_max=1000, help_text="Give up a single record after this number of tries; without it: never."
+    "--tries", count_max=1000, help_text="Give up a single record after this number of tries.  [default: never]"
 )
 @duration_option(
     "--time-limit",

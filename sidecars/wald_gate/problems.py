@@ -106,7 +106,7 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     if not isinstance(error, WaldError):
         return error
     if isinstance(error, NotFound) and route is not None and not root.has_route(route):
-        return NotFound(f"there is no route {route!r}", hint=f"POST /v1/routes/{route} makes it")
+        return NotFound(f"there is no route {route!r}", hint=f"POST /v1/routes/{route} creates it")
     if isinstance(error, NotFound) and route is not None and error.case == "route-retired-at-daemon":
         return NotFound(error.message, hint=f"POST /v1/routes/{route} reactivates it")
     if is_admin:

@@ -161,7 +161,7 @@ def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:
             yield f'[groups."{name}"] has no effect: there is no route {route!r}'
         if group.dead_letter != DEAD_LETTER and not root.has_route(group.dead_letter):
             what = f"there is no route {group.dead_letter!r} yet"
-            yield f'[groups."{name}"]: dead_letter: {what}; the first dead letter makes it'
+            yield f'[groups."{name}"]: dead_letter: {what}; the first dead letter creates it'
 
 
 def _keep_alive(systemd: Systemd) -> None:

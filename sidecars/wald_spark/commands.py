@@ -73,7 +73,7 @@ table_options = _all(
         multiple=True,
         metavar="ROUTE",
         callback=_routes,
-        help="Only this route. Repeatable; without it: all.",
+        help="Only this route. Repeatable.  [default: all routes]",
     ),
 )
 damage_options = _all(

@@ -159,7 +159,7 @@ def require_bags(address: str) -> None:
     segments = any(map(parse_segment_name, open_destination(address, Disk()).listing("").files))
     raise NotFound(
         f"{address}: no bags of wald-archive found{', but segments, which are read from a directory' * segments}",
-        hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
+        hint="copy the segments to a directory, and name that" if segments else "wald-archive creates them",
     )
 
 

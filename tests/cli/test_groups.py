@@ -235,7 +235,7 @@ def test_a_group_in_which_all_waits_says_when_the_next_record_is_due(log: Built)
     expected = f"next      nothing before {due[1]}, when the next record is due"
     assert said.endswith(f"{expected}\n")
     assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(
-        f"{expected}; start its workers by then\n".encode()
+        f"{expected}; start its workers before then\n".encode()
     )
     log.lines("b", [b"more"])
     assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(b"next      start its workers\n")

@@ -130,7 +130,7 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
     assert (shown["lag_records"], shown["lost_records"]) == (3, 3)
     assert b"up to 3 records after the first of these were given up" in output_of("cursor", "show", "a", "--root", log)
     (event,) = (line for line in output_of("history", "--root", log).decode().splitlines() if " repaired " in line)
-    assert re.search(r"segment 4: .*; no record in it was whole; .*; the old file is quarantine/0{19}4\.wal\.", event)
+    assert re.search(r"segment 4: .*; no record in it was intact; .*; the old file is quarantine/0{19}4\.wal\.", event)
     done = wald("where", "--since", "1h ago", "--route", "a", "--root", log)
     assert done.returncode == Damaged.exit_code
     assert b"not all here: 3 records, 1 to 3" in done.stdout
@@ -192,7 +192,7 @@ def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_sa
 
     assert b"OK: 1 action done, 0 records lost" in output_of("repair", "--root", log)
     assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
-    assert b"log.json was made again: it is missing" in output_of("history", "--root", log)
+    assert b"log.json was rebuilt: it is missing" in output_of("history", "--root", log)
     assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\nfive\nsix\n"
 
 

@@ -88,7 +88,7 @@ def test_the_command_to_read_works_where_records_in_front_were_removed(robbed: P
 
     done = wald(*words[1:])
     assert (done.returncode, done.stdout) == (0, b"6\n"), done.stderr
-    assert "up to 4 records in front were removed before it processed them; --on-missing skip passes over them" in text
+    assert "up to 4 records in front were removed before it processed them; --on-missing skip skips them" in text
 
 
 def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_record(robbed: Path) -> None:

@@ -43,8 +43,8 @@ def test_numbers_are_exact_or_readable() -> None:
         ),
         (
             event(LIVES, event="started", epoch=1000, trimmed_bytes=2048),
-            "epoch 1000: wald started; 2048 bytes of a write that was not finished were cut off",
-            "epoch 1000: wald started; 2.0 KiB of a write that was not finished were cut off",
+            "epoch 1000: wald started; 2048 bytes of an unfinished write were cut off",
+            "epoch 1000: wald started; 2.0 KiB of an unfinished write were cut off",
         ),
         (
             event(event="skipped-record", route="web", group="g", first=1000, sequence=2000, by="ann", records=1001),

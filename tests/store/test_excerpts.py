@@ -178,7 +178,7 @@ def test_starts_and_ends_of_the_daemon_are_told_with_what_was_found(root: Root) 
     assert {event.ledger for event in told} == {LIVES, "segments.jsonl"}
     assert sentence(told[0]) == (
         "epoch 3: wald started; the last one (epoch 2) was not stopped; "
-        "7 bytes of a write that was not finished were cut off; records 4 to 5"
+        "7 bytes of an unfinished write were cut off; records 4 to 5"
     )
     assert sentence(told[3]) == "epoch 1 was stopped"
     assert [event.at_ns for event in crash_events(root)] == [30]

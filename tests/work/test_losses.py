@@ -131,7 +131,7 @@ def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(bu
         assert drained(work, 6) == [1, 6]
         eventually(lambda: said)
     assert "records 4 to 5 are lost" in said[0]
-    assert "a start of the daemon passed over them, as routes/a/cursors/g.work is at 5" in said[0]
+    assert "a start of the daemon skipped them, as routes/a/cursors/g.work is at 5" in said[0]
 
 
 def test_each_of_several_losses_is_reported(built: Built) -> None:

@@ -262,7 +262,7 @@ def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Itera
     if lost:
         rows.append(("lost", f"up to {counted(lost, 'record')} after the first of these were given up by a repair"))
     if missing:
-        passing = "" if first is None else "; --on-missing skip passes over them"
+        passing = "" if first is None else "; --on-missing skip skips them"
         removed = f"up to {counted(missing, 'record')} in front were removed before it processed them"
         rows.append(("missing", f"{removed}{passing}"))
     yield from aligned(rows, ())

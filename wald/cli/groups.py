@@ -295,7 +295,7 @@ def _only_waits(found: FoundGroup) -> str:
     due = [each.due_ns for each in picture.waiting()]
     if found.left or found.behind.records or not due or count_of(picture.waiting()) < picture.open:
         return ""
-    starting = "; start its workers by then" * (found.seen.owner is None)
+    starting = "; start its workers before then" * (found.seen.owner is None)
     return f"nothing before {utc(min(due))}, when the next record is due{starting}"
 
 

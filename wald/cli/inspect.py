@@ -251,7 +251,7 @@ def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
     runs = is_locked(root.lock, Disk())
     match kind:
         case FileKind.HEAD if not runs:
-            return Verdict(False, "readers need it; only if it is damaged: the next start makes it again", "")
+            return Verdict(False, "readers need it; only if it is damaged: the next start rebuilds it", "")
         case FileKind.HEAD:
             return Verdict(False, "readers see no record behind the newest complete segment until the next commit")
         case FileKind.SOCKET if runs:

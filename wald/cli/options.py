@@ -98,14 +98,14 @@ def socket_option(function: F) -> F:
         type=click.Path(path_type=Path, readable=False),
         envvar="WALD_SOCKET",
         show_envvar=True,
-        help="The daemon's socket; without it: ROOT/wald.sock.",
+        help="The daemon's socket.  [default: ROOT/wald.sock]",
     )(function)
 
 
 def metrics_option(function: F) -> F:
     """``--metrics``, of a program that runs for long."""
     return click.option(
-        "--metrics", metavar="HOST:PORT", hidden=True, help="Serve /metrics for Prometheus there; without it: nowhere."
+        "--metrics", metavar="HOST:PORT", hidden=True, help="Serve /metrics for Prometheus at this address."
     )(function)
 
 

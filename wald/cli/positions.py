@@ -138,7 +138,7 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
     fields = {"route": route, **time_fields("since", nanoseconds(since)), **time_fields("until", nanoseconds(until))}
     fields |= {"complete": not code, "past": is_past, "records": records, "first": first, "last": last}
     fields |= {"missing": [_missing_fields(*each) for each in missing], "damage": damage}
-    lines = [found + "; the time is not over, and more may come" * (not code and not is_past)]
+    lines = [found + "; this period has not ended, and more records may follow" * (not code and not is_past)]
     lines += [line for each, archived in missing for line in _missing_text(log, each, route, archived=archived)]
     lines += [f"  damaged: {message}" for message in damage]
     print_result("where.since", as_json, fields, lines)

@@ -72,7 +72,7 @@ _OBJECTS = 1000  # JSON objects in one write
     "--on-missing",
     hidden=True,
     type=click.Choice(["error", "skip"]),
-    help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
+    help="What to do about reclaimed records.  [default: error if --from names a sequence or a time]",
 )
 @click.option("--prefix", is_flag=True, help="Print the sequence and the route before each record.")
 @click.option("--times", is_flag=True, help="Print the append time before each record.")

@@ -167,7 +167,7 @@ def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     elif pid is None:
         process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
     elif own not in (None, pid):
-        process = f"pid {pid}, which is {own} to itself"
+        process = f"pid {pid}, or {own} in its own PID namespace"
     return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
 
 

@@ -142,14 +142,14 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
         case {"event": "cut", "base": int(base), "next": int(following)}:
             return f"segment {base}: records {number(base)} to {number(following - 1)}, {size(entry.get('bytes'))}"
         case {"event": "repaired", "base": int(base), "last": int(last)}:  # nothing may have been intact
-            done = "set aside" if entry.get("action") == "set aside" else "made again from what was whole of it"
-            span = f"whole were records from {number(base)} up to {number(last)}"
+            done = "set aside" if entry.get("action") == "set aside" else "rebuilt from its intact part"
+            span = f"intact were records {number(base)} to {number(last)}"
             kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
-            whole = span if last >= base else "no record in it was whole"
+            whole = span if last >= base else "no record in it was intact"
             return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
         case {"event": "identified"}:
             kept = f"; the old file is {entry['kept']}" if "kept" in entry else ""
-            return f"log.json was made again: {entry.get('why')}{kept}"
+            return f"log.json was rebuilt: {entry.get('why')}{kept}"
         case {"event": "verified"}:
             return f"{number(entry.get('ok'))} ok, {number(entry.get('errors'))} errors"
         case {"event": "archived"}:
@@ -184,7 +184,7 @@ def _start(report: dict[str, Any], size: Callable[[object], str]) -> Iterator[st
     yield f"epoch {report['epoch']}: {report.get('software', 'wald')} started"
     yield str(report.get("before") or "")
     if trimmed := report.get("trimmed_bytes"):
-        yield f"{size(trimmed)} of a write that was not finished were cut off"
+        yield f"{size(trimmed)} of an unfinished write were cut off"
     for name in ("errors", "warnings"):
         found = report.get(name)
         yield from map(str, found if isinstance(found, list) else ())

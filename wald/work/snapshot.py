@@ -278,7 +278,7 @@ def _findings(file: WorkFile, log_id: bytes) -> Iterator[Finding]:
         yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
         return
     if damage:
-        yield Finding.of(Level.ERROR, path, f"{damage}; with it, the group does not start")
+        yield Finding.of(Level.ERROR, path, f"{damage}; the group does not start with this journal")
         return
     yield Finding(Level.OK, path, 0, f"{reading.lines} lines")
     if reading.torn:

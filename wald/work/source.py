@@ -212,7 +212,7 @@ class Source:
             self._skip(missing)
         is_missing = batch is None or batch.first_sequence > first
         if not lost and is_missing and (entry := History(self._log.root).skip_of(first)) is not None:
-            last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
+            last, why = int(entry["last"]), f"a start of the daemon skipped them, as {entry.get('why')}"
             place = self._log.root.path, first, last, last + 1 - first, False, self._route, frozenset([self._route])
             lost.append(Missing(*place, asked=False, lost=why))  # the log is older than the journal
         for missing in lost:

@@ -41,7 +41,7 @@ def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool)
     if not (
         name == _LOCAL or name in map(str.lower, hosts) or (len(name) <= _ADDRESS_MAX and _address(name) is not None)
     ):
-        raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]}, if it is to be")
+        raise HttpError(421, "other-host", f"this is not {name[:200]!r}", hint=f"--host {name[:200]} accepts this name")
 
 
 @lru_cache(64)

@@ -102,7 +102,7 @@ def clients_in(path: Path) -> list[Client]:
     try:
         data = read_secure_file(path)
     except FileNotFoundError:
-        hint = f"wald-gate token add NAME --tokens {path} --read ROUTE makes it"
+        hint = f"wald-gate token add NAME --tokens {path} --read ROUTE creates it"
         raise NotFound(f"{path}: no such token file", hint=hint) from None
     return _parsed(path, data)
 

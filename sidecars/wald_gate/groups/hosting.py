@@ -23,7 +23,7 @@ def require_group(log: Log, route: str, group: str, *, more: str = "") -> None:
     """Raise NotFound if a group has no cursor on its route; ``more`` is added to the hint."""
     cursor = log.cursor(route, group)
     if cursor.state is CursorState.ABSENT:
-        making = f'PUT {{"sequence": "earliest"}} to /v1/routes/{route}/cursors/{group} makes it'
+        making = f'PUT {{"sequence": "earliest"}} to /v1/routes/{route}/cursors/{group} creates it'
         raise NotFound(f"there is no group {group!r} on route {route}", hint=f"{making}{more}")
 
 
@@ -222,4 +222,6 @@ def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
         process = f"process {owner.pid} ({name})" if name else "another process"
         message = f"{process} works on route {route} for group {group}"
     ends = f"a gate {_IDLE_SECONDS:g} s after the last request, once no worker has a record"
-    return HttpError(423, "locked", message, hint=f"ask again: it lets go when it ends, and {ends}", headers=_RETRY)
+    return HttpError(
+        423, "locked", message, hint=f"retry: it releases the group when it ends, and {ends}", headers=_RETRY
+    )

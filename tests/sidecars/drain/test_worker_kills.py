@@ -310,7 +310,7 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
     assert jobs.processed == ONCE | {"1": 2}
     assert done.stderr.decode().endswith(  # a message about waiting for the command may precede
         "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk, and again now, as "
-        "the journal of the group does not know of it\n"
+        "the group's journal does not record it\n"
     )
 
 

@@ -132,7 +132,7 @@ def test_a_name_that_is_misspelt_makes_no_group(gate: Gate) -> None:
         answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", {"worker": "w1", **sequences})
         assert (answer.status, answer.json()["code"]) == (404, "not-found"), verb
         assert answer.json()["detail"] == "there is no group 'biling' on route orders"
-        assert answer.json()["hint"] == 'PUT {"sequence": "earliest"} to /v1/routes/orders/cursors/biling makes it'
+        assert answer.json()["hint"] == 'PUT {"sequence": "earliest"} to /v1/routes/orders/cursors/biling creates it'
     assert not list(gate.root.rglob("biling*"))
     gate.make_group("biling")
     assert gate.post("/v1/routes/orders/groups/biling/lease", {"worker": "w1"}).status == 200

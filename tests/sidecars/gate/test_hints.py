@@ -64,8 +64,8 @@ def told(
 def test_hints_say_what_to_do_over_http(gate_of_two: Gate) -> None:
     cases: list[tuple[str, str, dict[str, Any] | bytes | None, str]] = [
         ("GET", f"{ROUTE}/records?from=99", None, "?from=end&follow=1 waits for the next record"),
-        ("GET", "/v1/routes/ordres/records", None, "POST /v1/routes/ordres makes it"),
-        ("POST", "/v1/routes/ordres/records", b"1\n", "POST /v1/routes/ordres makes it"),
+        ("GET", "/v1/routes/ordres/records", None, "POST /v1/routes/ordres creates it"),
+        ("POST", "/v1/routes/ordres/records", b"1\n", "POST /v1/routes/ordres creates it"),
         ("PUT", f"{ROUTE}/cursors/billing", {"sequence": 1}, '{"sequence": 1, "rewind": true} moves it all the same'),
         ("PUT", f"{ROUTE}/cursors/billing", {"sequence": 9}, "GET /v1/head shows the last durable record"),
         (

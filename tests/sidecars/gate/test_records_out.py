@@ -407,7 +407,7 @@ def test_a_group_without_a_cursor_gets_no_records(reclaimed: Gate) -> None:
     answer = reclaimed.get(f"{ORDERS}?from=cursor&group=biling")
 
     assert (answer.status, answer.json()["code"]) == (404, "not-found")
-    assert f'PUT {{"sequence": "earliest"}} to {CURSORS}/biling makes it' in answer.json()["hint"]
+    assert f'PUT {{"sequence": "earliest"}} to {CURSORS}/biling creates it' in answer.json()["hint"]
 
 
 def test_an_invalid_position_is_refused(reclaimed: Gate) -> None:

@@ -123,7 +123,7 @@ def test_a_damaged_journal_of_a_work_group_is_an_error(spark: SparkSession, tmp_
     journal.write_bytes(b"{}\n" + journal.read_bytes())
     found = errors(audited(spark, built.root.path))
     assert [name for name, _ in found] == [journal.name]
-    assert "with it, the group does not start" in found[0][1]
+    assert "the group does not start with this journal" in found[0][1]
 
 
 def test_what_was_given_up_by_a_repair_is_listed_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
