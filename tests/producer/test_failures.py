@@ -96,6 +96,26 @@ def test_an_error_that_stays_is_raised_with_a_hint(answering: Answering, answer:
     assert caught.value.hint
 
 
+def test_a_receipt_does_not_raise_the_error_of_a_later_request(answering: Answering) -> None:
+    """Both answers arrive together."""
+
+    def answer(number: int, request: Publish) -> bytes | None:
+        match number:
+            case 1:
+                return ok(request)
+            case 2:
+                return None
+        return b"OK 2 2\nERR no-route there is none\n"
+
+    with Producer(answering(answer)) as producer:
+        producer.publish("a", b"1\n").result()
+        durable, failed = producer.publish("a", b"2\n"), producer.publish("b", b"3\n")
+        assert durable.result() == [2]
+        with pytest.raises(NotFound):
+            failed.result()
+        assert durable.result() == [2]
+
+
 def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon) -> None:
     """It accepts the connection and does not answer: every wait ends after ``retry_for`` with the reason."""
     reader, writer = os.pipe()

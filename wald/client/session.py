@@ -255,6 +255,8 @@ class Session:
                     error = self._read() if self._pipeline else None
             except OSError as failure:
                 error = failure
+            if isinstance(error, ProtocolError) and is_done():
+                return  # it is the answer to a later request, and stays unread until the next call
             if isinstance(error, ProtocolError) and error.code not in TRY_AGAIN:
                 line = self._pipeline.in_flight[0].line
                 self.disconnect()
