@@ -257,7 +257,7 @@ def some(*parameters: object, damaged_max: int = 2) -> object:
     return pytest.param(*parameters, damaged_max)
 
 
-def many(*parameters: object, damaged_max: int = 4) -> object:
+def many(*parameters: object, damaged_max: int = 3) -> object:
     return pytest.param(*parameters, damaged_max, marks=pytest.mark.slow)
 
 
@@ -397,7 +397,7 @@ def test_what_is_read_was_written_and_what_is_missing_is_reported(
 
 
 @pytest.mark.slow
-@settings(max_examples=800, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED, start=st.integers(1, 150))
 def test_what_is_read_was_written_and_what_is_missing_is_told_at_length(
     written: Written, spoiled: list[tuple[int, Damage]], start: int

@@ -291,7 +291,7 @@ def killed_at(step: int, root: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a batch of a raw segment", "a line of the sealer's ledger", "the head"])
 def test_any_repair_that_is_killed_is_finished_by_the_next(log: Path, tmp_path: Path, kind: str) -> None:
-    check_killed(log, tmp_path, kind, every=1)
+    check_killed(log, tmp_path, kind, every=3)
 
 
 def test_a_repair_that_is_killed_is_finished_by_the_next(log: Path, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_after_a_repair_all_is_good_and_what_could_be_read_still_can(
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED)
 def test_after_a_repair_all_is_good_at_length(written: Written, spoiled: list[tuple[int, Damage | None]]) -> None:
     check_repair(written, spoiled)

@@ -495,4 +495,4 @@ def test_every_history_is_one_of_the_model(histories: type[Histories]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
 def test_every_long_history_is_one_of_the_model(histories: type[Histories]) -> None:
-    run_state_machine_as_test(histories, settings=settings(max_examples=150, stateful_step_count=60))
+    run_state_machine_as_test(histories, settings=settings(max_examples=60, stateful_step_count=60))

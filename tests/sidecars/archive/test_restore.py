@@ -47,7 +47,7 @@ def read(built: Built, *, first: int = 1, last: int | None = None, as_json: bool
     return b"".join(record.to_json().encode() + b"\n" for batch in trimmed if batch for record in batch.records())
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_restored_is_what_was_read(examples: int) -> None:
     """For any log, packed in one run or two, completely or in part, raw or as JSON."""
     given_anything = given(

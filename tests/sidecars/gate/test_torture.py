@@ -21,7 +21,7 @@ def test_some_kills_break_no_promise(root: Path) -> None:
 @pytest.mark.slow
 def test_kills_and_a_full_disk_break_no_promise(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 512 << 20) as at:
-        outcome = torture_gate(at / "log", kills=20, seed=1, small_disk=True)
+        outcome = torture_gate(at / "log", kills=10, seed=1, small_disk=True)
 
     assert outcome.wrong == [], str(outcome)
     assert outcome.replayed > 0

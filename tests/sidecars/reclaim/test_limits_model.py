@@ -370,6 +370,6 @@ def beside(values: list[int], random: Random) -> int | None:
     return max(0, random.choice(values) - random.randint(0, 1)) if values else None
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [3, pytest.param(120, marks=pytest.mark.slow)])
 def test_what_goes_and_what_is_lost_is_what_the_documentation_says(examples: int) -> None:
     run_state_machine_as_test(Histories, settings=settings(max_examples=examples, stateful_step_count=25))

@@ -171,7 +171,7 @@ class Interleavings(RuleBasedStateMachine):
         assert self.appended.keys() - found.keys() <= self.released
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_only_what_everybody_has_processed_is_gone(examples: int) -> None:
     """In whatever order they append, read, fail and die."""
     run_state_machine_as_test(Interleavings, settings=settings(max_examples=examples, stateful_step_count=30))

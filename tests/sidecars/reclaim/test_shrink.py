@@ -273,10 +273,10 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
 
 
 @pytest.mark.slow
-def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: Path) -> None:
+def test_hundreds_of_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: Path) -> None:
     """Each is pinned by one record."""
     built = Built(tmp_path / "log")
-    for number in range(1000):
+    for number in range(300):
         begin = 1000 * (number % 1000)
         built.lines("web", [BYTES[begin : begin + 40_000]])
         built.lines("stuck", [b"%d" % number])
@@ -288,12 +288,12 @@ def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: P
 
     reclaim(built, shrink_pinned=True)
 
-    assert before > 30_000_000
-    assert sum(sizes(built)) < 1000 * 1500
-    assert unread(built) == [b"%d" % number for number in range(1000)]
+    assert before > 9_000_000
+    assert sum(sizes(built)) < 300 * 1500
+    assert unread(built) == [b"%d" % number for number in range(300)]
     assert errors(built) == illegal(built) == []
-    assert {built.log.where(number).state for number in (1, 999, 1999)} == {State.RECLAIMED}
-    assert {built.log.where(number).state for number in (2, 1000, 2000)} == {State.SEALED}
+    assert {built.log.where(number).state for number in (1, 299, 599)} == {State.RECLAIMED}
+    assert {built.log.where(number).state for number in (2, 300, 600)} == {State.SEALED}
     built.crash()
 
 

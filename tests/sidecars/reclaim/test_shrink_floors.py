@@ -315,7 +315,7 @@ def test_a_later_pass_keeps_the_new_form_if_nobody_needs_the_old_one(interrupted
     assert not whole(interrupted).exists()
 
 
-SEEDS = [0, pytest.param(range(2, 30), marks=pytest.mark.slow)]
+SEEDS = [0, pytest.param(range(2, 14), marks=pytest.mark.slow)]
 
 
 def interleaved(path: Path, seed: int) -> tuple[Built, dict[int, str]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
@@ -197,8 +197,8 @@ def test_verify_names_a_segment_under_the_name_of_another_that_nothing_reads(
 
 
 @pytest.mark.slow
-def test_all_swaps_and_moves(original: Original, tmp_path: Path) -> None:
-    for number, (one, other) in enumerate(all_pairs(original)):
+def test_every_third_swap_and_move(original: Original, tmp_path: Path) -> None:
+    for number, (one, other) in enumerate(islice(all_pairs(original), None, None, 3)):
         root = Path(shutil.copytree(original.path, tmp_path / str(number)))
         if (root / other).exists():
             swap(root / one, root / other)

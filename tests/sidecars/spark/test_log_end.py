@@ -311,7 +311,7 @@ def expected(built: Built, routes: frozenset[str] | None) -> int:
     return min(missing & of_routes, default=built.last + 1) - 1
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_it_is_the_largest_end_up_to_which_every_record_comes_out(examples: int) -> None:
     """One tracker is asked after each step, and a fresh one gives the same answer."""
     settings(deadline=None, max_examples=examples)(given(STEPS)(assert_largest))()
