@@ -32,11 +32,11 @@ from wald.work.ownership import succeed_workers
 
 DYING = """
 import os, signal, sys, time, wald, wald.work.maintenance as maintenance
-write = maintenance.write_dead_letter
+send = maintenance.send
 def killed(*arguments, **options):
-    write(*arguments, **options)
+    send(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
-maintenance.write_dead_letter = killed
+maintenance.send = killed
 """
 WORKS = """
 work = wald.WorkGroup(sys.argv[1], "a", "g")
