@@ -13,6 +13,7 @@ gone may return, for example with a mount: requests fail until then, and each ro
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -163,7 +164,7 @@ class CommitLoop:
         self._waiting: deque[LeaseRequest[Any]] = deque()  # in order of arrival
         self._running = threading.Lock()  # held during a round
         self._round_thread: int | None = None
-        self._is_shared = False  # the last round had the requests of several callers
+        self._callers = 0  # threads that wait for the last round
         self._wakes_ns = float("inf")  # when the thread wakes, by the monotonic clock
         self._failed: Exception | None = None
         self._is_closing = False
@@ -230,6 +231,7 @@ class CommitLoop:
                 first = None
                 with suppress(Empty):
                     first = self._queue.get(timeout=timeout)
+                self._gather()
                 with self._running:
                     self._run_round([first] if first else [])
                     self._wakes_ns = self._next_ns()
@@ -241,12 +243,18 @@ class CommitLoop:
                 self._has_ended = True
             self._reject_all()
 
+    def _gather(self) -> None:
+        """Let the callers of the last round submit their next requests, so that one sync serves all of them."""
+        before = -1
+        while before < (before := self._queue.qsize()) < self._callers:
+            time.sleep(0)
+
     def _run_alone(self, request: Request[Any]) -> bool:
         """Run a round in the caller's thread, or return False if the commit loop has to run it.
 
         The main thread runs none, because Ctrl-C may interrupt it anywhere.
         """
-        if self._is_shared or threading.current_thread() is threading.main_thread():
+        if self._callers > 1 or threading.current_thread() is threading.main_thread():
             return False
         if not self._running.acquire(blocking=False):
             return False
@@ -291,7 +299,7 @@ class CommitLoop:
             self._pop_requests(requests)
             if last is not None:
                 requests.append(last)
-            self._is_shared = len(requests) > 1
+            self._callers = sum(request.receiver is None for request in requests)
             if self._failed is not None:
                 raise _copy(self._failed)
             if self._is_closing:
