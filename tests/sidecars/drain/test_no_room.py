@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,34 +123,36 @@ def options(request: pytest.FixtureRequest) -> tuple[object, ...]:
     return found
 
 
-def test_it_goes_on_once_there_is_room(
+@pytest.fixture
+def waiting(
     on_disk: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
-) -> None:
+) -> subprocess.Popen[bytes]:
+    """A wald-drain on a disk that became full before its last records."""
     jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
     process = start(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end"))
     jobs.await_running(1)
     fill(disk / "filling")
     jobs.let_go(1, 2)
     await_line(process, "No space left on device")
+    return process
+
+
+def test_it_continues_once_there_is_room(
+    on_disk: Built, disk: Path, jobs: Jobs, waiting: subprocess.Popen[bytes], options: tuple[object, ...]
+) -> None:
     (disk / "filling").unlink()
 
-    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert waiting.wait(TIMEOUT_SECONDS) == 0
     assert jobs.processed == dict.fromkeys(values_for(options), 1)
     assert cursor(on_disk.root.path) == len(values_for(options))
 
 
-def test_a_signal_ends_the_waiting_for_room(
-    on_disk: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
+def test_a_signal_ends_the_wait_for_room(
+    on_disk: Built, disk: Path, jobs: Jobs, waiting: subprocess.Popen[bytes], options: tuple[object, ...]
 ) -> None:
     """Records processed before the signal are not processed again by the next start."""
-    jobs.hold(1, 2)  # all workers, so that some records remain when the disk is full
-    process = start(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end"))
-    jobs.await_running(1)
-    fill(disk / "filling")
-    jobs.let_go(1, 2)
-    await_line(process, "No space left on device")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was writing to the disk at that moment
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was writing to the disk at that moment
     (disk / "filling").unlink()
     assert drain(*jobs.arguments(on_disk.root.path, *options, "--exit-at-end")).returncode == 0
 
