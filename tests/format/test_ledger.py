@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from crc32c import crc32c
 from damage import every_flip
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wald.format.ledger_lines import (
@@ -197,6 +197,7 @@ def members(spans: Iterable[Span]) -> set[int]:
     return {number for first, last in spans for number in range(first, last + 1)}
 
 
+@example([(5, 5), (3, 4)], 3, 5)
 @given(given_spans, numbers, numbers)
 def test_spans_are_a_set_of_sequences(added: list[Span], first: int, last: int) -> None:
     spans, expected, within = Spans(added), members(added), set(range(first, last + 1))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from damage import flipped
 from effort import steps
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
@@ -29,6 +30,8 @@ from wald.files.layout import Root
 from wald.files.ledger_read import (
     LedgerLines,
     entries_of,
+    frames_of,
+    last_line_start,
     newest_entries,
     parts_of,
     read_files,
@@ -37,6 +40,7 @@ from wald.files.ledger_read import (
     stored_index,
 )
 from wald.files.ledger_write import Ledger
+from wald.format.ledger_lines import decode_entry, encode_entry, encode_part_index
 from wald.repairing.apply import rebuild_ledger
 from wald.retention.history import History
 
@@ -230,6 +234,26 @@ def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(ro
         list(history.unexplained_spans(1, 1000))
     broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
     assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; wald cannot rely on this ledger")]}
+
+
+def test_a_part_with_another_last_line_breaks_the_chain(path: Path) -> None:
+    """The line, its frame and the index have valid checksums."""
+    ledger = opened(path)
+    ledger.append(*(reclaimed(number, number) for number in range(1, 25)))
+    ledger.cut()
+    ledger.close()
+    (part,) = parts_of(path)
+    index, (*before, (_, lines)) = stored_index(part), frames_of(part.path)
+    start = last_line_start(lines, len(lines))
+    last = decode_entry(lines[start:-1])
+    forged = lines[:start] + encode_entry(reclaimed(23, 24), last["prev"], last["append"])
+    frame = zstandard.compress(forged)
+    index.frames[-1] = index.frames[-1]._replace(stored_bytes=len(frame), raw_bytes=len(forged))
+    kept_bytes = sum(length for length, _ in before)
+    part.path.write_bytes(part.path.read_bytes()[:kept_bytes] + frame + encode_part_index(index))
+
+    broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
+    assert broken == {part.path.name: [(25, "does not follow the line before it")]}
 
 
 def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from wald.checking.audit_report import DeletionAudit
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.errors import DiskFailure
+from wald.files.disk import Disk
+from wald.files.layout import SHRUNK_SUFFIX
 from wald.files.ledger_read import read_ledger
+from wald.format.batch import Buffer
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
@@ -193,6 +197,23 @@ def test_a_damaged_segment_is_not_touched(built: Built) -> None:
 
     assert path.read_bytes() == data
     assert [line["base"] for line in shrunk_lines(built)] == [11]
+
+
+def test_a_disk_that_does_not_hold_what_it_was_given_keeps_the_old_form(built: Built) -> None:
+    """The frames of the shrunk file are read back before it replaces the old one."""
+
+    class LyingDisk(Disk):
+        def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+            data = bytearray(b"".join(buffers))
+            if offset == 0 and os.readlink(f"/proc/self/fd/{descriptor}").endswith(SHRUNK_SUFFIX):
+                data[len(data) // 2] ^= 1
+            return super().write(descriptor, [data], offset)
+
+    before = [path.read_bytes() for path in sorted(built.root.segments.glob("*.wal.zst*"))]
+    reclaim(built, disk=LyingDisk(), shrink_pinned=True)
+
+    assert [path.read_bytes() for path in sorted(built.root.segments.glob("*.wal.zst*"))] == before
+    assert (shrunk_lines(built), errors(built)) == ([], [])
 
 
 def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
