@@ -136,6 +136,13 @@ def remove_segments_and_head(built: Built) -> None:
         path.unlink()
 
 
+def remove_one_record(built: Built) -> None:
+    for _ in range(2):
+        built.cut()
+        built.lines("b", [b"one"])
+    built.path(built.last - 1, Kind.RAW).unlink()
+
+
 def remove_last_record_and_head(built: Built) -> None:
     built.cut()
     built.lines("a", [b"last"])
@@ -148,6 +155,7 @@ def remove_last_record_and_head(built: Built) -> None:
 # How to damage a log, and what some error says.
 DAMAGE: dict[str, tuple[Callable[[Built], object], tuple[str, ...]]] = {
     "a missing segment": (lambda built: built.path(8, Kind.RAW).unlink(), ("are in no segment",)),
+    "a missing segment of one record": (remove_one_record, ("are in no segment",)),
     "a link to nowhere instead of a raw segment": (lambda built: link(built.path(8, Kind.RAW)), ("8.wal not a reg",)),
     "a link instead of a sealed one": (lambda built: link(built.path(1, Kind.SEALED)), ("1.wal.zst not a regular",)),
     "no segments": (lambda built: shutil.rmtree(built.root.segments), ("segments", "is gone")),

@@ -252,3 +252,15 @@ _SHORT = settings(max_examples=40, stateful_step_count=25)
 TestInTheOrderOfTheLog = Machine.TestCase
 TestInTheOrderOfEachKey = ByKey.TestCase
 TestInTheOrderOfTheLog.settings = TestInTheOrderOfEachKey.settings = _SHORT
+
+
+def test_a_record_that_is_given_back_waits_for_the_earlier_one_of_its_key() -> None:
+    deliveries = Deliveries(0, by_key=True)
+    deliveries.append(Run(1, 2), [b"key", b"key"])
+    for sequence in (1, 2):
+        deliveries.deliver(Run(sequence, sequence), [Part("a", SECOND, 1)], now_ns=0)
+    deliveries.end_offer()
+    deliveries.give_back(("a", [2]))
+    assert deliveries.window.first_free() is None
+    deliveries.finish([("a", [1])])
+    assert deliveries.window.first_free() == Run(2, 2)

@@ -264,6 +264,7 @@ def test_a_broken_link_shows_in_the_bundle_after_it() -> None:
     doubled = manifest(log=LOG, first=5, last=15, after=4, previous=None)
     early = manifest(log=LOG, first=11, last=20, after=9, previous=beginning)
     later = manifest(log=LOG, first=31, last=40, after=30, previous=beginning)  # somebody has moved the cursor
+    next_but_one = manifest(log=LOG, first=12, last=20, after=11, previous=beginning)
     digest = TWO.entries[0].bundle.sha256
     for manifests, level, bundle, said in (
         ((ONE, THREE), Level.ERROR, "21", f"follows a-{11:020d}.tar with sha256 {digest}, which is not here"),
@@ -273,6 +274,7 @@ def test_a_broken_link_shows_in_the_bundle_after_it() -> None:
         ((ONE, doubled), Level.ERROR, "5", f"holds records that a-{1:020d}.tar holds too"),
         ((ONE, early), Level.ERROR, "11", ""),
         ((ONE, later), Level.INFO, "31", "from record 11 to 30"),
+        ((ONE, next_but_one), Level.INFO, "12", "from record 11 to 11"),
     ):
         ((found_level, found_bundle, message),) = judged(*manifests)
         assert (found_level, found_bundle) == (level, bundle)

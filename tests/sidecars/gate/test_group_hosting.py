@@ -23,6 +23,7 @@ import wald
 from wald.errors import Locked, NotFound
 from wald_gate.groups.hosting import Groups
 from wald_gate.problems import HttpError
+from wald_gate.responses import Late
 from wald_gate.settings import GroupSettings
 
 NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # named in the settings
@@ -116,6 +117,36 @@ def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
         assert (answer.status, answer.json()["code"]) == (500, "damaged")
     journal.write_bytes(whole)
     assert leased(gate) == [1]
+
+
+@pytest.mark.usefixtures("billing")
+def test_a_waiting_lease_gets_the_error_if_the_journal_is_replaced(gate: Gate) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(post, gate, "lease", wait=300)
+        eventually(lambda: b"\nwald_gate_waiting_leases 1" in gate.get("/metrics").body)
+        (gate.root / "routes" / "orders" / "cursors" / "billing.work").unlink()
+        gate.post(RECORDS, b"1\n")
+        answer = asked.result()
+    assert (answer.status, answer.json()["code"]) == (503, "replaced")
+
+
+def test_a_late_answer_that_fails_stays_incomplete() -> None:
+    """Its status has been sent, so only the missing end tells the client."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def fail() -> bytes:
+        raise Locked("taken over")
+
+    async def answer() -> None:
+        await Late(asyncio.create_task(fail()), "application/json")({}, asyncio.Queue[Any]().get, send)
+
+    with pytest.raises(Locked):
+        asyncio.run(answer())
+    assert [message.get("body") for message in sent] == [None, b"\n"]
+    assert sent[-1]["more_body"]
 
 
 def test_a_group_of_a_route_that_is_not_there_is_not_found(gate: Gate) -> None:
