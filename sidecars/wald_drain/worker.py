@@ -362,13 +362,13 @@ class Worker:
         reason = f"{state.last} after {state.tries} {'try' if state.tries == 1 else 'tries'}"
         self._work.give_up(self.name, [record.sequence], reason, state.tries)
         self.file.settle()
-        context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
         if context.is_strict:
             while self._work.floor < record.sequence:
                 self._shared.require_letters()
                 if context.stop.wait(_LETTER_POLL_SECONDS):
                     return NextStep.LEAVE
             self._work.ack(self.name, [])  # returns once the cursor is on disk
+        context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
         return NextStep.GIVE_UP
 
     def _disown_key(self, record: Record) -> None:
