@@ -127,6 +127,7 @@ def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
     with Client(daemon.socket_path) as client:
         client.publish("r", random_line(0) + b"\n")
         assert client.reply().startswith("OK ")
+    eventually(lambda: list(disk.glob("log/segments/spare-*")))  # the cut below needs it
     fill(disk / "filler")
     assert daemon.ask("CUT").startswith("OK cut")
     eventually(lambda: stat(daemon)["waits_to_seal"] == 1)
