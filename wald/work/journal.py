@@ -24,7 +24,7 @@ from wald.errors import Damaged, Replaced
 from wald.files.cursor_directory import is_companion, open_group_file
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.safe_open import read_regular
+from wald.files.safe_open import FileIdentity, read_regular
 from wald.format.ledger_lines import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import (
@@ -79,7 +79,7 @@ class Journal:
             if read.start is not None and read.start.owner != start.owner:
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
             self.is_new = read.start is None
-            self._opened = os.fstat(self._descriptor)
+            self._identity = FileIdentity(self.path, self._descriptor)
             self._end = read.end
             self._disk.truncate(self._descriptor, self._end)
             self._synced = self._compacted_bytes = self._preallocated_end = self._end
@@ -108,16 +108,17 @@ class Journal:
 
     def require_place(self) -> None:
         """Raise Replaced unless the path still has the open file. The next owner would not read lines elsewhere."""
+        if self._identity.is_current():
+            return
         try:
-            found = os.stat(self.path)
+            os.stat(self.path)
+            what = "replaced by another file"
         except FileNotFoundError:
-            found = None
-        if found is None or not os.path.samestat(found, self._opened):
-            what = "removed" if found is None else "replaced by another file"
-            raise Replaced(
-                f"{self.path}: the journal was {what} while the work group was open",
-                hint="restart this program: it then reads its positions from disk",
-            )
+            what = "removed"
+        raise Replaced(
+            f"{self.path}: the journal was {what} while the work group was open",
+            hint="restart this program: it then reads its positions from disk",
+        )
 
     @property
     def has_grown(self) -> bool:
@@ -131,7 +132,7 @@ class Journal:
         descriptor = self._disk.open(self.path)
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
-        self._opened = os.fstat(descriptor)
+        self._identity = FileIdentity(self.path, descriptor)
         self._end = self._synced = self._compacted_bytes = len(data)
         self._preallocate()
 
