@@ -17,7 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, NotFound
 from wald.format.names import check_group, check_route
 from wald.log import Log
 from wald.setting_types import duration
@@ -36,7 +36,6 @@ from wald_gate.problems import HttpError, for_client, problem, without_machine, 
 from wald_gate.records_in.daemon import DaemonClient
 from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.records_out.threads import HeadWatcher, ReadThreads, SharedRead
-from wald_gate.responses import Json
 from wald_gate.settings import Settings
 from wald_gate.shapes import encoded
 
@@ -68,27 +67,14 @@ ANY = ("*/*", "application/*")
 
 
 class State:
-    """The parts of a gate, shared by all requests.
+    """The parts of a gate, shared by all requests."""
 
-    Args:
-        threads: threads for disk access other than reads of records.
-        readers: threads that read the log for clients.
-        read_head: reads the answer to ``GET /v1/head``, for a client that may know paths.
-    """
-
-    def __init__(
-        self,
-        log: Log,
-        settings: Settings,
-        threads: ThreadPoolExecutor,
-        readers: ReadThreads,
-        read_head: Callable[[Log], Head],
-    ) -> None:
+    def __init__(self, log: Log, settings: Settings, threads: ThreadPoolExecutor, readers: ReadThreads) -> None:
         socket = socket_of(log.root)
         self.log = log
-        self.threads = threads
+        self.threads = threads  # for disk access other than reads of records
         self.readers = readers
-        self.head = SharedRead(partial(read_head, log), threads)
+        self.head = SharedRead(self._read_head, threads)
         self.rights = Rights(Path(settings.tokens) if settings.tokens else None)
         self.admission = Admission(self.rights, log.identity.log_id)
         self.limits = Limits(settings.limits, settings.hosts)
@@ -110,23 +96,23 @@ class State:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))
 
+    def _read_head(self) -> Head:
+        found = self.log.head()
+        if found is None:
+            raise NotFound(f"{self.log.root.head}: no record is durable yet", hint="POST a record")
+        return Head.of(self.log.root, found)
+
 
 @dataclass
 class Call:
-    """One request of a client.
-
-    Attributes:
-        right: the right that its verb requires.
-        has_session: True if the session of a browser authenticates the client.
-        edition: the edition of the rights that admitted it; a response without an end ends with that.
-    """
+    """One request of a client."""
 
     request: Exchange
     client: Client
     state: State
-    right: Right
-    has_session: bool = False
-    edition: int = field(kw_only=True)
+    right: Right  # that its verb requires
+    has_session: bool = False  # the session of a browser authenticates the client
+    edition: int = field(kw_only=True)  # of the rights that admitted it; a response without an end ends with that
 
     @property
     def route(self) -> str:
@@ -180,14 +166,9 @@ class Call:
         self.state.admission.reauthorize(self.request, self.right)
 
     @property
-    def media_type(self) -> str:
-        """Media type of the body without parameters, or ""."""
-        return _content_type(self.request.headers.get("content-type", ""))[0]
-
-    @property
-    def charset(self) -> str:
-        """Charset of the body, or ""."""
-        return _content_type(self.request.headers.get("content-type", ""))[1]
+    def content_type(self) -> tuple[str, str]:
+        """Media type and charset of the body, or ""."""
+        return _content_type(self.request.headers.get("content-type", ""))
 
     @property
     def accepts(self) -> list[str]:
@@ -202,14 +183,9 @@ class Call:
             raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; this request takes none", hint=_SHAPES)
 
     def query(self, shape: type[S]) -> S:
-        """Parse the query parameters. A missing one is UNSET, as a client can send null.
-
-        Raises:
-            InvalidInput: one is unknown, repeated or invalid.
-        """
+        """Parse the query parameters. A missing one is UNSET, as a client can send null."""
         if not self.request.scope["query_string"]:
-            empty: S = _without_parameters(shape)
-            return empty
+            return msgspec.convert({}, shape)
         given: dict[str, Any] = {}
         for name, value in self.request.query_params.multi_items():
             if name in given:
@@ -220,25 +196,19 @@ class Call:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
             reason = describe_validation_error(error, shape)
-            raise InvalidInput(f"the query: {reason}", hint="see /openapi.json") from None
+            raise InvalidInput(f"the query: {reason}", hint=_SHAPES) from None
 
     async def body(self, shape: type[T]) -> T:
-        """Read and parse a JSON body.
-
-        Raises:
-            HttpError: 413, it is too large; 415, it has another media type.
-            InvalidInput: it is not JSON, or has another shape.
-        """
-        if self.media_type not in ("", "application/json"):
-            raise HttpError(
-                415, "media-type", f"{self.media_type}: this takes JSON", hint="Content-Type: application/json"
-            )
+        """Read and parse a JSON body."""
+        media_type, _ = self.content_type
+        if media_type not in ("", JSON):
+            raise HttpError(415, "media-type", f"{media_type}: this takes JSON", hint=f"Content-Type: {JSON}")
         data = await self.request.read(self.state.limits.settings.json_max_bytes)
         try:
             return msgspec.json.decode(data, type=shape)
         except msgspec.ValidationError as error:
             reason = describe_validation_error(error, shape)
-            raise InvalidInput(f"the body: {reason}", hint="see /openapi.json") from None
+            raise InvalidInput(f"the body: {reason}", hint=_SHAPES) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
 
@@ -254,39 +224,24 @@ def listing(call: Call) -> tuple[str, Callable[[Iterable[Any]], bytes]]:
     return NDJSON, lambda items: b"".join(encoded(each) + b"\n" for each in items)
 
 
-def answer(found: object) -> Response:
-    """Answer with an object as JSON."""
-    return Json(found)
-
-
 @dataclass(frozen=True)
 class Verb:
     """An operation: a method on a path, with the right it requires and the shapes of its request and response.
 
     The application and the OpenAPI document are both made from the table of verbs.
-
-    Attributes:
-        path: with ``{route}``, ``{group}`` and ``{sequence}``.
-        name: the operation in generated clients.
-        query: shape of the query parameters.
-        headers: schemas of its request headers.
-        body: shape of the body by media type; None for bytes.
-        answers: shape of the response by media type; None for bytes.
-        statuses: status codes of errors, in addition to those of every verb.
-        failed: answers an error.
     """
 
     method: str
-    path: str
-    name: str
+    path: str  # with ``{route}``, ``{group}`` and ``{sequence}``
+    name: str  # the operation in generated clients
     summary: str
     right: Right
     handle: Handle
     query: type[Struct] | None = None
-    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of requests, with their schemas
+    body: Mapping[str, Any] = field(default_factory=dict)  # shape by media type; None for bytes
     answers: Mapping[str, Any] = field(default_factory=dict)
-    statuses: tuple[int, ...] = ()
+    statuses: tuple[int, ...] = ()  # of errors, in addition to those of every verb
     failed: Fail = lambda _, error: problem(error)  # to a program
 
 
@@ -295,11 +250,6 @@ def _content_type(given: str) -> tuple[str, str]:
     """Return the media type and the charset of a Content-Type."""
     charset = _CHARSET.search(given)
     return given.partition(";")[0].strip().lower(), charset[1].lower() if charset else ""
-
-
-@lru_cache(64)
-def _without_parameters(shape: type[Struct]) -> Any:
-    return msgspec.convert({}, shape)
 
 
 @lru_cache(64)
@@ -315,10 +265,9 @@ def _numbers(shape: type[Struct]) -> frozenset[str]:
 def wait_seconds(given: str) -> float:
     """Parse ``wait=30s``; InvalidInput if it is invalid or too long."""
     try:
-        seconds: float = _WAIT.parse(given)
+        return float(_WAIT.parse(given))
     except ValueError as error:
         raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None
-    return seconds
 
 
 def describe_validation_error(error: msgspec.ValidationError, shape: type) -> str:
@@ -340,13 +289,9 @@ def _expected(schema: Mapping[str, Any]) -> str:
         return f"one of {', '.join(map(str, schema['enum']))}"
     if schema.get("type") not in _TYPES:
         return " or ".join(filter(None, map(_expected, schema.get("anyOf", ()))))
-    return _TYPES[schema["type"]] + _bounds(schema)
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
+    kind, least, most = _TYPES[schema["type"]], schema.get("minimum"), schema.get("maximum")
     if "maxLength" in schema:
-        return f" of at most {schema['maxLength']} characters"
-    least, most = schema.get("minimum"), schema.get("maximum")
+        return f"{kind} of at most {schema['maxLength']} characters"
     if least is None:
-        return ""
-    return f", {least} or more" if most is None or most > _MANY else f" from {least} to {most}"
+        return kind
+    return f"{kind}, {least} or more" if most is None or most > _MANY else f"{kind} from {least} to {most}"

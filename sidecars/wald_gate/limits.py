@@ -52,25 +52,17 @@ class Open(Protocol):
 class ConnectionPool:
     """All connections of a gate, with their limits.
 
-    Attributes:
-        limits: the current limits; SIGHUP may replace them.
-        is_proxy: returns True for the address of a proxy, whose connections belong to many clients.
-        open: connections whose TLS handshake is done.
-        idle: functions that close connections without a request and unfinished handshakes, the longest idle one first.
-        count: number of connections, handshakes included.
-        open_from: number of connections per address, or per user of the unix socket.
-        ended: number of connections that were closed, by reason.
-        tasks: the requests in flight.
+    ``idle`` has functions that close connections without a request and unfinished handshakes, longest idle one first.
     """
 
-    limits: LimitSettings
-    is_proxy: Callable[[str], bool] = lambda _: False
+    limits: LimitSettings  # SIGHUP may replace them
+    is_proxy: Callable[[str], bool] = lambda _: False  # True for an address whose connections belong to many clients
     open: set[Open] = field(default_factory=set)
     idle: OrderedDict[object, Callable[[], object]] = field(default_factory=OrderedDict)
-    count: int = 0
-    open_from: Counter[str] = field(default_factory=Counter)
+    count: int = 0  # of connections, handshakes included
+    open_from: Counter[str] = field(default_factory=Counter)  # by address, or by user of the unix socket
     ended: Counter[Ended] = field(default_factory=Counter)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # of the requests in flight
 
     def enter(self, client: str) -> bool:
         """Count a new connection; return False if it does not fit. :meth:`leave` must follow in any case."""
@@ -91,7 +83,6 @@ class ConnectionPool:
         return True
 
     def leave(self, client: str) -> None:
-        """Stop counting a connection."""
         self.count -= 1
         self.open_from[client] -= 1
         if not self.open_from[client]:
@@ -141,7 +132,6 @@ class MemoryReservation:
             self._limits.given_back = None
 
     def give_back(self) -> None:
-        """Release everything."""
         if self._counted:
             self.count(0)
 
@@ -159,43 +149,30 @@ class MemoryReservation:
 
 @dataclass
 class Limits:
-    """The current limits, and the memory in use.
+    """The current limits and hosts, which SIGHUP may change, and the memory in use.
 
-    Attributes:
-        settings, hosts: current values; SIGHUP may change them.
-        kept_bytes: memory of all requests, not counting 128 KiB for each: unfinished records, and leased ones until
-            their client has received them.
-        given_back: set when memory is released; None if no request waits for that.
+    That is the memory of all requests, without 128 KiB for each: unfinished records, and leased ones until their client
+    has received them.
     """
 
     settings: LimitSettings
     hosts: tuple[str, ...] = ()
     kept_bytes: int = 0
-    given_back: asyncio.Event | None = None
+    given_back: asyncio.Event | None = None  # set when memory is released; None if no request waits for that
 
 
 @dataclass(slots=True)
 class Allowance:
-    """Two token buckets of one client, of requests and of bytes, and its requests in flight.
+    """Two token buckets of one client, of requests and of bytes, and its requests in flight."""
 
-    Attributes:
-        requests, sent_bytes: remaining tokens; an overdraft delays the next requests.
-        at: monotonic time of the last refill.
-        in_flight: begun and not answered.
-    """
-
-    requests: float
+    requests: float  # remaining tokens; an overdraft delays the next requests
     sent_bytes: float
-    at: float
+    at: float  # monotonic time of the last refill
     in_flight: int = 0
 
 
 class Allowances:
-    """The allowances of all clients.
-
-    Args:
-        clock: monotonic, in seconds.
-    """
+    """The allowances of all clients."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

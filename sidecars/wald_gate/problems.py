@@ -67,12 +67,8 @@ _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
 class HttpError(WaldError):
     """An error that only exists over HTTP, such as one about a method, a media type, a token or a size.
 
-    Args:
-        status: status code of RFC 9110.
-        code: identifies the error for programs.
-        headers: headers of the response.
-        retry: seconds after which the client may try again; every 429 and 503 names some.
-        more: additional fields of the problem.
+    ``code`` is for programs, ``more`` has additional fields of the problem. The client may try again after ``retry``
+    seconds, which every 429 and 503 names.
     """
 
     def __init__(
@@ -96,11 +92,7 @@ class HttpError(WaldError):
 
 
 def for_client(error: Exception, root: Root, route: str | None, *, is_admin: bool) -> Exception:
-    """Return an error as a client may see it.
-
-    Args:
-        route: the route in the path.
-    """
+    """Return an error as a client may see it; ``route`` is that of the path."""
     if isinstance(error, OSError):
         error = _of_system(error)
     if not isinstance(error, WaldError):
@@ -153,11 +145,7 @@ def _of_system(error: OSError) -> Exception:
 
 
 def problem(error: Exception, **more: Any) -> Response:
-    """Answer an error.
-
-    Args:
-        more: additional fields, such as the durable records of a request.
-    """
+    """Answer an error, with ``more`` fields, such as the durable records of a request."""
     found = _over_http(_of_system(error) if isinstance(error, OSError) else error)
     title = HTTPStatus(found.status).phrase
     shape = Problem(title, found.status, found.code, found.message, found.hint, **found.more | more)

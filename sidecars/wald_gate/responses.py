@@ -75,8 +75,7 @@ class Stream(StreamingResponse):
 class Late(Response):
     """A JSON response that is not ready yet; until it is, periodic newlines keep the connection alive.
 
-    Args:
-        coming: the pending response; cancelled if the client leaves.
+    It is cancelled if the client leaves.
     """
 
     def __init__(self, coming: asyncio.Task[bytes], media_type: str) -> None:
@@ -110,7 +109,6 @@ class FlushedResponse(Response):
 
 
 def wants_gzip(request: Request) -> bool:
-    """Return True if the client accepts gzip."""
     for each in request.headers.get("accept-encoding", "").split(","):
         name, _, weight = each.partition(";")
         if name.strip().lower() in ("gzip", "x-gzip"):

@@ -25,7 +25,6 @@ from wald_gate.app import VERBS, Application
 from wald_gate.auth.clients import Rights
 from wald_gate.call import State
 from wald_gate.http.server import Listening, Server, check_path
-from wald_gate.info.verbs import read_head
 from wald_gate.page.views import PAGES
 from wald_gate.records_out.threads import ReadThreads
 from wald_gate.settings import Settings
@@ -37,27 +36,15 @@ _log = logging.getLogger("wald_gate")
 
 
 def serve(root: Path, load: Callable[[], Settings]) -> None:
-    """Serve the log in ``root`` until SIGTERM or SIGINT.
-
-    Args:
-        load: reads the settings, now and at SIGHUP.
-
-    Raises:
-        NotFound: ``root`` does not contain a log.
-        InvalidInput: it cannot listen there, or a setting, a certificate or the token file is invalid.
-        OSError: the token file cannot be read.
-    """
+    """Serve the log in ``root`` until SIGTERM or SIGINT; ``load`` reads the settings, now and at SIGHUP."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    _raise_descriptors()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection needs one; many systems begin with 1024
     uvloop.run(_serve(Log(root), load, Systemd(os.environ)))
 
 
 def check(root: Path, settings: Settings) -> list[str]:
-    """Read all files that the settings name; return warnings about likely mistakes.
-
-    Raises:
-        InvalidInput, NotFound, OSError: as in :func:`serve`.
-    """
+    """Read all files that the settings name; return warnings about likely mistakes, and raise errors."""
     listening = Listening(settings)
     listening.tls()
     if listening.path is not None:
@@ -83,7 +70,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         ThreadPoolExecutor(_THREADS, thread_name_prefix="wald-gate") as threads,
         ReadThreads(_READERS) as readers,
     ):
-        state = State(log, settings, threads, readers, read_head)
+        state = State(log, settings, threads, readers)
         server = Server(Application(state, (*VERBS, *PAGES)), listening, state.pool)
         state.counts.expiries = listening.expiries()
 
@@ -143,12 +130,6 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             await state.groups.close()
             await state.idempotent.close()
             await state.daemon.close()
-
-
-def _raise_descriptors() -> None:
-    """Raise the limit of open files: each connection needs one, and many systems start with 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:

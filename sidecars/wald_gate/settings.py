@@ -157,11 +157,7 @@ _HOMES = {
 
 
 def load(path: Path | None, given: Mapping[str, Any]) -> Settings:
-    """Return the settings of the command line and of the file at ``path``.
-
-    Args:
-        given: options by name; they override the file.
-    """
+    """Return the settings of the file at ``path``, which the options in ``given`` override."""
     values = {} if path is None else _from_file(SettingFile(path, help_command=_HELP, homes=_HOMES))
     values |= {
         name: parse_setting(f"--{name}", value, _TYPES[name], "the command line", help_command=_HELP)

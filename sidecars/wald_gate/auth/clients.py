@@ -70,11 +70,7 @@ class Rights:
                 yield f"{self._path}: there is no user {name!r} on this machine"
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
-        """Authenticate a client by its header, or the user at its end of a unix socket, or its certificate's name.
-
-        Raises:
-            HttpError: 401, the token is missing or unknown; 403, the user has no rights.
-        """
+        """Authenticate a client by its header, or the user at its end of a unix socket, or its certificate's name."""
         if authorization is not None:
             if self._path is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
                 raise _unknown("not a bearer token" if self._path else "this gate has no token file")
@@ -158,9 +154,6 @@ class Admission:
 
         A known token always begins a session, however many unknown ones have come from its address, which a proxy may
         share among clients. Tokens have 256 random bits, so the limit is against noise rather than guesses.
-
-        Raises:
-            HttpError: 401, the token is unknown; 429, too many unknown tokens have come from the address.
         """
         authorization = f"Bearer {token}"
         address = request.client.host if request.client is not None else ""

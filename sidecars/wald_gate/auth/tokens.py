@@ -73,19 +73,16 @@ class Client:
         """Return True if it has a right, on ``route`` and ``group`` if the right concerns one."""
         if self.admin or right in (Right.NONE, Right.KNOWN):
             return True
-        may_read = right in (Right.READ, Right.LOOK) and _matches(self.reads, route)
-        may_write = right is Right.WRITE and _matches(self.writes, route)
-        return may_read or may_write or (right in (Right.LOOK, Right.WORK) and self._may_work(route or "", group or ""))
+        if right in (Right.READ, Right.LOOK) and _matches(self.reads, route):
+            return True
+        if right in (Right.WORK, Right.LOOK):
+            works = (pattern.partition("/") for pattern in self.works)
+            return any(_matches([of], route) and _matches([of_group or "*"], group) for of, _, of_group in works)
+        return right is Right.WRITE and _matches(self.writes, route)
 
     def may_read(self, route: str) -> bool:
         """Return True if it may read a route; the right to write does not include that."""
         return self.may(Right.READ, route)
-
-    def _may_work(self, route: str, group: str) -> bool:
-        patterns = (pattern.partition("/") for pattern in self.works)
-        return any(
-            fnmatchcase(route, of_route) and fnmatchcase(group, of_group or "*") for of_route, _, of_group in patterns
-        )
 
     def line(self) -> bytes:
         rights = {"read": self.reads, "write": self.writes, "work": self.works, "admin": self.admin}
@@ -94,11 +91,7 @@ class Client:
 
 
 def clients_in(path: Path) -> list[Client]:
-    """Read a token file.
-
-    Raises:
-        InvalidInput: a line is invalid or repeats another one, or other users may write the file.
-    """
+    """Read a token file; raise InvalidInput if a line is invalid or repeated, or other users may write the file."""
     try:
         data = read_secure_file(path)
     except FileNotFoundError:
@@ -111,9 +104,6 @@ def add(path: Path, client: Client) -> str:
     """Add a client to a file, which is created if necessary; on disk when this returns.
 
     A client without a way to authenticate gets a token, which is returned and stored nowhere; others get "".
-
-    Raises:
-        InvalidInput: the name exists already, a pattern is invalid, or the file is.
     """
     token = "" if client.way else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     added = replace(client, way="sha256", known_by=digest_of(token)) if token else client
@@ -230,5 +220,5 @@ def _client(fields: object) -> Client:
     return Client(name, reads, writes, works, admin, ways[0], known_by)
 
 
-def _matches(patterns: Iterable[str], route: str | None) -> bool:
-    return any(fnmatchcase(route or "", pattern) for pattern in patterns)
+def _matches(patterns: Iterable[str], name: str | None) -> bool:
+    return any(fnmatchcase(name or "", pattern) for pattern in patterns)

@@ -26,11 +26,11 @@ from wald.work.owner import Share
 from wald.work.ownership import remove_group
 from wald.work.snapshot import read_status, work_file
 from wald_gate import shapes
-from wald_gate.call import JSON, Call, Handle, answer, listing, wait_seconds
+from wald_gate.call import JSON, Call, Handle, listing, wait_seconds
 from wald_gate.groups.hosting import locked, require_group
 from wald_gate.groups.waits import Got
 from wald_gate.limits import MemoryReservation
-from wald_gate.responses import SILENT_SECONDS, FlushedResponse, Late
+from wald_gate.responses import SILENT_SECONDS, FlushedResponse, Json, Late
 from wald_gate.shapes import Leased, LeasedRecord, Removed, encoded
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def _settling(shape: type[T], settle: Callable[[aio.WorkGroup, T], Awaitable[Ite
     async def handle(call: Call) -> Response:
         given = await call.body(shape)
         async with call.state.groups.use(call.route, call.group) as work:
-            return answer(shapes.Settled(shapes.refusals(await settle(work, given))))
+            return Json(shapes.Settled(shapes.refusals(await settle(work, given))))
 
     return handle
 
@@ -124,9 +124,9 @@ async def release(call: Call) -> Response:
     given = await call.body(shapes.Release)
     async with call.state.groups.use(call.route, call.group) as work:
         if given.sequences is None:
-            return answer(shapes.Released(await work.release(given.worker)))
+            return Json(shapes.Released(await work.release(given.worker)))
         refused = await work.nack(given.worker, given.sequences)
-        return answer(shapes.Released(len(set(given.sequences)) - len(refused)))
+        return Json(shapes.Released(len(set(given.sequences)) - len(refused)))
 
 
 async def pending(call: Call) -> Response:
@@ -168,7 +168,7 @@ async def groups(call: Call) -> Response:
         every = sorted(found.values(), key=lambda each: each.group)
         return GroupsOfRoute(every)  # type: ignore[arg-type]  # only work groups have ``work``
 
-    return answer(call.seen(await call.read(read)))
+    return Json(call.seen(await call.read(read)))
 
 
 async def remove(call: Call) -> Response:
@@ -189,4 +189,4 @@ async def remove(call: Call) -> Response:
         await call.state.in_thread(remove)
     except Locked as error:
         raise await asyncio.to_thread(locked, log, route, group, error) from None
-    return answer(Removed(route, group))
+    return Json(Removed(route, group))

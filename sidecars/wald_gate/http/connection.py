@@ -27,19 +27,13 @@ _REST_BYTES = 64 << 20  # of a body, read after the answer
 
 
 class Connection(Channel):
-    """A connection of a client.
-
-    Attributes:
-        client_place: the name under which the pool counts it; "" until then. A TLS connection is counted before its
-            handshake, by the listener.
-        is_made: it is responsible for its place in the pool.
-    """
+    """A connection of a client."""
 
     def __init__(self, application: Application, pool: ConnectionPool) -> None:
         super().__init__(pool)
         self._application = application
-        self.client_place = ""
-        self.is_made = False
+        self.client_place = ""  # its name in the pool; the listener counts a TLS connection before its handshake
+        self.is_made = False  # it is responsible for its place in the pool
         self._peer: int | None = None
         self._certificate: str | None = None
         self._parser = self._new_parser()
@@ -214,14 +208,12 @@ class Connection(Channel):
     # Called by the server.
 
     def shut_down(self) -> None:
-        """Close the connection once its requests are answered."""
         if self._receiving is None or self._receiving.is_complete:
             self._close()
         else:
             self._receiving.keep_alive = False
 
     def distrust(self) -> None:
-        """Forget the client's certificate, and close the connection after its answers if it had one."""
         if self._certificate is None:
             return
         self._certificate = None
@@ -261,9 +253,6 @@ class Connection(Channel):
 
         The parser regards a request as complete where another protocol may begin. So its head is parsed again without
         the header Upgrade, and then what follows it.
-
-        Raises:
-            HttpParserError, HttpParserUpgrade: the request cannot be answered.
         """
         while True:
             try:
@@ -358,7 +347,11 @@ class Connection(Channel):
         self._is_refused = True
         if reason is not None:
             self.pool.ended[reason] += 1
-        if self._has_answered() if self._is_in_head else self._is_unanswered():
+        if self._is_in_head:
+            may_answer = self._has_answered()
+        else:
+            may_answer = not self._queue and self._receiving is not None and not self._receiving.is_started
+        if may_answer:
             self._write_bare(status, text)
             if not self._is_in_head and self._receiving is not None:
                 self._receiving.disconnect()  # it is answered
@@ -370,10 +363,6 @@ class Connection(Channel):
         kind = b"content-type: text/plain; charset=utf-8\r\n" if text else b""
         end = b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(text), text)
         self.write(STATUS_LINES[status] + common_headers(int(time.time())) + kind + end)
-
-    def _is_unanswered(self) -> bool:
-        """Return True if the only request is the one that is being received, and its response has not started."""
-        return not self._queue and self._receiving is not None and not self._receiving.is_started
 
     def _end(self) -> None:
         """Close; an answer in flight is cut off, so that nothing is taken for the rest of it."""

@@ -35,18 +35,14 @@ _log = logging.getLogger("wald_gate")
 
 
 class Channel(asyncio.Protocol):
-    """Flow of data from and to a client, as an exchange sees it.
-
-    Attributes:
-        can_write: set unless the client has to read first.
-    """
+    """Flow of data from and to a client, as an exchange sees it."""
 
     transport: asyncio.Transport
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
         self._loop = asyncio.get_running_loop()
-        self.can_write = asyncio.Event()
+        self.can_write = asyncio.Event()  # set unless the client has to read first
         self.can_write.set()
         self._is_reading = True
         self._send_timer: asyncio.TimerHandle | None = None
@@ -69,13 +65,11 @@ class Channel(asyncio.Protocol):
             self.transport.write(data)
 
     def pause_reading(self) -> None:
-        """Read nothing from the client for now."""
         if self._is_reading and not self.transport.is_closing():
             self._is_reading = False
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the client again."""
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self.transport.resume_reading()
@@ -129,27 +123,15 @@ class _Headers(Headers):
 
 
 class Exchange(Request):
-    """A request and its response; also the ``receive`` and ``send`` that Starlette's responses call.
+    """A request and its response; also the ``receive`` and ``send`` that Starlette's responses call."""
 
-    Attributes:
-        headers: looked up by lower-case names.
-        connection: the client's.
-        allowance: of its client; None before it is authenticated.
-        at_end: called when the response is sent or the client has left.
-        has_whole_body: the body has arrived.
-        has_left: the client has left.
-        is_started, is_complete: state of the response.
-        keep_alive: the connection stays open after the response.
-        task: runs the application.
-    """
-
-    allowance: Allowance | None = None
-    at_end: Callable[[], None] | None = None
+    allowance: Allowance | None = None  # of its client; None before it is authenticated
+    at_end: Callable[[], None] | None = None  # called when the response is sent or the client has left
     has_whole_body = False
-    has_left = False
-    is_started = False
+    has_left = False  # the client
+    is_started = False  # the response
     is_complete = False
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None  # runs the application
     _body_bytes = 0
     _news: asyncio.Event | None = None  # made when the application waits
     _chunked = False
@@ -160,7 +142,7 @@ class Exchange(Request):
         self.connection = connection
         self.scope = scope
         self._headers = _Headers(scope["headers"])
-        self.keep_alive = keep_alive
+        self.keep_alive = keep_alive  # after the response
         self._expects_continue = expects_continue
         self._parts: list[bytes] = []
 
@@ -186,13 +168,10 @@ class Exchange(Request):
         return self._body_bytes > _BODY_BYTES
 
     def end_body(self) -> None:
-        """Record that the whole body has arrived."""
         self.has_whole_body = True
-        if self._news is not None:
-            self._news.set()
+        self._notify()
 
     def disconnect(self) -> None:
-        """Record that the client has left."""
         self.has_left = True
         self._notify()
 
@@ -202,14 +181,9 @@ class Exchange(Request):
         return self.has_whole_body and not self._parts
 
     async def chunk(self, *, is_counted: bool = True) -> bytes:
-        """Return the next part of the body, or b"" at its end.
+        """Return the next part of the body, or b"" at its end; raise HttpError 408 if it does not arrive in time.
 
-        Args:
-            is_counted: count its bytes against the client; those of a compressed body count after decompression.
-
-        Raises:
-            HttpError: 408, it does not arrive in time.
-            ClientDisconnect: the client has left.
+        Unless ``is_counted``, its bytes do not count against the client: a compressed body counts decompressed.
         """
         if self._expects_continue:
             self._expects_continue = False

@@ -35,24 +35,15 @@ _LAST_SECONDS = 1  # for requests that are cut off then, to release their resour
 
 
 class Listening:
-    """Addresses and certificates of the gate.
+    """Addresses and certificates of the gate; with sockets that systemd has passed, the settings name no addresses.
 
-    Args:
-        inherited: sockets that systemd has passed; with them, the addresses in the settings are not used.
-
-    Attributes:
-        host, port: of TCP; host "" for none.
-        path: of the unix socket, or None.
-
-    Raises:
-        InvalidInput: an address is invalid, settings contradict each other, or other machines could connect without TLS
-            or without tokens.
+    Raises InvalidInput if settings contradict each other, or other machines could connect without TLS or tokens.
     """
 
     def __init__(self, settings: Settings, inherited: Sequence[socket.socket] = ()) -> None:
         named = (settings.uds, settings.certificate, settings.key, settings.client_ca)
         self.path, self._certificate, self._key, self._client_ca = (Path(each) if each else None for each in named)
-        self.host, self.port = _address(settings.listen)
+        self.host, self.port = _address(settings.listen)  # "" for no TCP
         self.inherited = inherited
         if self._key is not None and self._certificate is None:
             raise InvalidInput("--key: needs the certificate that it belongs to", hint="--certificate FILE --key FILE")
@@ -120,7 +111,6 @@ class TlsListener:
         self.end_handshakes()
 
     def end_handshakes(self) -> None:
-        """Cancel unfinished handshakes."""
         for handshake in self._handshakes:
             handshake.cancel()
 
@@ -192,11 +182,7 @@ def check_path(path: Path) -> None:
 
 
 class UnixListener:
-    """Server on a unix socket whose path tmp cleaners and operators may remove.
-
-    Args:
-        given: the socket that systemd passed and keeps; None to make one at ``path``.
-    """
+    """Server on a unix socket whose path tmp cleaners and operators may remove; systemd keeps a ``given`` one."""
 
     def __init__(self, server: Server, path: Path, given: socket.socket | None = None) -> None:
         self._server = server
@@ -252,7 +238,6 @@ class UnixListener:
             _log.warning("wald-gate: --uds %s: the socket was %s; recreated", self._path, how)
 
     def close(self) -> None:
-        """Accept no more connections."""
         if self._listening is not None:
             self._listening.close()
 
@@ -284,11 +269,7 @@ def _refusal(path: Path, reason: str, hint: str) -> InvalidInput:
 
 
 class Server:
-    """Serves an application at the addresses in ``listening``.
-
-    Attributes:
-        addresses: where it listens, once it does.
-    """
+    """Serves an application at the addresses in ``listening``."""
 
     def __init__(self, application: Application, listening: Listening, pool: ConnectionPool) -> None:
         self._application = application
@@ -301,11 +282,7 @@ class Server:
         self.addresses: list[str] = []
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            InvalidInput: the address is in use, or does not belong to this machine.
-        """
+        """Listen, or raise InvalidInput if the address is in use, or does not belong to this machine."""
         listening = self._listening
         if listening.inherited:
             await self._inherit(listening.inherited)
@@ -324,17 +301,13 @@ class Server:
         self._watching = asyncio.create_task(self._watch_paths())
 
     def read_certificates(self) -> bool:
-        """Use new certificates for new connections.
+        """Use new certificates for new connections; keep the previous ones if the files cannot be read.
 
-        Returns:
-            True if a client CA was removed. Then open connections lose the rights of their client certificates, and are
-            closed after their answers.
-
-        Raises:
-            InvalidInput: the files cannot be read; the previous certificates remain.
+        Return True if a client CA was removed. Then open connections lose the rights of their client certificates, and
+        are closed after their answers.
         """
         before, self.tls = self.tls, self._read_tls()
-        if _authorities(before) <= _authorities(self.tls):
+        if before is None or self.tls is None or before.authorities <= self.tls.authorities:
             return False
         for server in self._servers:
             if isinstance(server, TlsListener):
@@ -376,11 +349,7 @@ class Server:
                 await asyncio.sleep(_UNSENT_SECONDS)
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections on sockets of systemd, which outlive this process.
-
-        Raises:
-            InvalidInput: a socket accepts no connections.
-        """
+        """Accept connections on sockets of systemd, which outlive this process."""
         for each in sockets:
             if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise InvalidInput(
@@ -394,7 +363,6 @@ class Server:
                 await self._listen(each)
 
     async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
-        """Listen on a unix socket."""
         server = UnixListener(self, path, given)
         await server.start()
         self._servers.append(server)
@@ -433,10 +401,6 @@ class Server:
         return Connection(self._application, self.pool)
 
 
-def _authorities(tls: TlsContext | None) -> frozenset[bytes]:
-    return tls.authorities if tls is not None else frozenset()
-
-
 async def _finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
     if tasks:
         await asyncio.wait(list(tasks), timeout=seconds)
@@ -452,11 +416,7 @@ def _address(given: str) -> tuple[str, int]:
 
 
 def _listeners(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address of the name.
-
-    Raises:
-        OSError: the name has no address, or an address is in use or does not belong to this machine.
-    """
+    """Return listening sockets, one for each address of the name."""
     sockets: list[socket.socket] = []
     failed: OSError | None = None
     for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
@@ -476,11 +436,7 @@ def _listeners(host: str, port: int) -> list[socket.socket]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return True if only this machine can connect to any address of the name.
-
-    Raises:
-        InvalidInput: the name has no address.
-    """
+    """Return True if only this machine can connect to any address of the name."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:

@@ -33,13 +33,9 @@ _log = logging.getLogger("wald_gate")
 
 
 class TlsContext(ssl.SSLContext):
-    """Certificates of the gate and of client CAs.
+    """Certificates of the gate and of client CAs."""
 
-    Attributes:
-        authorities: the certificates of ``--client-ca`` in base64; ``get_ca_certs`` omits those that may not sign.
-    """
-
-    authorities: frozenset[bytes] = frozenset()
+    authorities: frozenset[bytes] = frozenset()  # in base64; ``get_ca_certs`` omits those that may not sign
 
     def wrap_bio(
         self,
@@ -59,25 +55,15 @@ class Handshake(ssl.SSLObject):
     """TLS handshake that sends the alert for a refused certificate, which asyncio and uvloop leave unsent.
 
     ``pool`` and ``reported`` are set in a subclass for each server.
-
-    Attributes:
-        incoming: data from the client that OpenSSL has not read.
-        reported: the monotonic time of the last log line, by reason.
     """
 
     pool: ConnectionPool
-    incoming: ssl.MemoryBIO
-    reported: dict[str, float]
+    incoming: ssl.MemoryBIO  # data from the client that OpenSSL has not read
+    reported: dict[str, float]  # by reason, the monotonic time of the last log line
     _failure: ssl.SSLCertVerificationError | None = None
     _reads = 0
 
     def do_handshake(self) -> None:
-        """Continue the handshake.
-
-        Raises:
-            ssl.SSLWantReadError: more data from the client is needed, and the outgoing data has to be sent.
-            ssl.SSLError: the handshake has failed.
-        """
         if self._failure is None:
             try:
                 super().do_handshake()
@@ -90,7 +76,7 @@ class Handshake(ssl.SSLObject):
         self.incoming.read()  # OpenSSL no longer reads, and the data would be kept as long as the connection
         if self._reads > _READS_AFTER_REFUSAL:
             raise self._failure
-        raise ssl.SSLWantReadError
+        raise ssl.SSLWantReadError  # the alert has to be sent
 
     def _report(self, reason: str) -> None:
         self.pool.ended[Ended.CERTIFICATE] += 1
@@ -101,16 +87,7 @@ class Handshake(ssl.SSLObject):
 
 
 def server_context(certificate: Path, key: Path, client_ca: Path | None) -> TlsContext:
-    """Read the certificates.
-
-    Args:
-        certificate, key: PEM files; both may be the same file.
-        client_ca: CA certificates for client certificates; None to request no client certificate.
-
-    Raises:
-        InvalidInput: a file cannot be read, others may write the key or the CA file, or the key belongs to another
-            certificate.
-    """
+    """Read the certificates from PEM files, of which the first two may be the same; without a CA, request none."""
     context = TlsContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -139,21 +116,12 @@ def certificates(pem: bytes) -> list[bytes]:
 
 
 def first_expiry(path: Path) -> float:
-    """Return when the first certificate in a PEM file expires, in seconds since 1970.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it has no certificate, or a damaged one.
-    """
+    """Return when the first certificate in a PEM file expires, in seconds since 1970; ValueError without one."""
     return min(expiry(b64decode(each)) for each in certificates(path.read_bytes()))
 
 
 def expiry(certificate: bytes) -> float:
-    """Return when a DER certificate expires, in seconds since 1970.
-
-    Raises:
-        ValueError: this is not a certificate.
-    """
+    """Return when a DER certificate expires, in seconds since 1970; raise ValueError for other data."""
     try:
         _, whole = next(_elements(certificate))  # in a trusted certificate, a second element gives its purposes
         _, signed = next(_elements(whole))

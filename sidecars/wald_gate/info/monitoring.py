@@ -54,6 +54,9 @@ class Published:
     seconds: Histogram = field(default_factory=seconds)
     repeated: int = 0
 
+    def count_repeated(self, requests: int) -> None:
+        self.repeated += requests
+
 
 @dataclass(slots=True)
 class Counts:

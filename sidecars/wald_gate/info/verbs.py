@@ -10,7 +10,7 @@ from collections.abc import Generator
 import prometheus_client
 from starlette.responses import Response
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused
+from wald.errors import Damaged, InvalidInput, Refused
 from wald.exposition import TEXT_FORMAT, Metric, render
 from wald.log import Log
 from wald.retention.backlog import Backlog
@@ -18,12 +18,13 @@ from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import Cursor, CursorState, reject_leftover_journal
 from wald.retention.progress import read_progress
 from wald.status.retention import explanation
-from wald.status.schema import Explained, Head, Routes, Where
+from wald.status.schema import Explained, Routes, Where
 from wald_gate import shapes
-from wald_gate.call import Call, answer, listing
+from wald_gate.call import Call, listing
 from wald_gate.groups.hosting import require_group
 from wald_gate.info.monitoring import Word, of_gate
 from wald_gate.problems import HttpError
+from wald_gate.responses import Json
 from wald_gate.shapes import SEQUENCE_MAX, Health
 
 
@@ -34,25 +35,17 @@ async def routes(call: Call) -> Response:
         log = call.state.log
         return Routes.of(log.root, [each for each in read_progress(log.view()) if call.client.may_read(each.route)])
 
-    return answer(call.seen(await call.read(read)))
+    return Json(call.seen(await call.read(read)))
 
 
 async def add_route(call: Call) -> Response:
     """Create a route; idempotent."""
     await call.state.daemon.command("ROUTE", "ADD", call.route)
-    return answer({"route": call.route})
+    return Json({"route": call.route})
 
 
 async def head(call: Call) -> Response:
-    return answer(call.seen(await call.state.head.result()))
-
-
-def read_head(log: Log) -> Head:
-    """Read the durable head, or raise NotFound."""
-    found = log.head()
-    if found is None:
-        raise NotFound(f"{log.root.head}: no record is durable yet", hint="POST a record")
-    return Head.of(log.root, found)
+    return Json(call.seen(await call.state.head.result()))
 
 
 async def where(call: Call) -> Response:
@@ -62,7 +55,7 @@ async def where(call: Call) -> Response:
     if int(given) > SEQUENCE_MAX:
         raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the highest possible sequence", hint="/v1/where/250")
     found = await call.read(call.state.log.where, int(given))
-    return answer(Where.of(found))
+    return Json(Where.of(found))
 
 
 async def explain(call: Call) -> Response:
@@ -83,7 +76,7 @@ def explained(log: Log) -> Generator[None, None, list[Explained]]:
 async def cut(call: Call) -> Response:
     """Cut the active segment, unless it is empty."""
     what, segment = (await call.state.daemon.command("CUT")).split()
-    return answer({"cut": what == "cut", "segment": int(segment)})
+    return Json({"cut": what == "cut", "segment": int(segment)})
 
 
 async def get_cursor(call: Call) -> Response:
@@ -137,7 +130,7 @@ def _advice(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int)
 
 
 def _cursor_answer(cursor: Cursor) -> Response:
-    return answer(shapes.Cursor(cursor.sequence, cursor.state.value, cursor.message))
+    return Json(shapes.Cursor(cursor.sequence, cursor.state.value, cursor.message))
 
 
 _process = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -146,7 +139,7 @@ prometheus_client.ProcessCollector(registry=_process)
 
 async def healthz(_: Call) -> Response:
     """Liveness: the event loop responds."""
-    return answer(Health("ok"))
+    return Json(Health("ok"))
 
 
 async def readyz(call: Call) -> Response:
@@ -157,7 +150,7 @@ async def readyz(call: Call) -> Response:
     found = await call.state.readiness.now()
     if found.word is Word.NOT_READY:
         raise HttpError(503, "not-ready", found.why, hint="stderr of the gate has more")
-    return answer(Health(found.word.value, found.why))
+    return Json(Health(found.word.value, found.why))
 
 
 async def metrics(call: Call) -> Response:

@@ -109,12 +109,9 @@ def strip(
     cursors: Iterable[tuple[str, int]],
     gone: Callable[[int, int], tuple[int, int]] = lambda _first, _last: (0, 0),
 ) -> Strip:
-    """Lay out a log.
+    """Lay out the segments of a log, with the position of its head and of each group.
 
-    Args:
-        pieces: one for each segment, in order; records between two of them were deleted.
-        cursors: name and position of each group.
-        gone: returns ``archived`` and ``partly`` of deleted records, from the first and the last sequence.
+    Records between two pieces were deleted; ``gone`` returns ``archived`` and ``partly`` of them.
     """
     bare = Strip(_placed(_joined(list(_with_gaps(pieces, gone)))))
     head_x = bare.at(head) if head is not None and bare.drawn else None

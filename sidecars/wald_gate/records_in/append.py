@@ -76,29 +76,15 @@ Records = Annotated[list[_Record], Meta(min_length=1)]
 
 
 class Query(Shape, rename={"as_": "as"}):
-    """Query parameters.
+    """Query parameters."""
 
-    Attributes:
-        as_: ``value`` if each JSON value of the body is the value of a record, instead of an object with its fields.
-        wait_processed: the work group that is to process the records before the answer.
-        wait: how long to wait for that group once the records are durable; by default 30 s.
-    """
-
-    as_: Literal["value"] | UnsetType = UNSET
-    wait_processed: GroupName | UnsetType = UNSET
-    wait: WaitTime | UnsetType = UNSET
+    as_: Literal["value"] | UnsetType = UNSET  # each JSON value of the body is the value of a record
+    wait_processed: GroupName | UnsetType = UNSET  # the work group that is to process the records before the answer
+    wait: WaitTime | UnsetType = UNSET  # for that group, once the records are durable
 
 
 class _Append:
-    """Request whose records are stored as they arrive.
-
-    Args:
-        bare: each JSON value of the body is the value of a record.
-        unprocessed: records that a group has still to process; None if the client waits for no group.
-
-    Attributes:
-        stored: the durable records.
-    """
+    """Request whose records are stored as they arrive; ``unprocessed`` is None if the client waits for no group."""
 
     def __init__(self, call: Call, memory: MemoryReservation, unprocessed: Unprocessed | None, *, bare: bool) -> None:
         self._call = call
@@ -140,7 +126,7 @@ class _Append:
         if is_blank:  # nothing was awaited, and a compressed body may have a million blank lines in a few packets
             await asyncio.sleep(0)
 
-    def add(self, durable: Durable, payload_bytes: int, *, is_new: bool) -> None:
+    def add(self, durable: Durable, payload_bytes: int, is_new: bool) -> None:
         """Count durable records; ``is_new`` is False if an earlier request stored them."""
         state, records = self._call.state, durable.last - durable.first + 1
         if is_new:
@@ -188,7 +174,7 @@ async def append(call: Call) -> Response:
 
 def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
     """Return the class that divides the body, by its media type; InvalidInput or HttpError 415 if there is none."""
-    media_type = call.media_type
+    media_type, charset = call.content_type
     cut = BODIES.get(media_type)
     if cut is None:
         known = [name for name, each in BODIES.items() if not bare or issubclass(each, JsonLines)]
@@ -202,6 +188,6 @@ def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
         raise InvalidInput(
             f"as=value is not for {media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
         )
-    if (charset := call.charset) not in _CHARSETS:
+    if charset not in _CHARSETS:
         raise HttpError(415, "charset", f"charset={charset[:40]}: only UTF-8 is accepted", hint="iconv -t UTF-8")
     return cut

@@ -55,16 +55,11 @@ def expander(encoding: str) -> Expand:
 class TextLines:
     """Divides a text into lines, each of which is a record; the last one may lack its newline.
 
-    Args:
-        memory: for an unfinished record.
-        threads: for long lines; separate from those of asyncio, in which the gate connects to the daemon.
-        bare: each JSON value of the body is the value of a record.
-
-    Attributes:
-        columns: False if the payloads are lines.
+    With ``bare``, each JSON value of the body is the value of a record. The threads, for long lines, are not those of
+    asyncio, in which the gate connects to the daemon.
     """
 
-    columns = False
+    columns = False  # the payloads are lines
 
     def __init__(
         self, limits: LimitSettings, memory: MemoryReservation, threads: Executor, *, bare: bool = False
@@ -97,7 +92,6 @@ class TextLines:
         self._searched = len(held)
 
     async def end(self) -> Iterable[bytes]:
-        """Return an iterator over what is left."""
         return self._rest()
 
     def _rest(self) -> Iterator[bytes]:
@@ -204,14 +198,6 @@ def too_large(what: str, limit: int, hint: str) -> HttpError:
     return HttpError(413, "too-large", f"{what} is larger than {limit} bytes", hint=hint)
 
 
-def _identity() -> Expand:
-    return _unchanged
-
-
-def _unchanged(chunk: bytes) -> Iterable[bytes]:
-    return (chunk,) if chunk else ()
-
-
 def _members(name: str, step_bytes: int, begin: Callable[[], Any], error: type[Exception]) -> Expand:
     """Decompress members of gzip (RFC 1952) or frames of zstd (RFC 8878), several of which may follow each other."""
     member, has_begun = begin(), False
@@ -237,16 +223,17 @@ def _members(name: str, step_bytes: int, begin: Callable[[], Any], error: type[E
     return expand
 
 
-def _gzip() -> Expand:
-    return _members("gzip", _GZIP_STEP_BYTES, partial(zlib.decompressobj, _GZIP), zlib.error)
+def _identity() -> Expand:
+    return lambda chunk: (chunk,) if chunk else ()
 
 
 def _zstd() -> Expand:
-    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)  # of one body: they share its state
     begin = partial(frames.decompressobj, read_across_frames=False)
     return _members("zstd", _ZSTD_STEP_BYTES, begin, zstandard.ZstdError)
 
 
+_gzip = partial(_members, "gzip", _GZIP_STEP_BYTES, partial(zlib.decompressobj, _GZIP), zlib.error)
 _ENCODINGS: Mapping[str, Callable[[], Expand]] = {
     "": _identity,
     "identity": _identity,

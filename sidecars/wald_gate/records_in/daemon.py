@@ -47,10 +47,8 @@ class Producer:
 class DaemonClient:
     """Client of the daemon of a log.
 
-    Args:
-        root: the log's root.
-        patience: seconds for which a request is tried before it is Unavailable; it may still be stored later.
-        require: raises an error if the daemon serves another log, or an older copy of this one.
+    A request is Unavailable after ``patience`` seconds, and may still be stored later. ``require`` raises an error if
+    the daemon serves another log, or an older copy of this one.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class DaemonClient:
                 seconds=patience,
                 resend=self._send,
                 require=require,
-                on_repeat=self._count_repeated,
+                on_repeat=self.published.count_repeated,
             )
             for _ in range(2)
         )
@@ -101,8 +99,7 @@ class DaemonClient:
     async def publish_as(self, producer: Producer, route: str, payload: bytes, *, seen: int, until: float) -> Durable:
         """Store columns under the caller's producer id and number, by the loop's time ``until``.
 
-        Args:
-            seen: the sequence up to which the caller knows all batches of the id.
+        The caller knows all batches of the id up to the sequence ``seen``.
         """
         return _durable(await self._ask(_encode(route, payload, producer, columns=True, seen=seen), until))
 
@@ -162,9 +159,6 @@ class DaemonClient:
             if end <= now:
                 request.give_up()
         self._set_timer(min((end for end in self._ends.values() if end > now), default=math.inf))
-
-    def _count_repeated(self, requests: int) -> None:
-        self.published.repeated += requests
 
     async def _explain(self, reason: OSError | ProtocolError) -> WaldError:
         """Return the error of a request that was given up. Requests with the same reason share it."""

@@ -66,8 +66,7 @@ _log = logging.getLogger("wald_gate")
 def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
     """Return the key of a request as 16 bytes, or None without an ``Idempotency-Key``.
 
-    Args:
-        fields: the values of that header: quoted strings, as in the draft, or plain, as most clients send them.
+    ``fields`` are the values of that header: quoted strings, as in the draft, or plain, as most clients send them.
     """
     if not fields:
         return None

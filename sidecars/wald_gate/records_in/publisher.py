@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from wald.client.payloads import column_payloads
 from wald.client.session import Durable
@@ -34,10 +34,8 @@ _SAVING_SECONDS = 10.0  # between two readings of the log, so that little is lef
 _PAUSE_SECONDS = 0.005
 
 
-class OnStored(Protocol):
-    """Function that takes the sequences of a part, its bytes, and True unless an earlier request stored it."""
-
-    def __call__(self, durable: Durable, payload_bytes: int, /, *, is_new: bool) -> None: ...
+OnStored = Callable[[Durable, int, bool], None]
+"""Takes the sequences of a part, its bytes, and True unless an earlier request stored it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,14 +162,7 @@ async def _until(end: float, reason: str) -> AsyncIterator[None]:
 
 
 class KeyedRequest:
-    """Request with a key.
-
-    Args:
-        patience: seconds in which its first part is stored; later ones have those of the daemon's client.
-
-    Attributes:
-        stored: the parts that it has stored, by number.
-    """
+    """Request with a key, whose first part is stored within ``patience`` seconds; later ones have the client's."""
 
     def __init__(
         self, publisher: IdempotentPublisher, key: bytes, slot: _Slot, route: str, on_stored: OnStored, patience: float
@@ -184,7 +175,7 @@ class KeyedRequest:
         self._patience = patience
         self._number = 0
         self._pending = b""
-        self.stored: dict[int, Part] = {}
+        self.stored: dict[int, Part] = {}  # by this request
         self._look_up()
 
     @property
@@ -203,7 +194,6 @@ class KeyedRequest:
             self._pending = part
 
     async def finish(self) -> None:
-        """Store the last part."""
         if self._pending:
             await self._publish(self._pending, is_last=True)
 
@@ -224,7 +214,7 @@ class KeyedRequest:
                 f"part {self._number} of the body is not what is stored under this Idempotency-Key",
                 hint="a new key for each new body",
             )
-        self._on_stored(Durable(found.first, found.last), len(payload), is_new=is_new)
+        self._on_stored(Durable(found.first, found.last), len(payload), is_new)
 
     async def _store(self, payload: bytes, until: float) -> Durable | Part:
         """Store a part by the loop's time ``until``, or return it as the log has it by now."""

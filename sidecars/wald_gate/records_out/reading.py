@@ -270,13 +270,10 @@ class Reading:
     async def chunks(
         self, first: bytes | None, *, follow: bool, edition: int, silent_seconds: float
     ) -> AsyncGenerator[bytes]:
-        """Yield the records, starting with ``first``; b"" after each ``silent_seconds`` without any.
+        """Yield the records, starting with ``first`` of :meth:`chunk`; b"" after each ``silent_seconds`` without any.
 
-        Args:
-            first: result of :meth:`chunk`; None if that is still reading.
-            follow: continue at the end of the log until the file of tokens changes; the client may then ask again. A
-                response that does not follow is completed: an early end would look like the end of the log.
-            edition: of the rights by which the client was admitted.
+        With ``follow``, continue at the end of the log until the rights have another ``edition``; the client may then
+        ask again. Without it, the response is completed: an early end would look like the end of the log.
         """
         counts, rights = self._state.counts, self._state.rights
         counts.streams += follow

@@ -120,9 +120,8 @@ async def _chunks(
 async def _first(reading: Reading, seconds: float, silent: float | None, first: bytes | None = b"") -> bytes | None:
     """Return the first records; b"" if none arrive in time, None if a read is still running then.
 
-    Args:
-        silent: a shorter limit, after which a heartbeat is due; None: wait for a running read.
-        first: None if a read is running.
+    ``silent`` is a shorter limit, after which a heartbeat is due; None: wait for a running read. ``first`` is None if a
+    read is running.
     """
     end = time.monotonic() + (seconds if silent is None else min(seconds, silent))
     while first is None or (first == b"" and await reading.more(end - time.monotonic())):

@@ -45,7 +45,7 @@ KEY = bytes(16)
 async def store(repeats: IdempotentPublisher, key: bytes = KEY, value: bytes = b"x") -> int:
     """Store a record under a key; return its sequence."""
     found: list[int] = []
-    async with repeats.request(key, "orders", lambda durable, _, *, is_new: found.append(durable.first)) as request:
+    async with repeats.request(key, "orders", lambda durable, _, __: found.append(durable.first)) as request:
         await request.add(*column_payloads([value]), columns=True)
         await request.finish()
     return found[0]

@@ -252,7 +252,7 @@ async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> 
     """Store the parts of a body and return their sequences; all keys share one slot."""
     found: list[int] = []
     of_slot = bytes([7] + [key] * 15)
-    async with repeats.request(of_slot, "orders", lambda durable, _, *, is_new: found.append(durable.first)) as request:
+    async with repeats.request(of_slot, "orders", lambda durable, _, __: found.append(durable.first)) as request:
         for value in values:
             await request.add(*column_payloads([value]), columns=True)
         await request.finish()
