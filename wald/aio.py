@@ -61,7 +61,6 @@ class _Thread:
         return self._executor is None
 
     def end(self, last: Callable[[], None] | None = None) -> None:
-        """End the thread after the queued calls and ``last``."""
         if self._executor is not None:
             if last is not None:
                 self._executor.submit(last)

@@ -86,7 +86,6 @@ def histogram(name: str, meaning: str, value: Histogram) -> Metric:
 
 
 def render(metrics: Iterable[Metric]) -> bytes:
-    """Return the text format of the metrics that have samples."""
     import prometheus_client
 
     return prometheus_client.generate_latest(_Collector([_family(each) for each in metrics if each.samples]))

@@ -37,7 +37,6 @@ def command_line(root: str | os.PathLike[str] | None, arguments: str = "", *, pr
 
 
 def quote(path: str | os.PathLike[str]) -> str:
-    """Quote a path or text for the shell."""
     return shlex.quote(os.fspath(path))
 
 
@@ -50,7 +49,6 @@ def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) 
 
 
 def user_name(user_id: int) -> str:
-    """Return the user's name, or else the number as text."""
     import pwd
 
     try:
@@ -60,7 +58,6 @@ def user_name(user_id: int) -> str:
 
 
 def group_name(group_id: int) -> str:
-    """Return the OS group's name, or else the number as text."""
     import grp
 
     try:

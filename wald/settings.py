@@ -379,7 +379,6 @@ class SettingFile:
 
 
 def parse_setting(name: str, value: object, type_: SettingType, place: str, *, help_command: str) -> Any:
-    """Parse and check one value, or raise InvalidInput."""
     try:
         return type_.parse(value)
     except ValueError as error:

@@ -41,7 +41,6 @@ class Systemd:
         self._send("WATCHDOG=1")
 
     def take_sockets(self) -> list[socket.socket]:
-        """Hand over the inherited sockets."""
         files = [file for file, (_, number) in self._inherited.items() if stat.S_ISSOCK(os.fstat(number).st_mode)]
         return [socket.socket(fileno=self._inherited.pop(file)[1]) for file in files]
 
@@ -51,7 +50,6 @@ class Systemd:
         return descriptor
 
     def descriptor_named(self, name: str) -> int | None:
-        """Return an inherited descriptor that was not handed over."""
         return next((descriptor for each, descriptor in self._inherited.values() if each == name), None)
 
     def take_remaining(self) -> list[tuple[str, int]]:

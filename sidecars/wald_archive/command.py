@@ -190,5 +190,4 @@ def _warn(message: str) -> None:
 
 
 def main() -> None:
-    """Run the console script."""
     sys.exit(run(command, "wald-archive", sys.argv[1:]))

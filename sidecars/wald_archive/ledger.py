@@ -26,11 +26,10 @@ from typing import Literal
 from wald.errors import Damaged
 from wald.format.ledger_lines import Entry
 from wald.format.spans import pack
-from wald_archive.bundle import Origin
+from wald_archive.bundle import Bytes, Origin, Records, Size, records_name
 from wald_archive.codecs import Codec
 from wald_archive.manifest import BundleEntry, Previous
 from wald_archive.objects import PAYLOAD, BagName, bundle_stem
-from wald_archive.parts import Bytes, Records, Size, records_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,6 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
 
 
 def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
-    """Return the bundle, at any destination, that a run after record ``after`` follows, or None."""
     found: Entry | None = None
     for entry in entries:
         last = entry.get("last")
@@ -195,7 +193,6 @@ class Recorded:
         return {(bag, name): line for bag, lines in self.bags.items() for name, line in lines.bundles.items()}
 
     def last_of(self, route: str) -> int:
-        """Return the last record of a route in a bundle, or 0."""
         lasts = (line.get("last") for line in self.bundles.values() if line.get("route") == route)
         return max((last for last in lasts if isinstance(last, int)), default=0)
 
@@ -221,5 +218,4 @@ def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
 
 
 def _real(address: str) -> str:
-    """Return the real path of a directory, or an address unchanged."""
     return address if "://" in address else os.path.realpath(address)

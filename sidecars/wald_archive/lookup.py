@@ -1,25 +1,173 @@
 """Records of an archive, in the order of their sequences: those of a route, or one.
 
 A bundle is read twice: once for its digest, and only if that is right for its records. Bundles outside the requested
-range are not read.
+range are not read. A bundle is not trusted: each part is checked against its index, with at most one part in memory,
+and a file in it is read only if its header agrees with the manifest. The only accepted pax header, which could
+otherwise have any length, is one with a long file name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
+import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, NotFound
 from wald.files.disk import Disk
-from wald.format.batch import Encoding
+from wald.format.batch import Buffer, Encoding
 from wald.format.records import Record, encode_columns, record_from_json
-from wald_archive.bundle import Bundle
-from wald_archive.codecs import Codec, ahead
+from wald_archive.bundle import (
+    ABOUT,
+    ABOUT_MAX_BYTES,
+    BLOCK_BYTES,
+    INDEX_LINE_MAX_BYTES,
+    RECORD_BYTES,
+    BadIndex,
+    Bundle,
+    Contents,
+    Form,
+    IndexEntry,
+    Part,
+    PartFacts,
+    index_name,
+    parse_index_entry,
+    part_name,
+)
+from wald_archive.codecs import BadStream, Codec, ahead
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
 from wald_archive.objects import MANIFEST, PAYLOAD, BagName, Destination, bundle_stem, open_destination, parse_bag_name
-from wald_archive.parts import Form
-from wald_archive.reader import BadBundle, BundleReader
+
+_PAX_PATH = re.compile(rb"([0-9]{1,3}) path=([^\n]+)\n")
+_END_BYTES = 2 * BLOCK_BYTES
+
+
+class BadBundle(ValueError):
+    """The tar is not a bundle, or its records are not those of its indexes."""
+
+
+@dataclass(slots=True)
+class BundleReader:
+    """Parts of the bundle ``stem``, in order; afterwards :attr:`about` is its ``bundle.json``."""
+
+    stem: str
+    contents: Contents  # according to the manifest
+    tar: Iterator[Buffer]  # decompressed, and read to its end
+    about: bytes = field(default=b"", init=False)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts; raise BadBundle if the tar is unreadable, or differs from its indexes or the manifest."""
+        tar = _Tar(self.stem, self.tar)
+        last = 0
+        try:
+            for facts in self.contents.parts:
+                index = index_name(facts.first)
+                runs = _runs(index, tar.file(index, most=INDEX_LINE_MAX_BYTES * min(facts.count, facts.bytes)))
+                records = f"records/{facts.part}"
+                part = _part(records, facts, tar.file(records, most=facts.bytes), runs)
+                if part.first <= last:
+                    raise BadBundle(f"{records}: record {part.first} comes after record {last}")
+                last = part.last
+                yield part
+            self.about = tar.file(ABOUT, most=ABOUT_MAX_BYTES + ABOUT_MAX_BYTES * len(self.contents.parts))
+            tar.end()
+        except BadStream as error:
+            raise BadBundle(str(error)) from error
+
+
+def _runs(member: str, data: bytes) -> list[IndexEntry]:
+    try:
+        return [parse_index_entry(line) for line in data.removesuffix(b"\n").split(b"\n")]
+    except BadIndex as error:
+        raise BadBundle(f"{member}: {error}") from error
+
+
+def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) -> Part:
+    name = facts.part
+    form = Form.LINES if name.endswith(Form.LINES.value) else Form.OBJECTS
+    offset, sequence = 0, runs[0].first
+    for run in runs:
+        end = run.offset + run.bytes
+        records = data.count(b"\n", run.offset, end)
+        if run.part != name or run.offset != offset or run.first < sequence or records != run.count:
+            raise BadBundle(f"{member}: offset {offset}: {records} records, not as its index says")
+        if not records or data[end - 1 : end] != b"\n":
+            raise BadBundle(f"{member}: offset {end}: no record ends here")
+        offset, sequence = end, run.last + 1
+    if offset != len(data) or name != part_name(runs[0].first, form.value):
+        raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} of its index")
+    part = Part(form, runs[0].first, [data], runs)
+    if part.facts != facts:
+        raise BadBundle(f"{member}: {part.count} records, {part.first} to {part.last}, not as the manifest says")
+    return part
+
+
+class _Tar:
+    """Files of a tar in the folder ``stem``, in order."""
+
+    def __init__(self, stem: str, chunks: Iterator[Buffer]) -> None:
+        self._stem = stem
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def file(self, name: str, *, most: int) -> bytes:
+        """Return the content of the next file; raise BadBundle unless it is ``name`` with at most ``most`` bytes."""
+        header = self._header(name)
+        there = header.name
+        if header.type == tarfile.XHDTYPE:
+            there = self._long_name(header.size)
+            header = self._header(name)
+        if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise BadBundle(f"{there}: not a plain file")
+        if there != f"{self._stem}/{name}":
+            raise BadBundle(f"{there}: expected {name} here")
+        if not 0 <= header.size <= most:
+            raise BadBundle(f"{name}: {header.size} bytes, but the manifest allows at most {most}")
+        data = self._read(header.size)
+        self._read(-header.size % BLOCK_BYTES)
+        return data
+
+    def end(self) -> None:
+        """Read to the end; raise BadBundle if more follows than the zeros at the end of a tar."""
+        room = _END_BYTES + RECORD_BYTES
+        while len(self._left) <= room and not any(self._left):
+            room -= len(self._left)
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return
+            self._left = memoryview(chunk)
+        raise BadBundle("it continues after its end")
+
+    def _header(self, name: str) -> tarfile.TarInfo:
+        block = self._read(BLOCK_BYTES)
+        if not any(block):
+            raise BadBundle(f"it ends without {name}")
+        try:
+            return tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeError) as error:
+            raise BadBundle(str(error)) from error
+
+    def _long_name(self, size: int) -> str:
+        """Return the path in a pax header of ``size`` bytes, which must have nothing else."""
+        record = self._read(BLOCK_BYTES)[:size] if 0 <= size <= BLOCK_BYTES else b""
+        match = _PAX_PATH.fullmatch(record)
+        if match is None or int(match[1]) != size:
+            raise BadBundle(f"a pax header of {size} bytes that is not just a path")
+        return match[2].decode(errors="replace")
+
+    def _read(self, count: int) -> bytes:
+        pieces: list[memoryview] = []
+        while count:
+            if not self._left:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    raise BadBundle("it ends within a file")
+                self._left = memoryview(chunk)
+            pieces.append(self._left[:count])
+            self._left = self._left[count:]
+            count -= len(pieces[-1])
+        return b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +188,6 @@ class Run:
         return self.last - self.first + 1
 
     def between(self, first: int, last: int) -> Run | None:
-        """Return the records from ``first`` to ``last``, or None."""
         begin, end = max(first, self.first), min(last, self.last)
         if begin > end or (begin, end) == (self.first, self.last):
             return None if begin > end else self
@@ -75,7 +222,6 @@ class Run:
         return b"".join(record.value + b"\n" for record in self.records())
 
     def payload(self) -> tuple[Encoding, bytes]:
-        """Return the records as a log stores them."""
         if self.form is Form.LINES:
             return Encoding.LINES, self.data if self.terminated else self.data[:-1]
         records = self.records()

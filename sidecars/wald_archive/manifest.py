@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wald.format.names import is_route
-from wald_archive.bundle import FORMAT_VERSION, Bundle, Contents, Origin
+from wald_archive.bundle import FORMAT_VERSION, PART_BYTES, Bundle, Contents, Origin, PartFacts
 from wald_archive.codecs import Codec
 from wald_archive.objects import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, digest_line
-from wald_archive.parts import PART_BYTES, PartFacts
 
 _NUMBERS = ("first", "last", "after", "count", "record_bytes", "earliest_ns", "latest_ns")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,7 +53,6 @@ class BundleEntry:
         return {"bundle": bundle.name} | bundle.contents.to_dict() | digests | previous
 
     def as_previous(self) -> Previous:
-        """Return the reference to this bundle in the next one."""
         return Previous(self.bundle.name, self.bundle.sha256)
 
 

@@ -49,7 +49,6 @@ class BagName:
 
 
 def parse_bag_name(route: str, folder: str) -> BagName | None:
-    """Return the bag in ``folder`` of a route's directory, or None if it is not a bag."""
     match = _BAG.fullmatch(folder)
     return BagName(route, int(match[1]), int(match[2])) if match else None
 
@@ -69,7 +68,6 @@ def bundle_stem(route: str, first: int) -> str:
 
 
 def digest_line(sha256: str, name: str) -> bytes:
-    """Return a line in the format of ``sha256sum``."""
     return f"{sha256}  {name}\n".encode()
 
 
@@ -102,7 +100,6 @@ class Directory:
         self.address = str(self._path)
 
     def full_name(self, name: str) -> str:
-        """Return the path of a file for messages."""
         return str(self._path / name)
 
     def listing(self, folder: str) -> Listing:
@@ -300,7 +297,6 @@ Destination = Directory | ObjectStore
 
 
 def open_destination(address: str, disk: Disk) -> Destination:
-    """Open a directory, or an address, which contains "://"."""
     path = address.removeprefix(_FILE)
     return ObjectStore(address) if "://" in path else Directory(Path(path), disk)
 

@@ -1,17 +1,23 @@
 """Runs: bundles, tag files, ledger, cursor, in this order; each step can be repeated.
 
-An engine makes the bundles; the records in the ledger do not depend on it. A crash leaves a line ``begun`` without a
-line ``finished``. The next run makes the same bytes again and finds its own files. Nothing is acknowledged, in the
-ledger or by the cursor, before it was read back from the destination.
+An engine makes the bundles: this process, or Spark if there is enough to pack, which the names and indexes of segments
+show. The bundles depend on the run and the records alone, so one engine can continue what another has begun. A crash
+leaves a line ``begun`` without a line ``finished``. The next run makes the same bytes again and finds its own files.
+Nothing is acknowledged, in the ledger or by the cursor, before it was read back from the destination.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +27,175 @@ from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitt
 from wald.files.disk import Disk
 from wald.files.ledger_read import LedgerLines
 from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
 from wald.format.ledger_lines import Entry
-from wald.format.names import check_route
+from wald.format.names import Kind, check_route
 from wald.format.times import utc
 from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
 from wald.reading.selection import Start
+from wald.retention.blockers import sealed_index
 from wald.retention.cursor_moves import move_cursor, start_position
 from wald.retention.cursors import CursorState
 from wald.retention.history import History
 from wald.retention.missing import count_missing, span_text
 from wald.retention.progress import last_sequences
 from wald.segments.seek import end_of
-from wald.setting_types import MIB, format_bytes
+from wald.segments.view import View
+from wald.setting_types import GIB, MIB, format_bytes
 from wald.status.schema import time_fields
-from wald_archive.bundle import Origin
-from wald_archive.codecs import Codec
-from wald_archive.engines import Engine, NotGivenBack, choose_engine, write_file
+from wald_archive.bundle import Bundle, Bytes, Origin, Records, Size, bundle, bundle_batches
+from wald_archive.codecs import WORKERS_MAX, BadStream, Codec, in_order
 from wald_archive.ledger import Past, Request, Run, last_recorded, past
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, count_bundles, decode_manifest, tag_files
-from wald_archive.objects import MANIFEST, PAYLOAD, Destination, open_destination, parse_bag_name
-from wald_archive.parts import Bytes, Records, Size
+from wald_archive.objects import (
+    DIGEST_SUFFIX,
+    MANIFEST,
+    PAYLOAD,
+    Destination,
+    bundle_stem,
+    digest_line,
+    open_destination,
+    parse_bag_name,
+)
+
+Engine = Callable[[Run, Callable[[int], None]], Iterator[Bundle]]
+"""Yields the bundles of a run in order, each after it was written and read back; calls the function with the last
+sequence so far. It raises NotFound or Damaged if records are gone or unreadable, NotGivenBack, Refused or OSError."""
+
+
+class NotGivenBack(Damaged):
+    """The destination does not return the written bytes."""
+
+
+def local_bundles(log: Log, destination: Destination, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
+    """Make one bundle after the other in this process."""
+
+    def watched() -> Iterator[Batch]:
+        for batch in log.batches(run.origin.route, run.first, run.last):
+            on_record(batch.last_sequence)
+            yield batch
+
+    after = run.after
+    for portion in bundle_batches(watched(), run.size):
+        made = write_bundle(destination, run, portion, after)
+        yield made
+        after = made.contents.last
+
+
+def write_bundle(destination: Destination, run: Run, batches: Iterator[Batch], after: int) -> Bundle:
+    """Write one bundle of at least one batch after record ``after``, and its digest, and read both back."""
+    begin = next(batches)
+    name = f"{run.bag}/{PAYLOAD}/{bundle_stem(run.origin.route, begin.first_sequence)}{run.codec.suffix}"
+    with destination.writing(name) as write:
+        made = bundle(chain([begin], batches), origin=run.origin, codec=run.codec, after=after, sink=write)
+    _read_back(destination, name, made, run.codec)
+    write_file(destination, name + DIGEST_SUFFIX, digest_line(made.sha256, made.name))
+    return made
+
+
+def write_file(destination: Destination, name: str, data: bytes) -> None:
+    with destination.writing(name) as write:
+        write(data)
+    if b"".join(destination.read(name)) != data:
+        raise _not_given_back(destination.full_name(name))
+
+
+def _read_back(destination: Destination, name: str, made: Bundle, codec: Codec) -> None:
+    stored, tar = hashlib.sha256(), hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        for chunk in destination.read(name):
+            stored.update(chunk)
+            yield chunk
+
+    frames = zip(_reparted(chunks(), [length for length, _ in made.frames]), made.frames, strict=True)
+    try:
+        for content in in_order(lambda frame: codec.expand(frame[0], frame[1][1]), frames):
+            tar.update(content)
+        same = (stored.hexdigest(), tar.hexdigest()) == (made.sha256, made.tar_sha256)
+    except (BadStream, ValueError):
+        same = False
+    if not same:
+        raise _not_given_back(destination.full_name(name))
+
+
+def _reparted(chunks: Iterator[bytes], lengths: Sequence[int]) -> Iterator[bytes]:
+    pending = b""
+    for length in lengths:
+        pieces, missing = [pending], length - len(pending)
+        while missing > 0 and (chunk := next(chunks, b"")):
+            pieces.append(chunk)
+            missing -= len(chunk)
+        pending = b"".join(pieces)
+        yield pending[:length]
+        pending = pending[length:]
+    if pending or (pending := next(chunks, b"")):
+        yield pending
+
+
+def _not_given_back(name: str) -> NotGivenBack:
+    return NotGivenBack(
+        f"{name}: read back, it differs from what was written; nothing was acknowledged",
+        hint="the destination does not return the written bytes; archive to another place: --dest DIR",
+    )
+
+
+AUTO, LOCAL, SPARK = "auto", "local", "spark"
+# On two cores Spark takes 10 s to start and then a fifth longer than one process (measured), which uses both, too.
+SPARK_PAYS_BYTES = 8 * GIB
+
+
+def choose_engine(
+    name: str, master: str | None, log: Log, destination: Destination, requests: Sequence[Request], stack: ExitStack
+) -> Engine:
+    """Return the requested engine, or the faster one; closing ``stack`` stops Spark."""
+    if name == LOCAL and master is not None:
+        raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
+    optional = name == AUTO and master is None
+    if name == LOCAL or (optional and not spark_pays(log, requests)):
+        return partial(local_bundles, log, destination)
+    # The module wald_spark.engine, if it is installed:
+    spark = next((found.load() for found in entry_points(group="wald_archive.engines", name=SPARK)), None)
+    if optional and not (spark is not None and spark.is_there()):
+        return partial(local_bundles, log, destination)
+    if spark is None:
+        raise NotFound("the engine for Spark is not installed", hint="in a clone of wald: pip install '.[spark]'")
+    engine: Engine = spark.start(log, destination, master, stack)
+    return engine
+
+
+def spark_pays(log: Log, requests: Iterable[Request]) -> bool:
+    """Return True if this machine has more cores than one process uses, and there is enough work for them."""
+    cores = len(os.sched_getaffinity(0))
+    return cores > WORKERS_MAX and sum(due_bytes(log, request) for request in requests) > SPARK_PAYS_BYTES
+
+
+def due_bytes(log: Log, request: Request) -> int:
+    """Estimate at most how many bytes there are to pack; damage counts 0, because packing reports it."""
+    total = 0
+    with suppress(NotFound, Damaged):
+        after = log.cursor(request.route, request.group).effective
+        view = log.view()
+        last = view.bound.segment if request.to is None else min(view.bound.segment, request.to)
+        for segment in view.segments[view.listing.index_covering(after + 1) :]:
+            if segment.base_sequence > last:
+                break
+            with suppress(Damaged):
+                total += view.follow(segment, lambda found: _bytes_in(view, found, request.route, after))
+    return total
+
+
+def _bytes_in(view: View, segment: Segment, route: str, after: int) -> int:
+    """Return the bytes of ``route`` after sequence ``after``; for a raw segment, all of its bytes."""
+    if segment.kind.form is Kind.RAW:
+        limit = view.limit(segment)
+        return segment.path.stat().st_size if limit is None else limit
+    entries = sealed_index(segment, view.log_id).routes
+    return sum(entry.payload_bytes for entry in entries if entry.route == route and entry.last > after)
+
 
 BUNDLE_BYTES = 256 * MIB
 
@@ -166,11 +318,11 @@ def _lines(done: Packed) -> Iterator[str]:
     if manifest is None:
         yield f"bag {run.bag}: was complete, and is acknowledged now"
         return
-    for bundle in (entry.bundle for entry in manifest.entries):
-        contents = bundle.contents
+    for made in (entry.bundle for entry in manifest.entries):
+        contents = made.contents
         yield (
-            f"{bundle.name}: {contents.count} records, {contents.first} to {contents.last}, "
-            f"{format_bytes(contents.record_bytes)} in {format_bytes(bundle.bytes)}, sha256 {bundle.sha256}"
+            f"{made.name}: {contents.count} records, {contents.first} to {contents.last}, "
+            f"{format_bytes(contents.record_bytes)} in {format_bytes(made.bytes)}, sha256 {made.sha256}"
         )
     yield f"bag {run.bag}: {manifest.count} records in {count_bundles(len(manifest.entries))} at {run.dest}"
 
@@ -375,7 +527,7 @@ class Packer:
         entries: list[BundleEntry] = []
         previous, after = run.previous, run.after
         try:
-            for made in self.engine.bundles(run, self.on_record):
+            for made in self.engine(run, self.on_record):
                 entries.append(BundleEntry(made, previous))
                 previous, after = entries[-1].as_previous(), made.contents.last
         except NotGivenBack:

@@ -37,6 +37,7 @@ from wald.format.spans import BadRunLengths, unpack
 from wald_archive.bundle import Tally, about
 from wald_archive.codecs import BadStream, Codec, ahead
 from wald_archive.ledger import Recorded, RecordedBag, recorded_at
+from wald_archive.lookup import BadBundle, BundleReader
 from wald_archive.manifest import (
     PAYLOAD_DIGESTS,
     TAG_DIGESTS,
@@ -62,7 +63,6 @@ from wald_archive.objects import (
     open_destination,
     parse_bag_name,
 )
-from wald_archive.reader import BadBundle, BundleReader
 
 _DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
 
@@ -296,7 +296,6 @@ class Proof:
 
 
 def _holds(line: Entry, turns: array[int]) -> bool:
-    """Return True if the ledger's line has these sequences."""
     try:
         return unpack(line.get("runs"), sum(turns[1::2])) == turns
     except BadRunLengths:
@@ -370,8 +369,6 @@ def _unknown(address: str, recorded: Recorded) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Bundle of a chain."""
-
     address: str
     bag: str
     entry: BundleEntry
@@ -390,7 +387,6 @@ class Bags:
         self._there: set[tuple[str, str, str]] = set()
 
     def add(self, address: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
-        """Add a bag with the attributes of its :class:`Proof`."""
         if manifest is not None:
             origin = manifest.origin
             for entry in manifest.entries:  # a copy at another destination is the same link
@@ -457,7 +453,6 @@ class Bags:
 
 
 def bag_bytes(destination: Destination, bag: str) -> int:
-    """Return about how many bytes there are to read in one bag."""
     folder = f"{bag}/{PAYLOAD}"
     bundles = [name for name in destination.listing(folder).files if not name.endswith(DIGEST_SUFFIX)]
     return sum(destination.length(f"{folder}/{name}") for name in bundles)

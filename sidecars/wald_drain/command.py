@@ -185,5 +185,4 @@ def _report(line: str) -> None:
 
 
 def main() -> None:
-    """Console script."""
     sys.exit(run(command, "wald-drain", sys.argv[1:]))

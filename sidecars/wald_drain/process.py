@@ -58,7 +58,6 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def start_error(command: Sequence[str], error: int) -> Exception:
-    """Return the error about a command that could not be started."""
     if error not in _NOT_A_PROGRAM:
         return OSError(error, os.strerror(error), command[0])
     return InvalidInput(
@@ -118,7 +117,6 @@ class Runner:
 
 @contextmanager
 def runners_for(command: Sequence[str], workers: int, time_limit: float | None = None) -> Iterator[list[Runner]]:
-    """Yield runners for workers 1 to ``workers``."""
     with ExitStack() as held:
         numbers = range(1, workers + 1)
         yield [held.enter_context(closing(Runner(worker, command, time_limit))) for worker in numbers]
@@ -151,7 +149,6 @@ def _reap_orphans() -> None:
 
 
 def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | None) -> None:
-    """Run a runner, which ends with its socket."""
     set_process_name(RUNNER)
     outlive_signals()
     os.closerange(3, requests.fileno())  # including the sockets of other runners, which would never end otherwise

@@ -120,13 +120,11 @@ class HandoverFile(Ownership):
         return Handover.decode(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
 
     def begin(self, handover: Handover) -> None:
-        """Write a handover durably."""
         self.disk.truncate(self.descriptor, 0)
         self.disk.write(self.descriptor, [handover.encoded()], 0)
         self.disk.sync(self.descriptor)
 
     def end(self) -> None:
-        """Clear the file durably."""
         self.disk.truncate(self.descriptor, 0)
         self.disk.sync(self.descriptor)
 

@@ -190,7 +190,6 @@ class _Leases:
             self._busy.discard(worker.name)
 
     def _next(self, name: str) -> list[Record]:
-        """Return records for a worker; none if the drain is over."""
         shared, job, consumer = self._shared, self._context.job, self._context.consumer
         self._busy.discard(name)
         with self._lease:

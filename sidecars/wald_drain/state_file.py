@@ -80,7 +80,6 @@ def decode_outcome(line: bytes, run: int) -> tuple[bool, tuple[int, int] | None]
 
 
 def last_run_in(content: bytes) -> LastRun | None:
-    """Return the last run in a file's content; None if it was settled or the file has no run."""
     outcome, given = content[:LINE_BYTES], content[LINE_BYTES:].partition(b"\n")[0]
     match decode_line(given):
         case {"run": int(run), "try": int(number), "records": [*numbers], **rest}:
@@ -129,7 +128,6 @@ class StateFile(GroupFile):
         self.disk.write(self.descriptor, [encode_given(run, sequences, number, cursor)], LINE_BYTES)
 
     def outcome(self, run: int) -> tuple[int, int] | None:
-        """Return exit code and error of a run, or None."""
         return decode_outcome(os.pread(self.descriptor, LINE_BYTES, 0), run)[1]
 
     def settle(self) -> None:

@@ -420,7 +420,6 @@ class Counts:
                 self.failing_since = self.failing_since or now
 
     def processed(self, records: int, *, now_ns: int, failing_since: float = 0.0) -> None:
-        """Count processed records; others may have been failing since ``failing_since``."""
         with self._changes:
             self.records += records
             self.failing_since, self.succeeded_ns = failing_since, now_ns

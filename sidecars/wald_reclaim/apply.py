@@ -349,7 +349,6 @@ def _whole(segment: Segment) -> Path:
 def estimate_shrinks(
     root: Root, survey: Survey, segments: Iterable[Segment], *, require_archived: bool
 ) -> Iterator[ShrunkSegment]:
-    """Yield the segments that would be shrunk, with their estimated sizes."""
     cursors = read_cursor_snapshot(root, log_id=survey.log_id)
     all_archived = survey.history.all_archived if require_archived else None
     for segment in segments:

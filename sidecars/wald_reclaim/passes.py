@@ -53,7 +53,6 @@ class Settings:
 
 
 def load_settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
-    """Return the settings from the file at ``path`` and the ``options`` that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     config = wald.settings.Config() if path is None else wald.settings.load(path, os.environ)
     same_name = {name: value for name, value in given.items() if name not in _LOG_LIMITS}

@@ -174,7 +174,6 @@ def judge_route(facts: RouteFacts, limits: RouteLimits, log_limit: Verdict | Non
 
 
 def judge(facts: Facts, limits: Limits, routes: Collection[Verdict]) -> Verdict:
-    """Return the verdict on a segment from those of its routes."""
     if facts.is_newest:
         return Verdict.NEWEST
     if facts.is_being_sealed:

@@ -41,8 +41,6 @@ class Counts:
 
 @dataclass(slots=True)
 class _Pass:
-    """Sums of one pass."""
-
     began: float = field(default_factory=time.monotonic)
     released: int = 0
     released_bytes: int = 0

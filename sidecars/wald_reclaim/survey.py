@@ -421,7 +421,6 @@ class Survey:
         return {base for base, since in self._raw_since.items() if now - since >= _RAW_SECONDS}
 
     def _read_cursors(self) -> tuple[CursorSnapshot, float]:
-        """Return the cursors, and the time to read them again."""
         began = self.clock()
         cursors = read_cursor_snapshot(self._root, log_id=self.log_id)
         if not cursors.pins_nothing_new(self._cursors):
@@ -457,7 +456,6 @@ class Survey:
         return index
 
     def _index(self, segment: Segment) -> tuple[SealedIndex, str]:
-        """Return the contents of a segment, and the damage of its index or ""."""
         try:
             index, damage = segment_index(segment, self.log_id)
             if damage is None:

@@ -92,7 +92,6 @@ def is_offsets(decoded: object) -> bool:
 
 
 def decode_offsets(decoded: object) -> Offsets:
-    """Return the offsets in decoded JSON."""
     if not isinstance(decoded, dict) or not is_offsets(decoded):
         raise BadOffsets("not the offsets of a stream that reads logs")
     if decoded["version"] != VERSION:

@@ -18,14 +18,13 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wald.errors import NotFound, Unavailable
 from wald.files.disk import Disk
@@ -33,11 +32,10 @@ from wald.files.layout import Root
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.segments.durable_end import Bound
-from wald_archive.bundle import Bundle
-from wald_archive.engines import Engine, write_bundle
+from wald_archive.bundle import Bundle, Size, split
 from wald_archive.ledger import Run
 from wald_archive.objects import PAYLOAD, Destination, open_destination
-from wald_archive.parts import Size, split
+from wald_archive.pack import Engine, write_bundle
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece, Range, pieces_of
 from wald_spark.session import LOCAL, find_java, require_java, session
@@ -45,12 +43,13 @@ from wald_spark.session import LOCAL, find_java, require_java, session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STRETCH_BYTES = 1 << 20  # of payload; a stretch is 24 bytes for the driver, and is read again if a bundle ends in it
+STRETCH_BYTES = (
+    1 << 20
+)  # of payload; a stretch is three numbers for the driver, and is read again if a bundle ends in it
 PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
 def is_there() -> bool:
-    """Return True if PySpark and a Java for it are installed."""
     return all(map(find_spec, ("pyspark", "pyarrow"))) and find_java() is not None
 
 
@@ -67,11 +66,10 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
         ) from error
     require_java()
     spark = cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
-    return SparkEngine(log, destination, spark)
+    return partial(spark_bundles, log, destination, spark)
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Consecutive records ``first`` to ``last`` of a route, and how much they add to a bundle."""
 
     first: int
@@ -79,8 +77,7 @@ class Stretch:
     adds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Records ``first`` to ``last`` of one bundle; ``after`` is the last record of the previous bundle."""
 
     after: int
@@ -103,17 +100,6 @@ def stretches(batches: Iterable[Batch], size: Size, *, limit_bytes: int = STRETC
         room -= len(batch.payload)
     if stretch is not None:
         yield stretch
-
-
-def encode(measured: Iterable[Stretch]) -> bytes:
-    """Encode each stretch in 24 bytes."""
-    return array("Q", [number for each in measured for number in (each.first, each.last, each.adds)]).tobytes()
-
-
-def decode(data: bytes) -> Iterator[Stretch]:
-    """Reverse :func:`encode`."""
-    numbers = iter(memoryview(data).cast("Q"))
-    return (Stretch(first, last, adds) for first, last, adds in zip(numbers, numbers, numbers, strict=True))
 
 
 def shares(
@@ -142,83 +128,68 @@ def shares(
         yield Share(after, first, last)
 
 
-class SparkEngine:
-    """Maker of the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
+def spark_bundles(
+    log: Log,
+    destination: Destination,
+    spark: Callable[[], SparkSession],
+    run: Run,
+    on_record: Callable[[int], None],
+) -> Iterator[Bundle]:
+    """Make the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
+    from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for it
 
-    def __init__(self, log: Log, destination: Destination, spark: Callable[[], SparkSession]) -> None:
-        self._location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
-        self._destination = destination
-        self._spark = spark
+    location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
+    view = location.view()
+    wanted = Range(frozenset([run.origin.route]), run.first, run.last)
+    pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
+    found = dict(run_tasks(spark(), pieces, partial(_measure, run.size), on_done=_ignore))
+    measured = (Stretch(*each) for number in range(len(pieces)) for each in pickle.loads(found[number]))  # noqa: S301
 
-    def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """Implement :class:`wald_archive.engines.Engine`."""
-        from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for it
+    def read(stretch: Stretch) -> Iterator[Batch]:
+        return LogPiece(location, wanted.routes, stretch.first, stretch.last, view.bound, 0).batches()
 
-        view = self._location.view()
-        wanted = Range(frozenset([run.origin.route]), run.first, run.last)
-        pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
-        found = dict(run_tasks(self._spark(), pieces, _Measure(run.size), on_done=_ignore))
-        measured = (stretch for number in range(len(pieces)) for stretch in decode(found[number]))
-
-        def read(stretch: Stretch) -> Iterator[Batch]:
-            return LogPiece(self._location, wanted.routes, stretch.first, stretch.last, view.bound, 0).batches()
-
-        parted = list(shares(measured, run.size, after=run.after, read=read))
-        work = _Make(run, self._location, view.bound)
-        made: dict[int, Bundle] = {}
-        done, due = run.first - 1, 0
-        with closing(run_tasks(self._spark(), parted, work, on_done=_ignore)) as results:
-            for number, result in results:
-                made[number] = pickle.loads(result)  # noqa: S301 - it comes from an executor of this session
-                self._require_written(run, made[number])
-                done += parted[number].last - max(parted[number].after, run.first - 1)
-                on_record(done)
-                while due in made:  # in order
-                    yield made.pop(due)
-                    due += 1
-
-    def _require_written(self, run: Run, made: Bundle) -> None:
-        """Check that an executor has written to the shared destination rather than to its own disk."""
-        name, found = f"{run.bag}/{PAYLOAD}/{made.name}", None
-        with suppress(FileNotFoundError):
-            found = self._destination.length(name)
-        if found != made.bytes:
-            raise Unavailable(
-                f"{self._destination.full_name(name)}: an executor has written it, but it is not here; nothing was "
-                "acknowledged",
-                hint="--dest has to name the same directory on every machine, or a URL",
-            )
+    parted = list(shares(measured, run.size, after=run.after, read=read))
+    made: dict[int, Bundle] = {}
+    done, due = run.first - 1, 0
+    with closing(run_tasks(spark(), parted, partial(_make, run, location, view.bound), on_done=_ignore)) as results:
+        for number, result in results:
+            made[number] = pickle.loads(result)  # noqa: S301 - it comes from an executor of this session
+            _require_written(destination, run, made[number])
+            done += parted[number].last - max(parted[number].after, run.first - 1)
+            on_record(done)
+            while due in made:  # in order
+                yield made.pop(due)
+                due += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """Task that measures a piece."""
+def _require_written(destination: Destination, run: Run, made: Bundle) -> None:
+    """Check that an executor has written to the shared destination rather than to its own disk."""
+    name, found = f"{run.bag}/{PAYLOAD}/{made.name}", None
+    with suppress(FileNotFoundError):
+        found = destination.length(name)
+    if found != made.bytes:
+        raise Unavailable(
+            f"{destination.full_name(name)}: an executor has written it, but it is not here; nothing was acknowledged",
+            hint="--dest has to name the same directory on every machine, or a URL",
+        )
 
-    size: Size
 
-    def __call__(self, piece: LogPiece) -> bytes:
-        _require(piece.location)
-        return encode(stretches(piece.batches(), self.size))
+def _measure(size: Size, piece: LogPiece) -> bytes:
+    """Return the stretches of a piece, as plain tuples: an executor does it."""
+    _require(piece.location)
+    return pickle.dumps([tuple(each) for each in stretches(piece.batches(), size)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Make:
-    """Task that makes the bundle of a share, writes it and reads it back."""
-
-    run: Run
-    location: LogLocation
-    bound: Bound
-
-    def __call__(self, share: Share) -> bytes:
-        _require(self.location)
-        route = frozenset([self.run.origin.route])
-        batches = LogPiece(self.location, route, share.first, share.last, self.bound, 0).batches()
-        made = write_bundle(open_destination(self.run.dest, Disk()), self.run, batches, share.after)
-        return pickle.dumps(replace(made, frames=()))
+def _make(run: Run, location: LogLocation, bound: Bound, share: Share) -> bytes:
+    """Make the bundle of a share, write it and read it back: an executor does it."""
+    _require(location)
+    route = frozenset([run.origin.route])
+    batches = LogPiece(location, route, share.first, share.last, bound, 0).batches()
+    made = write_bundle(open_destination(run.dest, Disk()), run, batches, share.after)
+    return pickle.dumps(replace(made, frames=()))
 
 
 def _require(location: LogLocation) -> None:
-    """Check that the log is on this machine."""
     if not location.root.identity.exists():
         raise Unavailable(
             f"{location.root.path}: not a log on {socket.gethostname()}",

@@ -68,7 +68,6 @@ _SCALARS: dict[str, Any] = {
 
 
 def arrow_fields(fields: StructType) -> list[pa.Field]:
-    """Spark's ``fields`` as those of an Arrow schema."""
     names = [field.name.lower() for field in fields]  # Spark ignores the case of names
     for field in fields:
         if names.count(field.name.lower()) > 1:
@@ -290,7 +289,6 @@ class _Text:
         return cls(joined, np.concatenate([[0], np.cumsum(lengths)]), count)
 
     def part(self, first: int, end: int) -> pa.Buffer:
-        """Return values ``first`` ≤ n < ``end``."""
         start, stop = int(self.starts[first]), int(self.starts[end]) - 1
         return self.data.slice(start, stop - start)
 
@@ -333,7 +331,6 @@ def _is_text(value: pa.BinaryScalar) -> bool:
 
 
 def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
-    """Parse ``part`` into ``count`` rows."""
     table = arrow_json.read_json(
         pa.BufferReader(part),
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=part.size + 1),

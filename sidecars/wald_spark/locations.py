@@ -178,7 +178,6 @@ def _log_id_of_segments(directory: Path) -> bytes:
 
 
 def _joined(parts: Sequence[LogLocation]) -> LogLocation:
-    """Join the parts of one log into one location."""
     if len(parts) == 1:
         return parts[0]
     whole = [part for part in parts if not isinstance(part.root, Shipped)]

@@ -200,7 +200,6 @@ class _Given:
         return nanoseconds(found)
 
     def _zone(self, name: str, given: str) -> tzinfo:
-        """Return the zone of ``given``, which does not name one."""
         zone = self.text("timeZone")
         if not zone:
             raise InvalidInput(
@@ -263,7 +262,6 @@ class StreamOptions:
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of a stream from all options, with names in lower case."""
     for name in _QUERIES_ONLY:
         if name.lower() in given:
             raise InvalidInput(

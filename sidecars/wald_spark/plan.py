@@ -114,14 +114,12 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
 
 
 def _next_segment(listing: Listing, base: int, sequence: int) -> Segment | None:
-    """Return the segment that contains ``sequence``, or the first one after it, with a base of at least ``base``."""
     segments = listing.segments
     start = listing.index_covering(sequence) if segments else 0
     return next((segment for segment in segments[start:] if segment.base_sequence >= base), None)
 
 
 def _segment_blocks(view: View, segment: Segment, wanted: Range, following: int | None) -> tuple[list[Block], int]:
-    """Return the blocks of one segment, and the sequence after its last record."""
     with closing(view.open(segment)) as opened:
         if not isinstance(opened, SealedSegment):
             return _raw_blocks(opened, view.limit(segment), wanted, following)
@@ -297,11 +295,9 @@ class LogPiece:
 
     @property
     def name(self) -> str:
-        """Unique name of the piece."""
         return f"{self.log}-{self.first:020d}-{self.last:020d}{_suffix(self.routes)}"
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the records, in order."""
         with closing(DamageReport(self.tolerance, self.name)) as damage:
 
             def pass_over(missing: Missing) -> None:
@@ -426,5 +422,4 @@ class _Planning:
 
 
 def _suffix(routes: frozenset[str] | None) -> str:
-    """Return a name suffix that identifies ``routes``."""
     return "" if routes is None else f"-{crc32(','.join(sorted(routes)).encode()):08x}"

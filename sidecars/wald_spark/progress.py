@@ -50,13 +50,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Duration of the run so far."""
         return time.monotonic() - self._began
 
     def plan(
         self, locations: Sequence[LogLocation], before: Mapping[str, Progress], routes: Sequence[str] | None
     ) -> list[NewRecords]:
-        """Plan the new records of each log that has any; ``before`` is the progress in each log, by id."""
         found = [new_records(each, before.get(each.log), routes, self.tolerance) for each in locations]
         self.held_back += [
             {"root": str(new.location.root.path), "route": route, "sequence": last + 1}
@@ -185,7 +183,6 @@ class NewRecords:
 
     @property
     def due(self) -> bool:
-        """True if there is anything to do."""
         return self.before != self.after
 
     @property
@@ -215,7 +212,6 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLoc
 def new_records(
     location: LogLocation, before: Progress | None, routes: Sequence[str] | None, tolerance: Tolerance
 ) -> NewRecords:
-    """Plan the records after ``before``; all records if it is None."""
     view = location.view()
     wanted = None if routes is None else frozenset(routes)
     if before is not None and view.head is not None:

@@ -53,7 +53,6 @@ class BundlePiece:
 
     @property
     def name(self) -> str:
-        """Name that is unique within the archive."""
         return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -109,7 +108,6 @@ def bundle_pieces(
 
 
 def _lost_previous(entry: BundleEntry, route: str, others: Sequence[ArchiveLocation]) -> Previous | None:
-    """Return the bundle that precedes this one if it is in none of ``others``."""
     found = (each for other in others for _, each in bundles_of(open_destination(other.address, Disk()), route))
     return None if any(each.as_previous() == entry.previous for each in found) else entry.previous
 

@@ -75,7 +75,6 @@ class Rows:
 
     @classmethod
     def of(cls, schema: StructType, *, value_bytes: int, tolerance: Tolerance = STRICT) -> Rows:
-        """Return rows of a schema given by Spark."""
         fields = [_field(field) for field in schema]
         json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
         if json is None and any(field.name.lower() == CORRUPT for field in fields):
@@ -83,7 +82,6 @@ class Rows:
         return cls(pa.schema(fields), json, value_bytes, tolerance)
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``piece``."""
         sources = {_COLUMNS[name.lower()][1] for name in self.schema.names if name.lower() in _COLUMNS} - {""}
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
@@ -191,7 +189,6 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """Estimate the bytes in each row of a column."""
     if pa.types.is_binary(column.type):
         lengths = compute.fill_null(compute.binary_length(column), 0)
         return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)

@@ -66,7 +66,6 @@ def find_java() -> Java | None:
 
 
 def require_java() -> Java:
-    """Return a Java that is new enough."""
     java = find_java()
     if java is None:
         raise NotFound(

@@ -109,7 +109,6 @@ class Triggers:
                 yield log, Backlog(position.last, end, found.extents.between(found.view, position.last, end))
 
     def pieces(self, start: Offsets, end: Offsets) -> list[LogPiece]:
-        """Plan the pieces to read for the trigger from ``start`` to ``end``."""
         self._require_same_routes(end)
         logs = self._poll()
         pieces: list[LogPiece] = []
@@ -361,7 +360,6 @@ class _Room:
     raw_bytes: int
 
     def fitting(self, extent: Extent) -> Extent | None:
-        """Return the part of ``extent`` that fits; None if nothing does."""
         if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
             return extent
         by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
@@ -396,14 +394,12 @@ class _Lane:
         return taken
 
     def take_one(self) -> None:
-        """Take one record of any length."""
         while (extent := self._peek()) and not extent.count:
             self._next = None
         if extent:
             self.end = extent.first
 
     def _peek(self) -> Extent | None:
-        """Return the next extent; None at the end."""
         if self._next is None:
             self._next = next(self.extents, None)
         if self._next is None:
@@ -430,7 +426,6 @@ class _Table:
         return cls(index.base_sequence, *(column.astype(np.int64)[kept] for column in columns))
 
     def extents(self, start: int) -> Iterator[Extent]:
-        """Yield the extents after ``start``, and the one that contains it, if any."""
         lasts = self.firsts + self.counts - 1
         for row in range(int(np.searchsorted(lasts, start, side="right")), len(lasts)):
             yield Extent(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
@@ -480,7 +475,6 @@ class Extents:
                 number, since = view.listing.index_covering(start + 1), start
 
     def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
-        """Yield the extents of one segment, starting with the one that contains ``start``."""
         if self._table is None or self._table.base_sequence != segment.base_sequence:
             try:
                 with closing(view.open(segment)) as opened:

@@ -16,8 +16,8 @@ from running import Daemon, output_of
 from typed import fits, type_page, typed
 
 from wald.settings import load
+from wald_archive.bundle import Records
 from wald_archive.codecs import Codec
-from wald_archive.parts import Records
 from wald_gate.settings import load as load_gate
 
 TYPED = [

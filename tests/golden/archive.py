@@ -9,9 +9,8 @@ import archives
 from logs import Built
 
 import wald
-from wald_archive.bundle import Origin, bundle
+from wald_archive.bundle import Origin, Records, bundle
 from wald_archive.codecs import Codec
-from wald_archive.parts import Records
 
 VERSION = 1
 FOLDER = Path(__file__).parent / f"archive-v{VERSION}"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from logs import Built, Unsynced
@@ -18,13 +19,12 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.names import DEFAULT_GROUP
+from wald_archive.bundle import Bytes, Size
 from wald_archive.codecs import Codec
-from wald_archive.engines import Engine, LocalEngine
 from wald_archive.ledger import Recorded, Request, recorded_at
 from wald_archive.lookup import runs_of
 from wald_archive.objects import Destination, open_destination
-from wald_archive.pack import Packed, Packer
-from wald_archive.parts import Bytes, Size
+from wald_archive.pack import Engine, Packed, Packer, local_bundles
 from wald_archive.verify import Finding, verify
 
 MOMENT = "2026-11-21T10:00:00Z"
@@ -50,7 +50,7 @@ def archive(
     disk = disk or Unsynced()
     ledger = Ledger(log.root.ledger / "archive.jsonl", disk, owner="wald-archive")
     destination = open_destination(str(place), disk)
-    engine = engine or LocalEngine(log, destination)
+    engine = engine or partial(local_bundles, log, destination)
     try:
         packer = Packer(log, disk, ledger, destination, engine, now_ns=lambda: 1, moment=lambda: moment)
         return list(packer.archive(Request(route, group, size or Bytes(1 << 20), codec, software, to)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from wald_archive.bundle import Bundle, Contents, Origin
+from wald_archive.bundle import Bundle, Contents, Origin, PartFacts
 from wald_archive.codecs import Codec
 from wald_archive.manifest import BundleEntry, Manifest, Previous
-from wald_archive.parts import PartFacts
 
 
 def manifest(

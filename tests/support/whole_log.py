@@ -33,7 +33,7 @@ from wald.reading.reader import read_without_waiting
 from wald.reading.search import Match, search
 from wald.reading.selection import select
 from wald.segments.view import State
-from wald_archive.parts import Records
+from wald_archive.bundle import Records
 from wald_reclaim import policy
 from wald_spark.plan import Range, pieces_of
 from wald_spark.progress import log_end

@@ -48,7 +48,6 @@ class DaemonRequest(Request):
 
     @property
     def is_done(self) -> bool:
-        """True if no answer is awaited."""
         return self.answer.done()
 
     def give_up(self) -> None:
@@ -129,7 +128,6 @@ class DaemonConnection(asyncio.Protocol):
             self._send_waiting()
 
     def forget(self, request: DaemonRequest) -> None:
-        """Free a request that was given up."""
         self.requests.waiting.pop(request, None)
         request.payload = b""
 
@@ -173,7 +171,6 @@ class DaemonConnection(asyncio.Protocol):
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """Continue sending."""
         self._is_full = False
         self._send_waiting()
 
@@ -230,7 +227,6 @@ class DaemonConnection(asyncio.Protocol):
         await asyncio.sleep(pause)
 
     async def connect(self) -> None:
-        """Connect once, or raise OSError."""
         connecting = asyncio.get_running_loop().run_in_executor(None, self._connected_socket)
         try:
             connection = await asyncio.shield(connecting)

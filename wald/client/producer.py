@@ -285,7 +285,6 @@ def frames(payload: bytes) -> Iterator[bytes | memoryview]:
 
 
 def socket_at(path: Path) -> Path:
-    """Return the daemon's socket: in ``path`` if that is a directory, otherwise ``path``."""
     return path / SOCKET_NAME if path.is_dir() else path
 
 

@@ -53,7 +53,6 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        """True if no answer is awaited."""
         return self.reply is not None
 
     @property
@@ -96,7 +95,6 @@ class Pipeline(Generic[R]):
         return len(self.in_flight) + len(self.waiting)
 
     def next_request(self) -> R | None:
-        """Return the next request to send, which is then in flight; None if it has to wait."""
         while self.waiting and len(self.in_flight) < self.window:
             request = next(iter(self.waiting))
             if not request.is_done:
@@ -168,7 +166,6 @@ class Session:
         return sum(request.records for request in dict.fromkeys(requests))
 
     def connect(self, within: float) -> None:
-        """Connect, or raise WaldError after ``within`` seconds."""
         with self._call():
             self._recover(None, time.monotonic() + within)
             self._clear_failure()
@@ -497,7 +494,6 @@ def _no_answer(root: Path | None, socket: Path) -> WaldError:
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
-    """Connect to the socket at ``path``, which may be longer than a socket address."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
@@ -516,7 +512,6 @@ def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
 
 
 def status(path: Path) -> dict[str, object]:
-    """Return the daemon's status, or {} if the daemon does not answer."""
     try:
         return ask_status(path, seconds=_STATUS_SECONDS)
     except OSError:

@@ -67,12 +67,10 @@ class Origin:
     group: str
 
     def headers(self, reason: str, tries: int) -> dict[str, str]:
-        """Return the headers that all dead letters of a handover have."""
         values = (self.log_id.hex(), self.route, self.group, reason, str(tries))
         return dict(zip((LOG, ROUTE, GROUP, REASON, TRIES), values, strict=True))
 
     def seed(self, handover: DataclassInstance) -> bytes:
-        """Return a digest that is unique to a handover."""
         identity = (self.log_id.hex(), self.route, self.group, *astuple(handover))
         return hashlib.sha256(repr(identity).encode()).digest()
 
@@ -115,7 +113,6 @@ def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
 
 
 def fits(letter: Record, bytes_max: int) -> bool:
-    """True if a single letter fits a payload of ``bytes_max``."""
     size = len(letter.value) + len(letter.key or b"") + len(letter.headers or b"")
     return size + _RECORD_BYTES + _FIXED_BYTES <= bytes_max
 
@@ -173,7 +170,6 @@ class SentBefore:
     after: int
 
     def batches(self, sender: int, routes: Collection[str]) -> dict[int, Durable]:
-        """Return the batches of producer ``sender`` on these routes, by number."""
         # The user ids that the daemon may have seen as the sender: they differ between user namespaces.
         users = os.geteuid(), 0, self.log.root.path.stat().st_uid, UNKNOWN_USER
         ids = {stored_producer_id(user, sender) for user in users}

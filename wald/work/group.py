@@ -555,7 +555,6 @@ def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_le
 
 
 def _checked(worker: object, sequences: Collection[int]) -> list[int]:
-    """Check a worker's name, and sort the sequences that it names."""
     if not (isinstance(worker, str) and 0 < len(worker) <= WORKER_MAX and worker.isprintable()):
         raise InvalidInput(
             f"worker {str(worker)[:40]!r}: must be text of 1 to {WORKER_MAX} printable characters, on one line",

@@ -122,7 +122,6 @@ class Journal:
 
     @property
     def has_grown(self) -> bool:
-        """True if it should be rewritten."""
         return self._end > _GROWN_BYTES + _GROWN_TIMES * self._compacted_bytes
 
     def rewrite(self, lines: Iterable[JournalLine]) -> None:
@@ -137,7 +136,6 @@ class Journal:
         self._preallocate()
 
     def close(self) -> None:
-        """Close the file without a sync."""
         self._disk.close(self._descriptor)
 
     def _preallocate(self) -> None:

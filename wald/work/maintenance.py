@@ -84,7 +84,6 @@ class Maintenance:
         self._report_lost()
 
     def move_cursor(self) -> None:
-        """Move the cursor to the ack floor."""
         floor = self._owner.floor
         if self.moves_cursor and floor > self._cursor:
             self._log.set_cursor(self._route, floor, self._group)

@@ -96,7 +96,6 @@ def worker_name(worker: int) -> str:
 
 
 def workers_of(directory: Path, group: str) -> list[int]:
-    """Return the workers of a group that have a file in a directory, in order."""
     named = re.compile(rf"{re.escape(group + COMMAND_SUFFIX)}-([0-9]+)")
     found = (named.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(match[1]) for match in found if match)
@@ -109,7 +108,6 @@ def command_files(directory: Path, group: str) -> list[Path]:
 
 
 def commands_of(groups: Sequence[GroupStatus]) -> dict[Path, list[RunningCommand]]:
-    """Return the commands that run for work groups, by the journal of the group."""
     files: dict[Path, Path] = {}
     for each in groups:
         journal = each.file.path
@@ -166,7 +164,6 @@ def require_no_command(root: Root, route: str, group: str) -> None:
 
 
 def remove_group(file: WorkFile) -> list[Path]:
-    """Remove a work group with all its files, and return these."""
     root, route, group = file.root, file.route, file.group
     if is_own_file(file.path):
         with Ownership(root, route, group, Disk()):

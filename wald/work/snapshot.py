@@ -143,21 +143,17 @@ class GroupSnapshot:
         return max((max(tries.replace(_DONE_TRIES, b""), default=0) for _, tries in self._window.pages()), default=0)
 
     def tries(self, sequence: int) -> int:
-        """Return the deliveries of an open record."""
         return self._window.tries(sequence)
 
     def open_in(self, first: int, last: int) -> Iterator[Run]:
-        """Return the open records of a range, in order."""
         return self._window.open_in(Run(max(first, self.floor + 1), min(last, self.end - 1)))
 
     def out(self) -> Iterator[Out]:
-        """Return the leased records, in order."""
         leased = ((run, (lease.worker, lease.until_ns)) for run, lease in self._deliveries.out())
         for run, (worker, until_ns), tries in self._joined(leased):
             yield Out(*run, worker, None if until_ns > self._endless_ns else until_ns, tries)
 
     def waiting(self) -> Iterator[Waiting]:
-        """Return the delayed records, in order."""
         due, reasons = self._deliveries.due_times(), self.failures
         each = (Run(at, at) for run in self._window.runs(State.WAITING) for at in range(run.first, run.last + 1))
         waiting = ((one, (due[one.first], reasons.get(one.first, _NO_FAILURE).reason)) for one in each)
@@ -220,14 +216,12 @@ def work_file(root: Root, route: str, group: str) -> WorkFile:
 
 
 def owner_of(file: WorkFile) -> OwnerProcess | None:
-    """Return the process that owns a group, if any."""
     if found := locks.holders(file.lock):
         return OwnerProcess(found[0], process_command(found[0]))
     return OwnerProcess(None, "") if locks.is_locked(file.lock, Disk()) else None
 
 
 def read_status(log: Log, file: WorkFile, now_ns: int) -> GroupStatus:
-    """Read a work group at a time in ns since 1970."""
     owner = owner_of(file)
     reading, lines, damage = read_of_group(file, log.identity.log_id)
     cursor = log.cursor(file.route, file.group, any_user=True)
@@ -302,7 +296,6 @@ class Progress:
         self._synced_inodes: dict[Path, int] = {}
 
     def read(self) -> None:
-        """Read the files that have changed."""
         if (stamp := _stamp(self._cursor_path)) != self._cursor_stamp or stamp is None:
             cursor = self.log.cursor(self.route, self.group, any_user=True)
             if cursor.state is CursorState.ABSENT:
@@ -373,7 +366,6 @@ class Unprocessed:
         self.route, self.group = route, check_group(group)
 
     def add(self, first: int, last: int) -> None:
-        """Add stored records."""
         if self._left and self._left[-1].last + 1 == first:
             first = self._left.pop().first
         self._left.append(Run(first, last))

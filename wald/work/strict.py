@@ -111,7 +111,6 @@ class CursorJournal:
             self._report(f"{route}: the cursor was moved to {sequence}; continuing after it")
 
     def close(self) -> None:
-        """Close the file, if there is one."""
         if self._file is not None:
             self._file.close()
 

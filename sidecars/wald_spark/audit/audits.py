@@ -55,7 +55,6 @@ UNREAD = (DiskFailure, InvalidInput, NotPermitted, PermissionError)
 
 
 def described(error: Exception) -> str:
-    """Return the message of an error with its hint."""
     hint = error.hint if isinstance(error, WaldError) else ""
     return f"{error}; {hint}" if hint else str(error)
 
@@ -104,7 +103,6 @@ class BagWork:
         return self.place, self.bag
 
     def outcome(self) -> Proven:
-        """Return the findings."""
         if "://" not in self.place:
             _require(Path(self.place))
         findings: list[Finding] = []
@@ -126,7 +124,6 @@ Work = SegmentWork | BagWork
 
 
 def pickled_outcome(work: Work) -> bytes:
-    """Run ``work``, on an executor."""
     return pickle.dumps(work.outcome())
 
 
@@ -140,12 +137,10 @@ class Outcomes:
         self._pickled[work.key] = pickled
 
     def of(self, key: Hashable) -> Any:  # the type depends on the work
-        """Return the outcome of the work with this key; None if there was no such work."""
         return pickle.loads(self._pickled[key]) if key in self._pickled else None  # noqa: S301 - from executors of ours
 
 
 def _require(directory: Path) -> None:
-    """Check that a directory is on this machine."""
     if not directory.is_dir():
         raise Unavailable(
             f"{directory}: not there on {socket.gethostname()}",
@@ -323,7 +318,6 @@ def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) 
 
 
 def run_audit(planned: Plan, master: str) -> Audit:
-    """Run the audit on ``master``, with a progress bar."""
     total = sum(work.stored_bytes for work in planned.work)
     with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
         return audit(spark, planned, on_bytes=advance)
@@ -424,7 +418,6 @@ class Audit:
 
     @property
     def found(self) -> list[AuditFinding]:
-        """All findings: of the logs, then of the archives."""
         return [each for report in (*self.logs, *self.archives) for each in report.found]
 
 

@@ -118,8 +118,6 @@ class ChunkReduction:
 
 
 class _LastRows:
-    """Last row of each route and key so far."""
-
     def __init__(self) -> None:
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
@@ -276,7 +274,6 @@ class Generations:
             return None
 
     def read(self) -> Generation | None:
-        """Return the contents of the current generation."""
         latest = self.latest()
         if latest is None:
             return None

@@ -379,7 +379,6 @@ class _Files:
         return self._finished
 
     def abandon(self) -> None:
-        """Remove unfinished files."""
         for file in self._open.values():
             file.writer.close()
             file.path.unlink(missing_ok=True)

@@ -29,7 +29,6 @@ class Shape:
     json: str = ""  # the columns parsed from values, as DDL; "" to export the values unchanged
 
     def as_options(self) -> str:
-        """Return the options of the command that request this shape."""
         words = [] if self.routes is None else [f"--route {route}" for route in self.routes]
         if self.names:
             words.append(f"--columns {','.join(self.names)}")
@@ -75,7 +74,6 @@ class ExportedLog:
     def with_files(
         self, new: list[ExportedFile], *, progress: Progress, staging: str, passed_over: int, at: str
     ) -> ExportedLog:
-        """Return the progress after one more run."""
         return replace(
             self,
             last=progress.last,
@@ -102,11 +100,9 @@ class Output:
         self._stagings = out / "_staging"
 
     def entries(self) -> dict[str, ExportedLog]:
-        """Return the progress of each log, by id."""
         return {path.stem: _read(path) for path in sorted(private(self._out).glob("*.json"))}
 
     def write(self, exported: ExportedLog) -> None:
-        """Replace the file of a log durably."""
         content = {"format": FORMAT} | asdict(exported)
         path = private(self._out) / f"{exported.log}.json"
         self._disk.replace(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -30,22 +30,25 @@ from wald.format.batch import Buffer
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald.format.records import Record
 from wald.reading.assembler import Batch
-from wald_archive.bundle import Bundle, Contents, Origin, bundle
-from wald_archive.codecs import BadStream, Codec, ahead, in_order
-from wald_archive.manifest import decode_manifest
-from wald_archive.parts import (
+from wald_archive.bundle import (
     BadIndex,
+    Bundle,
     Bytes,
+    Contents,
     Form,
     IndexEntry,
+    Origin,
     Part,
     Records,
+    bundle,
     bundle_batches,
     content_bytes,
     parse_index_entry,
     parts,
 )
-from wald_archive.reader import BadBundle, BundleReader
+from wald_archive.codecs import BadStream, Codec, ahead, in_order
+from wald_archive.lookup import BadBundle, BundleReader
+from wald_archive.manifest import decode_manifest
 
 MIB = 1 << 20
 

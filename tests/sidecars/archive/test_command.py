@@ -22,7 +22,7 @@ from running import refused, run
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald_archive.parts import Records
+from wald_archive.bundle import Records
 
 
 @pytest.fixture

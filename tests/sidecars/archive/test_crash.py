@@ -17,8 +17,8 @@ from running import eventually, launched
 
 import wald
 from wald.files.layout import Root
+from wald_archive.bundle import Records
 from wald_archive.codecs import Codec
-from wald_archive.parts import Records
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 BAGIT = Path(sys.executable).with_name("bagit.py")

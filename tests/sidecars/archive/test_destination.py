@@ -18,8 +18,8 @@ from logs import Built
 
 from wald.errors import DiskFailure, InvalidInput, Refused
 from wald.files.disk import Disk
+from wald_archive.bundle import Records
 from wald_archive.objects import WRITE_BYTES, Destination, Directory, ObjectStore, Write, open_destination
-from wald_archive.parts import Records
 
 DATA = b"what belongs there"
 

@@ -14,13 +14,12 @@ from archives_manifest import manifest
 from damage import every_flip, every_truncation
 
 from wald.errors import Damaged, Refused
-from wald_archive.bundle import Bundle, Contents, Origin
+from wald_archive.bundle import Bundle, Bytes, Contents, Origin, PartFacts, Records
 from wald_archive.codecs import Codec
 from wald_archive.ledger import Past, Run, last_recorded, past
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, Previous, decode_manifest, tag_files
 from wald_archive.objects import BagName, parse_bag_name
 from wald_archive.pack import check_lineage
-from wald_archive.parts import Bytes, PartFacts, Records
 
 ORIGIN = Origin("ab" * 16, "web", "processed", "wald 1", "2026-11-21T10:00:00Z")
 

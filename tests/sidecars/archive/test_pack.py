@@ -21,11 +21,11 @@ from wald.checking.checker import Level
 from wald.errors import Damaged, NotFound, Refused
 from wald.format.names import Kind
 from wald.retention.cursors import CursorState
-from wald_archive import engines
+from wald_archive import pack
+from wald_archive.bundle import Bytes, Records
 from wald_archive.codecs import Codec
-from wald_archive.engines import due_bytes, spark_pays
 from wald_archive.ledger import Request
-from wald_archive.parts import Bytes, Records
+from wald_archive.pack import due_bytes, spark_pays
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 
@@ -502,5 +502,5 @@ def test_spark_pays_with_idle_cores_and_enough_to_do(
     for cores in (2, 5):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         for enough in (there - 1, there):
-            monkeypatch.setattr(engines, "SPARK_PAYS_BYTES", enough)
+            monkeypatch.setattr(pack, "SPARK_PAYS_BYTES", enough)
             assert spark_pays(three.log, [request(), request("b")]) == (cores > 4 and enough < there)

@@ -29,10 +29,10 @@ from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.listing import list_segments
+from wald_archive.bundle import Bytes, Records
 from wald_archive.codecs import Codec
 from wald_archive.lookup import runs_of
 from wald_archive.objects import Directory, open_destination
-from wald_archive.parts import Bytes, Records
 from wald_archive.restore import restore_into
 
 MIB = 1 << 20

@@ -23,11 +23,11 @@ from wald.checking.checker import Level
 from wald.errors import Damaged, NotFound
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
+from wald_archive.bundle import Records
 from wald_archive.codecs import Codec
 from wald_archive.ledger import Recorded, RecordedBag, recorded_at
 from wald_archive.manifest import Manifest
 from wald_archive.objects import Directory
-from wald_archive.parts import Records
 from wald_archive.verify import Bags
 
 SMALL_BYTES = 500  # of these files every byte is changed; of larger ones every STRIDE-th, and both ends

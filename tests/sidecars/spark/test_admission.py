@@ -15,8 +15,8 @@ from some_logs import STEPS, Step, build
 
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald_archive.parts import Bytes, Records, Size, bundle_batches
-from wald_spark.engine import Share, Stretch, decode, encode, shares, stretches
+from wald_archive.bundle import Bytes, Records, Size, bundle_batches
+from wald_spark.engine import Share, Stretch, shares, stretches
 from wald_spark.options import Limits
 from wald_spark.plan import Block, fair_share, joined_blocks, packed
 from wald_spark.stream import Backlog, Extent, admit
@@ -149,7 +149,7 @@ def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) ->
     measured: list[Stretch] = []
     for start, following in pairwise(starts):
         found = stretches(log.batches("a", start, following - 1), size, limit_bytes=stretch_bytes)
-        measured += decode(encode(found))
+        measured += found
 
     def read(stretch: Stretch) -> Iterator[Batch]:
         return log.batches("a", stretch.first, stretch.last)
@@ -208,7 +208,7 @@ def test_small_batches_are_measured_together(built: Built) -> None:
 
 
 def test_nothing_has_no_shares() -> None:
-    assert list(shares(decode(encode([])), Records(1), after=0, read=lambda _: [])) == []
+    assert list(shares([], Records(1), after=0, read=lambda _: [])) == []
 
 
 SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(0, 3)), max_size=30)

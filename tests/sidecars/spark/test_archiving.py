@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,12 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.names import Kind
 from wald.retention.cursors import CursorState
+from wald_archive.bundle import Bytes, Records, Size
 from wald_archive.codecs import Codec
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packed
-from wald_archive.parts import Bytes, Records, Size
 from wald_spark import engine
-from wald_spark.engine import SparkEngine
+from wald_spark.engine import spark_bundles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +44,7 @@ def pack(spark: SparkSession) -> Pack:
     """Return a Spark version of :func:`archives.archive`."""
 
     def packed(root: Path, dest: Path | str, **options: object) -> list[Packed]:
-        engine = SparkEngine(wald.open(root), open_destination(str(dest), Disk()), lambda: spark)
+        engine = partial(spark_bundles, wald.open(root), open_destination(str(dest), Disk()), lambda: spark)
         return archive(root, dest, engine=engine, **options)  # type: ignore[arg-type]
 
     return packed
@@ -145,7 +146,7 @@ def test_nothing_to_archive_starts_no_spark(built: Built, dest: Path) -> None:
 
     built.lines("b", [b"x"])
     (built.root.routes / "a").mkdir()
-    engine = SparkEngine(built.log, open_destination(str(dest), Disk()), never)
+    engine = partial(spark_bundles, built.log, open_destination(str(dest), Disk()), never)
     assert archive(built, dest, engine=engine) == []
 
 
@@ -154,10 +155,10 @@ def test_progress_is_reported_up_to_the_last_record(built: Built, dest: Path, sp
     for _ in range(4):
         built.lines("b", [b"y"])
         built.lines("a", [b"x"] * 10)
-    engine = SparkEngine(built.log, open_destination(str(dest), Disk()), lambda: spark)
+    engine = partial(spark_bundles, built.log, open_destination(str(dest), Disk()), lambda: spark)
     (run,) = archive(built, dest, size=Records(10), engine=engine)
     content: list[int] = []
-    assert [bundle.contents.first for bundle in engine.bundles(run.run, content.append)] == [2, 13, 24, 35]
+    assert [bundle.contents.first for bundle in engine(run.run, content.append)] == [2, 13, 24, 35]
     assert (content, content[-1]) == (sorted(content), built.last)
 
 
@@ -234,7 +235,7 @@ class TestErrors:
             built.root.path.rename(tmp_path / "away")
             return spark
 
-        engine = SparkEngine(built.log, open_destination(str(dest), Disk()), gone_once_planned)
+        engine = partial(spark_bundles, built.log, open_destination(str(dest), Disk()), gone_once_planned)
         with pytest.raises(Unavailable, match="not a log on"):
             archive(built, dest, engine=engine)
 

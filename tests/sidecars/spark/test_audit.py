@@ -27,7 +27,7 @@ from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.names import WORK_SUFFIX, Kind
 from wald.work.group import WorkGroup
-from wald_archive.parts import Records
+from wald_archive.bundle import Records
 from wald_reclaim.policy import Limits
 from wald_spark.audit.audits import Audit, BagWork, Outcomes, audit, audit_lines, pickled_outcome, plan, reports
 

@@ -18,8 +18,8 @@ from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged
 from wald.reading.arrow import record_batches, schema
+from wald_archive.bundle import Records
 from wald_archive.codecs import Codec
-from wald_archive.parts import Records
 from wald_spark.locations import ArchiveLocation
 from wald_spark.options import STRICT, Options, Tolerance, parse_options
 from wald_spark.query import BundlePiece, bundle_pieces, plan_query

@@ -14,7 +14,7 @@ from logs import Built
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
-from wald_archive.parts import Records
+from wald_archive.bundle import Records
 from wald_spark.audit.audits import expanded
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.options import parse_options
