@@ -101,6 +101,7 @@ class Application:
         try:
             call = Call(request, _NOBODY, state, verb.right, edition=state.rights.edition)
             response = await self._response(call, verb)
+            response = request.rejection or response
             if may_compress(response) and wants_gzip(request):
                 await state.in_thread(compress, response)
             seconds = time.perf_counter() - began

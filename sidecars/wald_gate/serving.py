@@ -71,7 +71,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         ReadThreads(_READERS) as readers,
     ):
         state = State(log, settings, threads, readers)
-        server = Server(Application(state, (*VERBS, *PAGES)), listening, state.pool)
+        server = Server(Application(state, (*VERBS, *PAGES)), listening, state.pool, state.request_log.note)
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:

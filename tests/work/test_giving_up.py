@@ -118,6 +118,16 @@ def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
     assert "hint: " in warning
 
 
+def test_a_record_without_a_try_left_does_not_wait_for_its_delay(daemon: Daemon) -> None:
+    with WorkGroup(daemon.root, "a", "g", max_tries=2) as work:
+        for tries in (1, 2):
+            assert [(each.record.sequence, each.tries) for each in work.lease("x", 1, wait=30)] == [(1, tries)]
+            work.nack("x", [1], delay=3600 * (tries - 1), reason="it has teeth")
+        eventually(lambda: work.floor == 1)
+
+    assert letters(daemon.root) == [(b"1", "it has teeth", "2")]
+
+
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
     """The dead letter may already exist. Without a daemon, every try is in doubt."""
     built.lines("a", [b"job"] * 2)

@@ -290,7 +290,10 @@ class Owner:
         if self._rules.is_strict:  # later records wait for these
             self.release(worker)
         if due_ns is not None:
-            self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled)]
+            over = [sequence for sequence in _each(settled) if self._is_over(sequence)]
+            self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled) if sequence not in over]
+            for sequence in over:  # without a try left, there is nothing to wait for
+                self._give_up(sequence)
         runs: list[tuple[int, int]] = list(settled.runs)
         if tries:
             runs += (Run(s, s) for s, holder in settled.refused[0] if not holder and self._was_delivered(s))

@@ -11,27 +11,34 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from urllib.parse import unquote
 
 import httptools
+from starlette.responses import Response
 from starlette.types import Scope
 
 from wald_gate.auth.clients import CERTIFICATE, PEER
 from wald_gate.http.exchange import STATUS_LINES, UNSENT_BYTES, Application, Channel, Exchange, common_headers
 from wald_gate.limits import ConnectionPool, Ended
+from wald_gate.problems import HttpError, problem
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _HEADER_BYTES = 4  # around a name and a value
 _PIPELINED = 64  # requests behind the one that is being answered
 _REST_BYTES = 64 << 20  # of a body, read after the answer
 
+LogResponse = Callable[[Scope, Response, float], None]
+"""Logs a response that the connection itself sends, after a number of seconds."""
+
 
 class Connection(Channel):
     """A connection of a client."""
 
-    def __init__(self, application: Application, pool: ConnectionPool) -> None:
+    def __init__(self, application: Application, pool: ConnectionPool, log_response: LogResponse) -> None:
         super().__init__(pool)
         self._application = application
+        self._log_response = log_response
         self.client_place = ""  # its name in the pool; the listener counts a TLS connection before its handshake
         self.is_made = False  # it is responsible for its place in the pool
         self._peer: int | None = None
@@ -43,6 +50,7 @@ class Connection(Channel):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
+        self._trailer_bytes = 0
         self._is_in_head = True
         self._is_between = True  # nothing of the next request has arrived
         self._plain_head = b""  # of a request for another protocol, without that
@@ -108,14 +116,18 @@ class Connection(Channel):
     def on_message_begin(self) -> None:
         self._is_between = False
         self._head_bytes = max(1, self._head_bytes)  # it may have arrived in one read with the end of another request
-        self._url, self._headers = b"", []
+        self._url, self._headers, self._trailer_bytes = b"", [], 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # trailers are ignored; they are counted as they arrive
+        if self._is_in_head:
             self._headers.append((name.lower(), value))
+            return
+        self._trailer_bytes += len(name) + len(value) + _HEADER_BYTES  # trailers are ignored
+        if self._trailer_bytes > self.pool.limits.head_max_bytes and not self._is_refused:
+            self._reject(self._head_size_error(), Ended.HEAD_SIZE)
 
     def on_headers_complete(self) -> None:
         if self._is_refused:  # the timer, if any, ends the connection
@@ -140,13 +152,13 @@ class Connection(Channel):
             elif name == b"expect" and value.lower() == b"100-continue":
                 expects_continue = version == "1.1"  # RFC 9110, section 10.1.1
         if size > self.pool.limits.head_max_bytes:  # it arrived with its end, in one read
-            self._reject(431, reason=Ended.HEAD_SIZE)
+            self._reject(self._head_size_error(), Ended.HEAD_SIZE)
         elif hosts > 1 or (not hosts and version == "1.1"):  # RFC 9112, section 3.2
-            self._reject(400, reason=Ended.HOST)
+            self._reject(HttpError(400, "host", f"a request needs one Host header; this one has {hosts}"), Ended.HOST)
         elif version not in ("1.0", "1.1"):
-            self._reject(400)
+            self._reject(HttpError(400, "http-version", f"HTTP/{version} is not supported", hint="HTTP/1.1"))
         elif codings and codings != [b"chunked"]:  # RFC 9112, section 6.1
-            self._reject(501)
+            self._reject(HttpError(501, "transfer-encoding", "the only Transfer-Encoding supported is chunked"))
         elif len(self._queue) == _PIPELINED:
             self._is_refused = True
             self.pool.ended[Ended.PIPELINED] += 1
@@ -202,7 +214,7 @@ class Connection(Channel):
         self.pool.tasks.discard(exchange.task)
         if not (exchange.is_complete or exchange.has_left):
             if not exchange.is_started:
-                self._write_bare(500, b"")
+                self._log_response(exchange.scope, self._send_problem(RuntimeError()), 0.0)
             self._end()
 
     # Called by the server.
@@ -237,14 +249,14 @@ class Connection(Channel):
             self._parse(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the latter: CONNECT
             if not self._is_refused:
-                self._reject(400, b"Invalid HTTP request received.")
+                self._reject(HttpError(400, "malformed", "this is not a valid HTTP request"))
         if self._is_refused:
             return
         if self._rest_bytes is not None:
             self._pass_over(len(data), self._rest_bytes)
         if self._head_bytes and not self.transport.is_closing():
             if self._head_bytes > self.pool.limits.head_max_bytes:
-                self._reject(431, reason=Ended.HEAD_SIZE)
+                self._reject(self._head_size_error(), Ended.HEAD_SIZE)
             elif self._is_in_head and self._timer is None and self._has_answered():
                 self._set_timer(self.pool.limits.head_timeout)  # otherwise it starts when the answer is complete
 
@@ -338,11 +350,13 @@ class Connection(Channel):
         if self._is_refused:
             self._close()
         elif self._is_in_head:
-            self._reject(408, reason=Ended.HEAD_TIME)
+            seconds = self.pool.limits.head_timeout
+            message = f"the request line and the headers did not arrive within {seconds:g} s"
+            self._reject(HttpError(408, "timeout", message), Ended.HEAD_TIME)
         else:
             self._abort(Ended.REST)
 
-    def _reject(self, status: int, text: bytes = b"", *, reason: Ended | None = None) -> None:
+    def _reject(self, error: HttpError, reason: Ended | None = None) -> None:
         """Answer the request that is being received, if nothing of its answer was sent, and close the connection."""
         self._is_refused = True
         if reason is not None:
@@ -352,17 +366,27 @@ class Connection(Channel):
         else:
             may_answer = not self._queue and self._receiving is not None and not self._receiving.is_started
         if may_answer:
-            self._write_bare(status, text)
-            if not self._is_in_head and self._receiving is not None:
-                self._receiving.disconnect()  # it is answered
+            response = self._send_problem(error)
+            if self._is_in_head or self._receiving is None:
+                path = self._url.partition(b"?")[0].decode("latin-1")
+                self._log_response({**self._scope, "method": "", "path": path}, response, 0.0)
+            else:
+                self._receiving.rejection = response  # the application logs it
+                self._receiving.disconnect()
             self._linger()
         else:
             self._end()
 
-    def _write_bare(self, status: int, text: bytes) -> None:
-        kind = b"content-type: text/plain; charset=utf-8\r\n" if text else b""
-        end = b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(text), text)
-        self.write(STATUS_LINES[status] + common_headers(int(time.time())) + kind + end)
+    def _head_size_error(self) -> HttpError:
+        most = self.pool.limits.head_max_bytes
+        return HttpError(431, "head-size", f"a request line with its headers, and trailers, have at most {most} bytes")
+
+    def _send_problem(self, error: Exception) -> Response:
+        response = problem(error)
+        lines = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+        head = STATUS_LINES[response.status_code] + common_headers(int(time.time())) + lines
+        self.write(head + b"cache-control: no-store\r\nconnection: close\r\n\r\n" + bytes(response.body))
+        return response
 
     def _end(self) -> None:
         """Close; an answer in flight is cut off, so that nothing is taken for the rest of it."""

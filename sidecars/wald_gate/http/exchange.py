@@ -129,6 +129,7 @@ class Exchange(Request):
     at_end: Callable[[], None] | None = None  # called when the response is sent or the client has left
     has_whole_body = False
     has_left = False  # the client
+    rejection: Response | None = None  # sent by the connection in place of the application's, for an invalid body
     is_started = False  # the response
     is_complete = False
     task: asyncio.Task[None] | None = None  # runs the application

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from wald.errors import InvalidInput
-from wald_gate.http.connection import Connection
+from wald_gate.http.connection import Connection, LogResponse
 from wald_gate.http.exchange import Application
 from wald_gate.http.tls import CLIENT, Handshake, TlsContext, first_expiry, server_context
 from wald_gate.limits import ConnectionPool
@@ -271,8 +271,11 @@ def _refusal(path: Path, reason: str, hint: str) -> InvalidInput:
 class Server:
     """Serves an application at the addresses in ``listening``."""
 
-    def __init__(self, application: Application, listening: Listening, pool: ConnectionPool) -> None:
+    def __init__(
+        self, application: Application, listening: Listening, pool: ConnectionPool, log_response: LogResponse
+    ) -> None:
         self._application = application
+        self._log_response = log_response
         self._listening = listening
         self.pool = pool
         self._handshake = type("PooledHandshake", (Handshake,), {"pool": pool, "reported": {}})
@@ -398,7 +401,7 @@ class Server:
 
     def connection(self) -> Connection:
         """Return a connection without a transport."""
-        return Connection(self._application, self.pool)
+        return Connection(self._application, self.pool, self._log_response)
 
 
 async def _finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:

@@ -424,12 +424,16 @@ def test_a_head_that_cannot_be_written_is_answered_with_500() -> None:
 
     async def ask() -> bytes:
         here, there = socket.socketpair()
-        pool = ConnectionPool(LimitSettings())
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(application, pool), here)
+        logged: list[int] = []
+        connection = Connection(
+            application, ConnectionPool(LimitSettings()), lambda _, response, __: logged.append(response.status_code)
+        )
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, here)
         reader, writer = await asyncio.open_connection(sock=there)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = await reader.read()
         writer.close()
+        assert logged == [500]
         return answer
 
     assert uvloop.run(ask()).startswith(b"HTTP/1.1 500 ")

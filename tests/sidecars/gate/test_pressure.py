@@ -259,6 +259,13 @@ def test_the_extension_of_a_chunk_has_the_bound_of_a_head(shared: Gate) -> None:
         assert connection.recv(12) == b"HTTP/1.1 431"
 
 
+def test_trailers_in_one_packet_have_the_bound_of_a_head(shared: Gate) -> None:
+    trailers = b"X: " + b"x" * 20_000 + b"\r\n"
+    with connected(shared) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nevil\n\r\n0\r\n" + trailers * 4 + b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 431"
+
+
 def test_what_comes_early_has_time_until_the_answer_is_complete(impatient: Gate) -> None:
     for early in (b"\r\n", b"GET /healthz HT"):
         with connected(impatient) as waiting:

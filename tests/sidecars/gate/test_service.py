@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -75,6 +76,30 @@ def test_requests_that_the_daemon_gets_again_are_counted(gate: Gate, daemon: Dae
         assert answer.result().status == 200
 
     assert samples(gate)["wald_gate_repeated_requests_total",] >= 1
+
+
+def test_a_request_that_is_not_http_gets_a_problem_and_a_log_line(talkative: Gate) -> None:
+    host, chunked = b"Host: localhost\r\n", b"Transfer-Encoding: chunked\r\n"
+    cases = [
+        (b"GET /a?secret HTTP/1.1\r\n\r\n", 400, "host", "/a"),
+        (b"GET /b HTTP/1.1\r\n" + host + host + b"\r\n", 400, "host", "/b"),
+        (b"GET /c HTTP/1.9\r\n" + host + b"\r\n", 400, "malformed", "/c"),
+        (b"\x16\x03\x01\x02\x00", 400, "malformed", ""),
+        (b"GET /d HTTP/1.1\r\n" + host + b"X: " + b"x" * 100_000, 431, "head-size", "/d"),
+        (b"POST /e HTTP/1.1\r\n" + host + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "transfer-encoding", "/e"),
+        (b"POST " + ORDERS.encode() + b" HTTP/1.1\r\n" + host + chunked + b"\r\nzz\r\n", 400, "malformed", ORDERS),
+    ]
+    for count, (sent, status, code, path) in enumerate(cases, 1):
+        with socket.create_connection(("127.0.0.1", talkative.port), timeout=TIMEOUT_SECONDS) as connection:
+            connection.sendall(sent)
+            with http.client.HTTPResponse(connection) as response:
+                response.begin()
+                body = json.loads(response.read())
+                assert (response.status, response.headers["Content-Type"]) == (status, "application/problem+json"), sent
+            assert (body["status"], body["code"], bool(body["detail"])) == (status, code, True), sent
+        eventually(lambda count=count: len(lines(talkative)) == count)
+        last = lines(talkative)[-1]
+        assert (last["status"], last["path"], last["address"]) == (status, path, "127.0.0.1"), sent
 
 
 def test_a_gate_is_ready_while_its_daemon_answers(gate: Gate, daemon: Daemon) -> None:
