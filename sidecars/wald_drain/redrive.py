@@ -139,6 +139,7 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
     """
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handovers = Handovers(consumer, file, daemon=daemon, report=report)
+        before = consumer.cursor.effective
         handovers.finish()
         is_new = consumer.cursor.state is CursorState.ABSENT
         earlier = EarlierReclaim(consumer.log.root, consumer.route, consumer.group, is_new=is_new)
@@ -154,6 +155,9 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
             if stop.is_set():
                 return
             handovers.put_back(letters)
+        if consumer.cursor.effective == before:
+            done = f"group {consumer.group} has every dead letter up to {before}"
+            report(f"{consumer.route}: nothing to put back: {done}")
 
 
 class Handovers:

@@ -94,6 +94,9 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         named = ", ".join(f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED))
         more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
         yield f"\nWhat one route alone pins: {named}{more}."
+    if sizes["pinned"]:
+        shrinking = command_line(log.root.path, "--shrink-pinned", program="wald-reclaim")
+        yield f"\nA sealed segment of which few records are unread can be rewritten to those:\n  {shrinking}"
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     for pin in backlog.handovers:
