@@ -97,7 +97,7 @@ def test_a_request_that_is_not_http_gets_a_problem_and_a_log_line(talkative: Gat
                 body = json.loads(response.read())
                 assert (response.status, response.headers["Content-Type"]) == (status, "application/problem+json"), sent
             assert (body["status"], body["code"], bool(body["detail"])) == (status, code, True), sent
-        eventually(lambda count=count: len(lines(talkative)) == count)
+        eventually(lambda: len(lines(talkative)) == count)  # noqa: B023
         last = lines(talkative)[-1]
         assert (last["status"], last["path"], last["address"]) == (status, path, "127.0.0.1"), sent
 
