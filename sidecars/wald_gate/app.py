@@ -17,7 +17,7 @@ from starlette.responses import Response
 from wald.errors import WaldError
 from wald.status import schema
 from wald_gate import shapes
-from wald_gate.auth.origins import require_own_name, require_own_page
+from wald_gate.auth.clients import require_own_name, require_own_page
 from wald_gate.auth.tokens import Client, Right
 from wald_gate.call import JSON, NDJSON, Call, Handle, State, Verb
 from wald_gate.groups import verbs as work
@@ -29,8 +29,7 @@ from wald_gate.page.frame import HTML, failed
 from wald_gate.problems import HttpError, problem
 from wald_gate.records_in.append import IDEMPOTENCY_KEY, Lines, Records, append
 from wald_gate.records_in.append import Query as AppendQuery
-from wald_gate.records_out.reading import Arrow, Events, Raw
-from wald_gate.records_out.records import Query, records
+from wald_gate.records_out.reading import Arrow, Events, Query, Raw, records
 from wald_gate.responses import compress, may_compress, wants_gzip
 from wald_gate.shapes import encoded
 

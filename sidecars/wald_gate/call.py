@@ -23,8 +23,7 @@ from wald.log import Log
 from wald.setting_types import duration
 from wald.status.findings import socket_of
 from wald.status.schema import Head
-from wald_gate.auth.clients import ANYONE, PEER, Admission, Rights
-from wald_gate.auth.origins import TrustedProxies
+from wald_gate.auth.clients import ANYONE, PEER, Admission, Rights, TrustedProxies
 from wald_gate.auth.tokens import Client, Right
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.waits import Processed
@@ -48,7 +47,6 @@ _WAIT = duration(0, 300)
 _SOME_ROOT = "ROOT"
 _PATIENCE_SECONDS = 15.0  # for the daemon
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
-_SHAPES = "see /openapi.json"
 _PLACE = re.compile(r" - at `\$\.(\w+)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MANY = 1 << 53  # an upper bound above this means nothing to a person
@@ -180,7 +178,8 @@ class Call:
         """Raise InvalidInput if there are query parameters."""
         if self.request.scope["query_string"]:
             name = next(iter(self.request.query_params), "")
-            raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; this request takes none", hint=_SHAPES)
+            message = f"the query: unknown parameter {name[:40]!r}; this request takes none"
+            raise InvalidInput(message, hint="see /openapi.json")
 
     def query(self, shape: type[S]) -> S:
         """Parse the query parameters. A missing one is UNSET, as a client can send null."""
@@ -196,7 +195,7 @@ class Call:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
             reason = describe_validation_error(error, shape)
-            raise InvalidInput(f"the query: {reason}", hint=_SHAPES) from None
+            raise InvalidInput(f"the query: {reason}", hint="see /openapi.json") from None
 
     async def body(self, shape: type[T]) -> T:
         """Read and parse a JSON body."""
@@ -208,9 +207,9 @@ class Call:
             return msgspec.json.decode(data, type=shape)
         except msgspec.ValidationError as error:
             reason = describe_validation_error(error, shape)
-            raise InvalidInput(f"the body: {reason}", hint=_SHAPES) from None
+            raise InvalidInput(f"the body: {reason}", hint="see /openapi.json") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
+            raise InvalidInput(f"the body: {error}", hint="see /openapi.json") from None
 
 
 Handle = Callable[[Call], Awaitable[Response]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,9 @@ def append(
     awaited = None if group is None else Awaited(root, route, group)
     durable = _Durable(awaited)
     wrong: InvalidInput | None = None
-    with producer_at(root, socket, route, retry_for=retry_for, insists=_is_given("retry_for")) as producer:
+    source = click.get_current_context().get_parameter_source("retry_for")
+    insists = source is not ParameterSource.DEFAULT
+    with producer_at(root, socket, route, retry_for=retry_for, insists=insists) as producer:
         try:
             try:
                 for name in names:
@@ -153,12 +155,12 @@ class _Durable:
             self.extend(producer.acknowledged())
 
     def extend(self, acknowledged: list[Durable]) -> None:
-        if acknowledged:
-            self.first = self.first or acknowledged[0].first
-            self.last = acknowledged[-1].last
-            self.count += sum(last - first + 1 for first, last in acknowledged)
+        for first, last in acknowledged:
+            self.first = self.first or first
+            self.last = last
+            self.count += last - first + 1
             if self.awaited is not None:
-                self.awaited.extend(acknowledged)
+                self.awaited.unprocessed.add(first, last)
 
     def __str__(self) -> str:
         if not self.count:
@@ -181,11 +183,6 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
-
-
-def _is_given(option: str) -> bool:
-    source = click.get_current_context().get_parameter_source(option)
-    return source is not None and source is not ParameterSource.DEFAULT
 
 
 def _due(delay: float | None, at: int | None) -> Due | None:
@@ -281,27 +278,23 @@ class Awaited:
         from wald.work.snapshot import Progress, Unprocessed
 
         self._log = wald.open(root)
-        self._unprocessed = Unprocessed(route, group)
+        self.unprocessed = Unprocessed(route, group)
         self._progress = Progress(self._log, route, group)
         self._progress.read()
-
-    def extend(self, acknowledged: Iterable[Durable]) -> None:
-        for first, last in acknowledged:
-            self._unprocessed.add(first, last)
 
     def wait(self, seconds: float) -> None:
         from wald.work.snapshot import not_processed, pause
 
         until = time.monotonic() + seconds
-        sent, slept = self._unprocessed.count, 0.0
+        sent, slept = self.unprocessed.count, 0.0
         while True:
             began = time.monotonic()
             self._progress.read()
-            self._unprocessed.update(self._progress)
+            self.unprocessed.update(self._progress)
             now = time.monotonic()
-            if not self._unprocessed.count:
+            if not self.unprocessed.count:
                 return
             if now >= until:
-                raise not_processed(self._log, self._unprocessed, sent, seconds)
+                raise not_processed(self._log, self.unprocessed, sent, seconds)
             slept = pause(slept, now - began)
             time.sleep(min(slept, until - now))

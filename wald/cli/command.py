@@ -121,7 +121,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if (program := self._programs.get(cmd_name)) is not None:
             command = _ProgramCommand(f"{self.name}-{cmd_name}", program)
-            return command.target() if ctx.resilient_parsing else command
+            return command.module().command if ctx.resilient_parsing else command
         found = self._lazy.get(cmd_name)
         if found is None:
             return None
@@ -162,10 +162,6 @@ class _ProgramCommand(click.Command):
         super().__init__(name, add_help_option=False)
         self._program = program
 
-    def target(self) -> click.Command:
-        found: click.Command = self._module().command
-        return found
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.args = list(args)
         return []
@@ -173,9 +169,9 @@ class _ProgramCommand(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         root = ctx.find_object(Path)
         sys.argv = [str(self.name), *(() if root is None else ("--root", str(root))), *ctx.args]
-        self._module().main()
+        self.module().main()
 
-    def _module(self) -> Any:
+    def module(self) -> Any:
         try:
             return importlib.import_module(self._program.module)
         except ModuleNotFoundError as error:
@@ -207,7 +203,10 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         print(error.format_message(), file=sys.stderr)
         return error.exit_code
     except click.ClickException as error:
-        return _fail(program, error.format_message(), _help_hint(error, program), error.exit_code)
+        usage = error.ctx if isinstance(error, click.UsageError) else None
+        return _fail(
+            program, error.format_message(), f"{usage.command_path if usage else program} --help", error.exit_code
+        )
     except WaldError as error:
         return _fail(program, error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
@@ -222,16 +221,13 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
             if str(error.filename) in arguments:
                 return _fail(program, misplaced.message, "name a file", InvalidInput.exit_code)
             return _fail(program, misplaced.message, misplaced.hint, misplaced.exit_code)
-        where = f"{error.filename}: " if error.filename else ""
-        failing = error.errno in DISK_ERRORS
-        hint = f"{room_commands(error=error)}; {_reclaim(context)} frees what every group has read" if failing else ""
-        return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
+        message = f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+        if error.errno not in DISK_ERRORS:
+            return _fail(program, message, "", 1)
+        reclaiming = command_line(context.meta.get(ROOT) if context is not None else None, program="wald-reclaim")
+        hint = f"{room_commands(error=error)}; {reclaiming} frees what every group has read"
+        return _fail(program, message, hint, DiskFailure.exit_code)
     return code if isinstance(code, int) else 0
-
-
-def _reclaim(context: click.Context | None) -> str:
-    root = context.meta.get(ROOT) if context is not None else None
-    return "wald-reclaim" if root is None else command_line(root, program="wald-reclaim")
 
 
 def _fail(program: str, message: str, hint: str, code: int) -> int:
@@ -239,8 +235,3 @@ def _fail(program: str, message: str, hint: str, code: int) -> int:
     if hint:
         print(f"  hint: {hint}", file=sys.stderr)
     return code
-
-
-def _help_hint(error: click.ClickException, program: str) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"{context.command_path if context else program} --help"

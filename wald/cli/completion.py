@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,25 +142,15 @@ def _routes(typed: _Typed) -> list[str]:
     return [] if typed.root is None else [name for name in _listed(typed.root / "routes") if is_route(name)]
 
 
-def _groups(typed: _Typed) -> list[str]:
-    from wald.format.names import parse_cursor_name
-
-    return sorted({group for name in _files_of_groups(typed) if (group := parse_cursor_name(name)) is not None})
-
-
-def _work_groups(typed: _Typed) -> list[str]:
-    from wald.format.names import WORK_SUFFIX
-
-    return sorted({name[: -len(WORK_SUFFIX)] for name in _files_of_groups(typed) if name.endswith(WORK_SUFFIX)})
-
-
-def _files_of_groups(typed: _Typed) -> list[str]:
+def _groups(typed: _Typed, *, suffix: str) -> list[str]:
+    """Return the groups that have a file with this suffix."""
     from wald.format.names import CURSORS
 
     if typed.root is None:
         return []
     of_routes = [typed.root / "routes" / route for route in typed.routes() or _routes(typed)]
-    return [name for route in of_routes for name in _listed(route / CURSORS)]
+    files = {name for route in of_routes for name in _listed(route / CURSORS)}
+    return sorted(name.removesuffix(suffix) for name in files if name.endswith(suffix))
 
 
 def _listed(directory: Path) -> list[str]:
@@ -172,8 +163,8 @@ def _listed(directory: Path) -> list[str]:
 
 _KINDS: dict[str, Callable[[_Typed], Iterable[str]]] = {
     "route": _routes,
-    "group": _groups,
-    "work group": _work_groups,
+    "group": partial(_groups, suffix=".cursor"),
+    "work group": partial(_groups, suffix=".work"),
     "start": lambda _: (*_STARTS, *_TIMES),
     "position": lambda _: _TIMES,
     "time": lambda _: _TIMES,

@@ -189,7 +189,11 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 def print_moved(cursor: Cursor, news: str) -> None:
     """Print its sequence; report on stderr if it is new, or needs records that RECLAIM has deleted."""
     click.echo(cursor.sequence)
-    for message in filter(None, (news, cursor.message)):
+    _warn(news, cursor.message)
+
+
+def _warn(*messages: str) -> None:
+    for message in filter(None, messages):
         click.echo(f"wald: {message}", err=True)
 
 
@@ -309,8 +313,7 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
     removed = f"; passed over: up to {counted(missing, 'record')} that were removed before" if missing else ""
     text = f"{route}/{group} is at {moved.sequence}; skipped: {counted(records, 'record')}{removed}"
     print_result("cursor.skip", as_json, fields, [text])
-    for message in filter(None, (news, moved.message)):
-        click.echo(f"wald: {message}", err=True)
+    _warn(news, moved.message)
 
 
 @contextmanager

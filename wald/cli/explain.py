@@ -27,7 +27,6 @@ from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from wald.checking.audit_report import DeletionAudit, Event
     from wald.log import Log
     from wald.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
     from wald.retention.blockers import Blockers
@@ -258,7 +257,7 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     the requested time names it.
     """
     from wald.checking.audit_report import END_OF_TIME_NS, DeletionAudit
-    from wald.status.history import clock_events, crash_events, event_fields
+    from wald.status.history import clock_events, crash_events, event_fields, sentence
 
     check_span(since, until)
     here = Root(root)
@@ -271,27 +270,20 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     events = heapq.merge(story.events(), others, key=lambda event: event.at_ns)
     wanted = (event for event in events if route is None or route in event.routes)
     known = False
-    lines = (json_line("history", event_fields(each)) if as_json else _event_line(each) for each in wanted)
+    lines = (
+        json_line("history", event_fields(each))
+        if as_json
+        else f"{utc(each.at_ns)}  {each.entry.get('event'):10} {sentence(each)}"
+        for each in wanted
+    )
     while printed := list(islice(lines, _LINES)):
         known = True
         click.echo("\n".join(printed))
     if route is not None and not known and not story.broken:
         here.require_route(route)
-    _print_summary(story, as_json=as_json)
-    return Damaged.exit_code if story.not_allowed or story.broken else 0
-
-
-def _print_summary(story: DeletionAudit, *, as_json: bool) -> None:
     fields = {"kind": "summary", "lines": story.lines, "not_allowed": story.not_allowed, "broken": story.broken}
     chain = "the chain is broken" if story.broken else "the chain is whole"
-    judged = "every deletion on record was allowed"
-    if story.not_allowed:
-        judged = f"{story.not_allowed} deletions not allowed"
-    lines = [*(f"damaged: {message}" for message in story.broken), f"{story.lines} lines read: {chain}; {judged}"]
-    print_result("history", as_json, fields, lines)
-
-
-def _event_line(event: Event) -> str:
-    from wald.status.history import sentence
-
-    return f"{utc(event.at_ns)}  {event.entry.get('event'):10} {sentence(event)}"
+    refused = f"{story.not_allowed} deletions not allowed" if story.not_allowed else ""
+    summary = f"{story.lines} lines read: {chain}; {refused or 'every deletion on record was allowed'}"
+    print_result("history", as_json, fields, [*(f"damaged: {message}" for message in story.broken), summary])
+    return Damaged.exit_code if story.not_allowed or story.broken else 0

@@ -11,26 +11,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from wald.exposition import Metric, Samples, gauge
+from wald.files.layout import Root
+from wald.files.ledger_read import newest_entries
+from wald.format.ledger_lines import Entry
 from wald.format.names import VERIFY_LEDGER
-
-if TYPE_CHECKING:
-    from wald.files.layout import Root
-    from wald.format.ledger_lines import Entry
-    from wald.log import Log
-    from wald.retention.backlog import Condition, GroupBacklog, Growth
-    from wald.status.retention import WorkCounts
+from wald.log import Log
+from wald.retention.backlog import Backlog, Condition, GroupBacklog, Growth, condition_of
+from wald.retention.cursors import CursorState
+from wald.status.retention import WorkCounts, work_counts
 
 GROUPS_MAX = 5000  # each has some samples, and any cursor owner can create any number of groups
 
 
 def directory_metrics(log: Log, *, needed_bytes: int) -> Iterator[Metric]:
     """Read the directory, and yield its metrics; the daemon accepts no input while less than that are free."""
-    from wald.retention.backlog import Backlog, condition_of
-    from wald.status.retention import work_counts
-
     began, now_ns = time.monotonic(), time.time_ns()
     backlog = Backlog(log.view())
     segments: Counter[Condition] = Counter()
@@ -81,8 +77,6 @@ def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
 
 
 def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric:
-    from wald.retention.backlog import Condition
-
     samples: Samples = {(condition.name.lower(),): counts[condition] for condition in Condition}
     return Metric(name, "gauge", meaning, ("state",), samples)
 
@@ -93,8 +87,6 @@ def _of_groups(name: str, meaning: str, samples: Mapping[tuple[str, str], float 
 
 
 def _groups(groups: Mapping[tuple[str, str], GroupBacklog], now_ns: int) -> Iterator[Metric]:
-    from wald.retention.cursors import CursorState
-
     lags = {name: group.lag for name, group in groups.items()}
     meaning = "Records that the consumer group has not read"
     yield _of_groups("wald_group_lag_records", meaning, {name: lag.records for name, lag in lags.items()})
@@ -126,7 +118,6 @@ def _work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metri
 
 def _runs(root: Root) -> Iterator[Metric]:
     """Yield the last runs of the programs, by the ends of their ledgers; no sample for a program without a line."""
-    from wald.files.ledger_read import newest_entries
 
     def newest(ledger: str, *events: str) -> Iterator[Entry]:
         return newest_entries(root.ledger / ledger, *events)

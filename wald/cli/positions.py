@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wald.files.layout import Root
     from wald.format.records import Record
     from wald.log import Log
-    from wald.reading.assembler import Batch, Sender
+    from wald.reading.assembler import Sender
     from wald.reading.lookup import Whereabouts
     from wald.retention.history import History
     from wald.retention.missing import Missing
@@ -137,7 +137,12 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
     found = f"{span} of {f'route {route}' if route else 'all routes'}: {'not ' * bool(code)}all here: {count}"
     fields = {"route": route, **time_fields("since", nanoseconds(since)), **time_fields("until", nanoseconds(until))}
     fields |= {"complete": not code, "past": is_past, "records": records, "first": first, "last": last}
-    fields |= {"missing": [_missing_fields(*each) for each in missing], "damage": damage}
+    names = ("first", "last", "records", "exact", "archive", "lost")
+    fields["missing"] = [
+        {name: getattr(each, name) for name in names} | {"archived": archived, "message": each.message()}
+        for each, archived in missing
+    ]
+    fields["damage"] = damage
     lines = [found + "; this period has not ended, and more records may follow" * (not code and not is_past)]
     lines += [line for each, archived in missing for line in _missing_text(log, each, route, archived=archived)]
     lines += [f"  damaged: {message}" for message in damage]
@@ -150,11 +155,6 @@ def _is_archived(history: History, missing: Missing, route: str | None) -> bool:
     routes = missing.routes if route is None else {route}
     ends = {name: missing.last_of_route.get(name, missing.last) for name in routes}
     return bool(routes) and all(history.all_archived(name, missing.first, last) for name, last in ends.items())
-
-
-def _missing_fields(missing: Missing, archived: bool) -> dict[str, object]:
-    names = ("first", "last", "records", "exact", "archive", "lost")
-    return {name: getattr(missing, name) for name in names} | {"archived": archived, "message": missing.message()}
 
 
 def _missing_text(log: Log, missing: Missing, route: str | None, *, archived: bool) -> Iterator[str]:
@@ -204,7 +204,9 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
         raise InvalidInput("--raw and --json are mutually exclusive", hint="wald show --help")
     log = wald.open(root)
     found = log.where(sequence)
-    batch = _in_log(log, found)
+    batch = None
+    if found.durable:
+        batch = next(log.batches(start=sequence, stop=sequence, on_missing="skip"), None)
     record = _in_archive(log, found, archive) if batch is None else next(batch.records())
     sender = None if batch is None else log.sender(batch)
     if record is None:
@@ -214,12 +216,6 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
     else:
         print_result("show", as_json, _record_fields(record, found, sender), _record_text(record, found, sender))
     return 0
-
-
-def _in_log(log: Log, found: Whereabouts) -> Batch | None:
-    if not found.durable:
-        return None
-    return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
 
 
 def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -128,7 +128,11 @@ def _read(log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, gaps: 
             return 0
         wanted = latest
     if asked.group and wanted.start == "cursor" and not asked.commit and route is not None:
-        _report_absent(log, route, asked.group)
+        from wald.retention.cursors import CursorState
+
+        if log.cursor(route, group).state is CursorState.ABSENT:
+            message = f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record"
+            click.echo(message, err=True)
     with closing(Senders(log.view)) as senders:
         output = _Output(asked, matcher, senders if asked.form == "json" else None)
         if matcher and asked.count is None and asked.limit is None and not (asked.follow or asked.commit):
@@ -170,13 +174,6 @@ def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Ou
                 gaps.report_damage(event)
             case _:
                 gaps.report_missing(event)
-
-
-def _report_absent(log: Log, route: str, group: str) -> None:
-    from wald.retention.cursors import CursorState
-
-    if log.cursor(route, group).state is CursorState.ABSENT:
-        click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
 
 
 def _committing(log: Log, route: str, group: str) -> _Commits:
@@ -259,17 +256,15 @@ class _Output:
     def _objects(self, batch: Batch, records: Iterable[Record], senders: Senders) -> Iterator[bytes]:
         sender = {"sender": senders.of(batch.segment, batch.header).to_json()}
         for record in records:
-            yield (_with_times(record, sender) if self._times else record.to_json(sender)).encode() + b"\n"
+            text = record.to_json(sender)
+            if self._times:  # as the first keys
+                event = "" if record.event_time_ns is None else f'"event_time": "{utc(record.event_time_ns, 9)}", '
+                text = f'{{"append_time": "{utc(record.append_time_ns, 9)}", {event}{text[1:]}'
+            yield text.encode() + b"\n"
 
 
 def _time(batch: Batch) -> bytes:
     return f"{utc(batch.append_time_ns, 9)} ".encode()
-
-
-def _with_times(record: Record, more: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Return the record's JSON object with ``more`` fields; its first keys are readable times."""
-    happened = "" if record.event_time_ns is None else f'"event_time": "{utc(record.event_time_ns, 9)}", '
-    return f'{{"append_time": "{utc(record.append_time_ns, 9)}", {happened}{record.to_json(more)[1:]}'
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from wald_gate.http.connection import Connection
 from wald_gate.http.exchange import Exchange
 from wald_gate.limits import ConnectionPool, Limits, MemoryReservation
 from wald_gate.records_in import publisher
-from wald_gate.records_in.bodies import JsonLines
+from wald_gate.records_in.append import JsonLines
 from wald_gate.records_in.daemon import DaemonClient, Producer
 from wald_gate.records_in.keys import KeyStore, Slots
 from wald_gate.records_in.publisher import IdempotentPublisher

@@ -14,7 +14,7 @@ import pytest
 from gating import Answer, Gate, entry
 from running import TIMEOUT_SECONDS, Daemon, eventually
 
-from wald_gate.auth.origins import TrustedProxies
+from wald_gate.auth.clients import TrustedProxies
 
 ORDERS = "/v1/routes/orders/records"
 
