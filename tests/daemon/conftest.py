@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import REQUEST_MAX
-from running import Client, Daemon
-
-Start = Callable[..., Daemon]
+from running import Client, Daemon, Start
 
 
 @pytest.fixture
@@ -22,14 +20,17 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """Start a daemon; settings are keywords, as ``segment_max_bytes="64KiB"``."""
+    """Start a daemon, and add routes such as "a fifo"; settings are keywords, as ``segment_max_bytes="64KiB"``."""
     with ExitStack() as running:
 
-        def started(*arguments: object, at: Path = root, **options: Any) -> Daemon:
+        def started(*arguments: object, at: Path = root, routes: Sequence[str] = (), **options: Any) -> Daemon:
             # Any: settings are strings, and the rest is what Daemon takes.
             passed = {name: options.pop(name) for name in ("stdin", "pass_fds", "ready", "anew") if name in options}
             env = options.pop("env", {}) | {f"WALD_{name.upper()}": str(value) for name, value in options.items()}
-            return running.enter_context(Daemon(at, *arguments, env=env, **passed))
+            daemon = running.enter_context(Daemon(at, *arguments, env=env, **passed))
+            for route in routes:
+                assert daemon.ask(f"ROUTE ADD {route}").startswith("OK added ")
+            return daemon
 
         yield started
 

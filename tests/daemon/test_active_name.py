@@ -11,14 +11,12 @@ import pytest
 from asking import stat
 from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually, wald
+from running import Client, Daemon, Start, eventually, wald
 
 from wald.daemon.pipes import readable_bytes
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.setting_types import MIB
-
-Start = Callable[..., Daemon]
 
 
 def replaced(path: Path) -> None:
@@ -41,10 +39,8 @@ def active(root: Path) -> Path:
 
 @pytest.fixture
 def daemon(start: Start, root: Path) -> Daemon:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
-    with Client(daemon.socket_path) as client:
-        assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
+    daemon = start(routes=["a"])
+    assert daemon.ask("PUB a 2\nx") == "OK 1 1"
     return daemon
 
 
@@ -54,8 +50,7 @@ def test_what_is_acknowledged_after_it_is_there_after_a_kill(
 ) -> None:
     path = active(root)
     taken(path)
-    with Client(daemon.socket_path) as client:
-        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert daemon.ask("PUB a 2\ny") == "OK 2 2"
     daemon.kill()
     assert f'"path": "{path}"' in daemon.log
     assert "active segment removed or replaced" in daemon.log
@@ -75,8 +70,7 @@ def test_an_idle_daemon_a_cut_and_a_stop_restore_the_name(daemon: Daemon, root: 
     eventually(path.exists)
     path.unlink()
     assert daemon.ask("CUT").startswith("OK")
-    with Client(daemon.socket_path) as client:
-        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert daemon.ask("PUB a 2\ny") == "OK 2 2"
     active(root).unlink()
     assert daemon.stop() == 0
 
@@ -146,8 +140,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def on_full_disk(start: Start, disk: Path, payload_bytes: int) -> Daemon:
     """A daemon with one record in its active segment and a spare file, on a full disk."""
-    daemon = start(at=disk / "log", segment_max_bytes="2MiB", free_space_min="1MiB")
-    daemon.ask("ROUTE ADD a")
+    daemon = start(at=disk / "log", segment_max_bytes="2MiB", free_space_min="1MiB", routes=["a"])
     with Client(daemon.socket_path) as client:
         client.publish("a", b"x" * (payload_bytes - 1) + b"\n")
         assert client.reply() == "OK 1 1"

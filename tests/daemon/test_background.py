@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import ExitStack
 from logging import DEBUG
 from pathlib import Path
@@ -17,14 +17,12 @@ from asking import SPOOLED
 from endpoint import free_address
 from full_disk import small_file_system
 from logs import Built
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+from running import TIMEOUT_SECONDS, Client, Start, eventually
 
 from wald.daemon.background import Background
 from wald.daemon.metrics import Metrics
 from wald.files.disk import Disk
 from wald.writing.disk_budget import DiskBudget, Sizes
-
-Start = Callable[..., Daemon]
 
 
 class Reported(list[dict[str, object]]):
@@ -61,8 +59,7 @@ def test_the_room_to_seal_is_held_first_where_there_is_not_plenty(tmp_path: Path
 
     with small_file_system(tmp_path / "disk", disk_bytes) as place:
         built = Built(place / "log", segment_max_bytes=1 << 20, disk=Watching())
-        built.lines("web", [b"one"])
-        built.cut()
+        built.lines("web", [b"one"], cut=True)
         counted = Metrics()
         background = sealing(built, counted, Reported())
         try:
@@ -76,8 +73,7 @@ def test_the_room_to_seal_is_held_first_where_there_is_not_plenty(tmp_path: Path
 def test_no_error_ends_the_thread(tmp_path: Path) -> None:
     """Neither when the directory cannot be listed, nor when that cannot be reported."""
     built = Built(tmp_path / "log")
-    built.lines("web", [b"one"])
-    built.cut()
+    built.lines("web", [b"one"], cut=True)
     away = tmp_path / "away"
     built.root.segments.rename(away)
     reported, counted = Reported(fails=True), Metrics()
@@ -105,8 +101,7 @@ def test_a_file_for_the_next_cut_is_prepared_as_soon_as_there_is_room(
 ) -> None:
     """A cut may have used it while a segment was sealed, and no event reports that there is room again."""
     built = Built(tmp_path / "log")
-    built.lines("web", [b"one"])
-    built.cut()
+    built.lines("web", [b"one"], cut=True)
     results = [True, False, True]  # the last first: at the start, after sealing, and a second later
     monkeypatch.setattr(built.writer, "prepare_spare", results.pop)
     background = sealing(built, Metrics(), Reported())
@@ -120,8 +115,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
     """It is reported once, counted each time, and stays the one that waits."""
     built = Built(tmp_path / "log")
     for number in range(3):
-        built.lines("web", [b"%d" % number])
-        built.cut()
+        built.lines("web", [b"%d" % number], cut=True)
     first = min(built.root.segments.glob("*.wal"))
     first.write_bytes(b"\0" * 64 + first.read_bytes()[64:])
     reported, counted = Reported(), Metrics()

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from asking import CHUNK, stat
 from contents import assert_sound, records, text
-from running import Client, Daemon, eventually, writable
+from running import Client, Daemon, Start, eventually, writable
 
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.routes import retire_route
 
-Start = Callable[..., Daemon]
 Feed = Callable[[Daemon, bytes], None]
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n\xc3\n\r\n\0\n WBAT WALDSEG1\n"
@@ -63,19 +62,22 @@ def test_short_lines_fill_a_pipe_to_the_byte(start: Start, root: Path) -> None:
 
 
 def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
-    """A pipe whose last line has no newline; the daemon stops after it."""
+    """A pipe whose last line has no newline; the daemon reads the other pipes, too, and stops."""
     data = AWKWARD + b"y" * (3 * CHUNK) + b"\nno newline at the end"
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
-        assert cat.stdin
-        assert cat.stdout
-        daemon = start("--stdin", "r", stdin=cat.stdout.fileno(), ready=False)
-        cat.stdout.close()
-        cat.stdin.write(data)
-        cat.stdin.close()
+    reader, writer = os.pipe()
+    daemon = start("--stdin", "r", stdin=reader, routes=["other fifo"])
+    os.close(reader)
+    with (root / "routes/other/in").open("wb", buffering=0) as fifo, os.fdopen(writer, "wb") as stdin:
+        stdin.write(data)
+        stdin.flush()
+        eventually(lambda: "r" in stat(daemon)["routes"])
+        fifo.write(b"beside\nunfinished")
+        stdin.close()
         assert daemon.wait() == 0
 
     assert text(root, "r") == data
-    assert not records(root)[-1].terminated
+    assert not records(root, "r")[-1].terminated
+    assert text(root, "other") == b"beside\n"
     assert_sound(root)
 
 
@@ -119,8 +121,7 @@ def test_a_line_goes_on_in_a_pipe_that_somebody_holds(start: Start, root: Path) 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_long_line_whose_rest_is_lost_ends_where_it_is(start: Start, root: Path, end: str) -> None:
     """No process held the pipe: later input is another line."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         fifo.write(b"a" * CHUNK)
         eventually(lambda: '"r": 1' in daemon.ask("STAT"))
@@ -167,8 +168,7 @@ def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp
 
 def test_publishers_never_meet_a_long_line_half_way(start: Start, root: Path) -> None:
     """Long lines begin in the same turns in which others publish on their route."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo, Client(daemon.socket_path) as client:
         for number in range(30):
             client.publish("r", b"short %d\n" % number)
@@ -205,8 +205,7 @@ def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, running: bool) -> None:
     """With or without a running daemon; a route that is added again starts with another line."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     with (root / "routes/r/in").open("r+b", buffering=0) as fifo:
         fifo.write(b"a" * CHUNK)
         eventually(lambda: '"r": 1' in daemon.ask("STAT"))
@@ -228,9 +227,7 @@ def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, r
 
 def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start, root: Path) -> None:
     """Until then nothing is taken from it; what another process holds waits in the pipe."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    daemon.ask("ROUTE ADD other fifo")
+    daemon = start(routes=["r fifo", "other fifo"])
     with (root / "routes/r/in").open("r+b", buffering=0) as fifo, (root / "routes/other/in").open("wb", 0) as other:
         fifo.write(b"before\n")
         eventually(lambda: text(root, "r") == b"before\n")
@@ -251,8 +248,7 @@ def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start,
 @pytest.mark.slow
 def test_a_write_larger_than_the_pipe_behind_an_unfinished_line(start: Start, root: Path) -> None:
     """The kernel does not report a write that waits for room in a pipe that is not empty."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     data = b"rest\n" + b"line\n" * (3 * CHUNK // 5)
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         for _ in range(3):

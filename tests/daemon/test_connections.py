@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from asking import CHUNK, SPOOLED, entering, is_quiet, stat, written
 from contents import assert_sound, text, values
-from running import Client, Daemon, eventually, readable
+from running import Client, Daemon, Start, eventually, readable
 from users import acting_as
 
 from wald.client.producer import Durable, Producer
 from wald.errors import Unavailable
-
-Start = Callable[..., Daemon]
 
 
 def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
@@ -26,8 +23,7 @@ def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
 
     A connection that has sent nothing may stay.
     """
-    daemon = start(frame_timeout=0.3)
-    daemon.ask("ROUTE ADD r")
+    daemon = start(frame_timeout=0.3, routes=["r"])
     large = b"PUB r %d\n" % SPOOLED + bytes(SPOOLED // 2)
     halves = [b"PUB r", b"PUB r 9\nhalf", large, b"PUB absent 9\nhalf"]
     with ExitStack() as closing:
@@ -111,8 +107,7 @@ def test_a_producer_waits_for_a_place(start: Start) -> None:
 
 def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Path) -> None:
     """Only when it is needed, and only if nothing is under way on it: neither half a request nor the end of a line."""
-    daemon = start(connections_max=4, idle_timeout=0.3, frame_timeout=60)
-    assert daemon.ask("ROUTE ADD in fifo") == "OK added in"
+    daemon = start(connections_max=4, idle_timeout=0.3, frame_timeout=60, routes=["in fifo"])
     with ExitStack() as closing:
         fifo = closing.enter_context((root / "routes/in/in").open("wb", buffering=0))
         fifo.write(b"l" * CHUNK)
@@ -139,8 +134,7 @@ def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Pa
 
 def test_connections_that_have_sent_no_whole_request_make_way_at_once(start: Start) -> None:
     """Connections that have sent a request stay, and so does one that the daemon keeps waiting."""
-    daemon = start(connections_max=4, idle_timeout=60, frame_timeout=60)
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(connections_max=4, idle_timeout=60, frame_timeout=60, routes=["r"])
     with ExitStack() as closing:
         silent, half, one, two = (closing.enter_context(Client(daemon.socket_path)) for _ in range(4))
         half.send(b"PUB r 9\nhalf")
@@ -155,8 +149,7 @@ def test_connections_that_have_sent_no_whole_request_make_way_at_once(start: Sta
 
 def test_a_client_that_never_reads_is_dropped(start: Start, root: Path) -> None:
     """The replies that it received name the durable records."""
-    daemon = start(frame_timeout=1)
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(frame_timeout=1, routes=["r"])
     with Client(daemon.socket_path) as client:
         client.socket.setblocking(False)
 

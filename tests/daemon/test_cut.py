@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
 from disturbed import invariants
-from running import Client, Daemon, eventually
+from running import Client, Start, eventually
 from tracing import traced
 
 import wald
 from wald.client.producer import Producer
 from wald.format.names import parse_segment_name
 from wald.segments.sealed_file import SealedFile
-
-Start = Callable[..., Daemon]
 
 
 def bases(root: Path) -> list[int]:
@@ -41,16 +38,14 @@ def test_an_idle_log_is_cut_by_age_and_an_empty_segment_never(start: Start, root
         assert bases(root) == list(range(1, number + 1))
         if number == 1:
             daemon.ask("ROUTE ADD a")
-            with Client(daemon.socket_path) as client:
-                client.ask(b"PUB a 2\nx\n")
+            daemon.ask("PUB a 2\nx")
             eventually(lambda: bases(root) == [1, 2])
             assert '"cuts": 1' in daemon.ask("STAT")
     assert_sound(root)
 
 
 def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     with Client(daemon.socket_path) as client:
         client.ask(b"PUB a 2\nx\n")
         assert client.ask(b"CUT\n") == "OK cut 2"
@@ -63,8 +58,7 @@ def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path) -> None:
 def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) -> None:
     """A record larger than a segment gets a separate one."""
     limit = 64 << 10
-    daemon = start(segment_max_bytes=limit)
-    daemon.ask("ROUTE ADD a")
+    daemon = start(segment_max_bytes=limit, routes=["a"])
     with Client(daemon.socket_path) as client:
         for length in [10_000] * 20 + [200_000] + [10_000] * 3:
             client.publish("a", b"x" * length + b"\n")
@@ -86,9 +80,7 @@ def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) 
 @pytest.mark.slow
 def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: Start, root: Path) -> None:
     """Three readers, one of them of one route; the head never decreases, and everything is sealed."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
-    daemon.ask("ROUTE ADD b")
+    daemon = start(routes=["a", "b"])
     log = wald.open(root)
     cancel = threading.Event()
     seen: dict[str | None, list[tuple[int, bytes]]] = {None: [], "a": [], "b": []}
@@ -133,9 +125,7 @@ def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: S
 @pytest.mark.slow
 def test_cuts_under_load_lose_nothing(start: Start, root: Path) -> None:
     """By size all the time, by signal in between, from a FIFO and from producers at once."""
-    daemon = start(segment_max_bytes="64KiB")
-    daemon.ask("ROUTE ADD a")
-    daemon.ask("ROUTE ADD pipe fifo")
+    daemon = start(segment_max_bytes="64KiB", routes=["a", "pipe fifo"])
     lines = [b"%06d" % number for number in range(100_000)]
 
     def publish() -> None:
@@ -187,9 +177,7 @@ def test_cuts_while_system_calls_are_slow(start: Start, root: Path, tmp_path: Pa
 
 def test_a_long_line_may_span_many_cuts(start: Start, root: Path) -> None:
     """Its pieces lie in several segments; a restart in the middle changes nothing."""
-    daemon = start(segment_max_bytes="256KiB")
-    daemon.ask("ROUTE ADD a fifo")
-    daemon.ask("ROUTE ADD b")
+    daemon = start(segment_max_bytes="256KiB", routes=["a fifo", "b"])
     parts = [bytes([ord("a") + number]) * 700_000 for number in range(6)]
     holder = os.open(root / "routes/a/in", os.O_RDWR)
     with (root / "routes/a/in").open("wb", buffering=0) as fifo:

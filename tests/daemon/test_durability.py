@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,13 +13,10 @@ import pytest
 from asking import events, stat
 from contents import assert_sound, records, values
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually, readable
+from running import Client, Daemon, Start, eventually, readable
 from tracing import Trace, descriptor_of, hangs_in, strace, traced
 
 import wald
-
-Start = Callable[..., Daemon]
-
 
 FDATASYNC = 75  # number on x86-64; with another number, the test times out
 
@@ -29,8 +26,7 @@ SMALL_DISK_BYTES = 24 << 20
 
 def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_path: Path) -> None:
     """While a sync hangs, neither the head nor a reader has the record, and its producer no OK."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     with Client(daemon.socket_path) as client, (root / "routes/a/in").open("wb", buffering=0) as fifo:
         fifo.write(b"first\n")
         eventually(lambda: values(root) == [b"first"])
@@ -90,8 +86,7 @@ def test_a_failed_write_or_sync_costs_the_descriptor_not_the_batch(
     start: Start, root: Path, tmp_path: Path, failure: str, advanced: bool
 ) -> None:
     """The same batch is durable in the next segment and acknowledged once; the old descriptor is not used again."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     with Client(daemon.socket_path) as client, (root / "routes/a/in").open("wb", buffering=0) as fifo:
         if advanced:
             assert client.ask(b"PUB a 6 pid=1 pseq=1\nfirst\n") == "OK 1 1"
@@ -116,8 +111,7 @@ def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
     start: Start, root: Path, tmp_path: Path
 ) -> None:
     """Exit 7; the producer gets an error, the pipe keeps its line, and the next start has both once."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     holder = os.open(root / "routes/a/in", os.O_RDWR)
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB a 6 pid=1 pseq=1\nfirst\n") == "OK 1 1"
@@ -138,8 +132,7 @@ def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
 
 def test_a_cut_that_fails_is_tried_again(start: Start, root: Path, tmp_path: Path) -> None:
     """The segment continues, and records written before the retry are durable."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     with Client(daemon.socket_path) as client:
         client.ask(b"PUB a 6\nfirst\n")
         with traced(daemon.process.pid, tmp_path / "trace", "inject=rename:error=ENOSPC"):
@@ -159,8 +152,7 @@ def called(trace: Trace) -> list[str]:
 @pytest.mark.parametrize("sync", ["interval", "never"])
 def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp_path: Path, sync: str) -> None:
     """A kill still loses nothing, because the kernel has the bytes. A cut syncs."""
-    daemon = start(sync=sync, sync_interval="50ms")
-    daemon.ask("ROUTE ADD a")
+    daemon = start(sync=sync, sync_interval="50ms", routes=["a"])
     with (
         Client(daemon.socket_path) as client,
         traced(daemon.process.pid, tmp_path / "trace", "trace=/pwritev,fdatasync,sendto") as trace,
@@ -181,8 +173,7 @@ def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp
 
 def test_a_failed_interval_sync_is_not_repeated(start: Start, root: Path, tmp_path: Path) -> None:
     """A second sync of this descriptor proves nothing, so the next commit uses another segment."""
-    daemon = start(sync="interval", sync_interval="50ms")
-    daemon.ask("ROUTE ADD a")
+    daemon = start(sync="interval", sync_interval="50ms", routes=["a"])
     with Client(daemon.socket_path) as client:
         expressions = ("trace=/pwritev,fdatasync,ftruncate,close", "inject=fdatasync:error=EIO:when=1")
         with traced(daemon.process.pid, tmp_path / "trace", *expressions) as trace:
@@ -208,9 +199,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_disk: Path, minimum: object) -> None:
     """The daemon notices free space; every line and every request is stored once."""
     root = small_disk / "log"
-    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum)
-    daemon.ask("ROUTE ADD pipe fifo")
-    daemon.ask("ROUTE ADD a")
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum, routes=["pipe fifo", "a"])
     sent = 0
     fill(small_disk / "filler")
     fifo = os.open(root / "routes/pipe/in", os.O_WRONLY | os.O_NONBLOCK)
@@ -234,8 +223,7 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_
 def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk: Path) -> None:
     """Exit 0, and what could not be written waits in the pipe for the next life."""
     root = small_disk / "log"
-    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0)
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0, routes=["a fifo"])
     fill(small_disk / "filler")
     fifo = os.open(root / "routes/a/in", os.O_RDWR | os.O_NONBLOCK)
     sent = 0
@@ -269,8 +257,7 @@ HARMS = ["remove", "shorten", "overwrite", "replace"]
 
 
 def test_a_head_file_that_was_harmed_is_recreated_at_the_next_commit(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD r")
+    daemon = start(routes=["r"])
     with Client(daemon.socket_path) as client:
         for number, harm in enumerate(HARMS, start=1):
             assert client.ask(b"PUB r 2\na\n") == f"OK {number} {number}"
@@ -283,8 +270,7 @@ def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
     start: Start, root: Path, tmp_path: Path, harm: str
 ) -> None:
     """The next start relies on the file if a kill comes before the daemon takes the bytes."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     holder = os.open(root / "routes/a/in", os.O_RDWR)
     os.write(holder, b"first\n")
     eventually(lambda: values(root) == [b"first"])
@@ -305,8 +291,7 @@ def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
 
 def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start, root: Path, tmp_path: Path) -> None:
     """Between the write and the take there is a sync, and all the time in the world."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     with (root / "routes/a/in").open("wb", buffering=0) as fifo:
         with traced(daemon.process.pid, tmp_path / "trace", "inject=fdatasync:delay_enter=60000000") as trace:
             fifo.write(b"first\n")
@@ -339,9 +324,7 @@ def refuses(daemon: Daemon) -> bool:
 
 def test_every_verb_is_answered_while_the_disk_refuses_a_turn(start: Start, root: Path, tmp_path: Path) -> None:
     """A connection gets its answers in order, those behind the refused records after them."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["a", "r fifo"])
     with Client(daemon.socket_path) as first, Client(daemon.socket_path) as second:
         assert first.ask(b"PUB a 2\nx\n") == "OK 1 1"
         with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
@@ -412,8 +395,7 @@ def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root:
 def test_a_connection_that_leaves_just_when_there_is_room_has_its_records_stored(start: Start, tmp_path: Path) -> None:
     """Its request joins a turn, which the disk refuses, after the poller has reported its end."""
     with small_file_system(tmp_path / "disk", 16 << 20) as disk:
-        daemon = start(at=disk / "log", segment_max_bytes="64KiB", free_space_min="1MiB")
-        daemon.ask("ROUTE ADD a")
+        daemon = start(at=disk / "log", segment_max_bytes="64KiB", free_space_min="1MiB", routes=["a"])
         fill(disk / "filler")
         with Client(daemon.socket_path) as client:
             client.publish("a", b"x\n")
@@ -434,8 +416,7 @@ def test_a_connection_that_leaves_just_when_there_is_room_has_its_records_stored
 def test_a_connection_that_leaves_has_its_records_stored_and_a_stop_does_not_wait_for_the_disk(
     start: Start, root: Path, tmp_path: Path
 ) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     with Client(daemon.socket_path) as client, refusing(daemon, client, tmp_path / "trace"):
         client.close()
         daemon.ask("PING")
@@ -451,8 +432,7 @@ def test_a_connection_that_leaves_has_its_records_stored_and_a_stop_does_not_wai
 
 def test_a_refusal_before_the_write_leaves_the_segment(start: Start, root: Path, tmp_path: Path) -> None:
     """The file of transfers cannot be made again: nothing has been written, so the segment is as good as before."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     segments = sorted(path.name for path in (root / "segments").glob("*.wal"))
     (root / "transfers").unlink()
     with traced(daemon.process.pid, tmp_path / "trace", "inject=fallocate:error=ENOSPC") as trace:

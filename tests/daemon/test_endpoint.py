@@ -8,20 +8,18 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually, run
+from running import TIMEOUT_SECONDS, Client, Start, eventually, run
 
 from wald.daemon.metrics import Metrics, MetricsProcess, daemon_metrics
 from wald.files.disk import Disk
 from wald.files.identity import create_root
-
-Start = Callable[..., Daemon]
 
 
 @pytest.fixture
@@ -35,8 +33,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
 
     They have what the directory shows, too; scrapers share a measurement, the next of which is due some seconds later.
     """
-    daemon = start(metrics=address)
-    daemon.ask("ROUTE ADD r")
+    daemon = start(metrics=address, routes=["r"])
     eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
     before = metrics(address)
     counted = {metric.name for metric in daemon_metrics(Metrics(), failures=0) if metric.type != "histogram"}
@@ -171,8 +168,7 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
     """Without room: degraded as long as nothing waits, unhealthy once something has for too long, and then well."""
     root, idle_address = small / "log", free_address()
     start(at=small / "idle", metrics=idle_address, stall_timeout="1s", segment_max_bytes="64KiB")
-    daemon = start(at=root, metrics=address, stall_timeout="1s", segment_max_bytes="64KiB")
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(at=root, metrics=address, stall_timeout="1s", segment_max_bytes="64KiB", routes=["r fifo"])
     fill(small / "filler")
 
     eventually(lambda: daemon.ask("PING") and metrics(address)["wald_degraded"] == 1)
@@ -215,8 +211,7 @@ def test_scrapers_that_never_read_keep_no_other_from_the_answer(start: Start) ->
             scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             scrapers.append(scraper)
         eventually(lambda: get(address, "/metrics")[0] == 200)
-        with Client(daemon.socket_path) as client:
-            assert client.ask(b"PUB r 2\nx\n") == "OK 1 1"
+        assert daemon.ask("PUB r 2\nx") == "OK 1 1"
         threads = len(os.listdir(f"/proc/{daemon.process.pid}/task"))
         assert threads < 20
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, values
-from running import Client, Daemon, eventually, run, sidecar
+from running import Client, Daemon, Start, eventually, run, sidecar
 from tracing import strace, traced
 from users import OWNER, daemon_of, needs_root
 
@@ -17,8 +17,6 @@ import wald
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.names import Kind
-
-Start = Callable[..., Daemon]
 
 
 class Pipe:
@@ -111,8 +109,7 @@ def test_a_start_that_finishes_a_take_may_be_killed_too(
 @pytest.mark.parametrize("calls", ["/pwritev", "fdatasync", "sendto"])
 def test_acknowledged_means_in_the_log(start: Start, root: Path, tmp_path: Path, calls: str) -> None:
     """Before the write, before the sync, before the reply: a producer that asks again gets each record once."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     for number in (1, 2):
         request = b"PUB a 4 pid=7 pseq=%d\n%03d\n" % (number, number)
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, values
-from running import TIMEOUT_SECONDS, Client, Daemon, command, eventually, output_of
+from running import TIMEOUT_SECONDS, Client, Daemon, Start, command, eventually, output_of
 from tracing import hangs_in, strace, traced
-
-Start = Callable[..., Daemon]
-
 
 FDATASYNC = 75  # its number on x86-64
 
@@ -31,39 +30,27 @@ def take_over(start: Start, root: Path) -> Daemon:
     return daemon
 
 
-def test_an_idle_one_does_not_cut(start: Start, root: Path) -> None:
-    """Its next segment would have the name of the active one of the other, and replace it."""
-    first = start(segment_max_age="2s", segment_age_jitter=0)
-    first.ask("ROUTE ADD a")
+@pytest.mark.parametrize("without_head", [False, True])
+def test_an_idle_one_neither_cuts_nor_writes_the_head(start: Start, root: Path, *, without_head: bool) -> None:
+    """Its next segment would replace the active one of the other; its head would hide acknowledged records."""
+    first = start(segment_max_age="2s", segment_age_jitter=0, routes=["a"])
     with Client(first.socket_path) as client:
         assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
-    first.process.send_signal(signal.SIGSTOP)  # however long the other takes to start, it comes before the cut
-    second = take_over(start, root)
-    with Client(second.socket_path) as client:
-        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
-    first.process.send_signal(signal.SIGCONT)
-    assert first.wait() == 5
+        first.process.send_signal(signal.SIGSTOP)  # however long the other takes to start, it comes before the cut
+        if without_head:
+            (root / "head").unlink()
+        second = take_over(start, root)
+        assert second.ask("PUB a 2\ny") == "OK 2 2"
+        first.process.send_signal(signal.SIGCONT)
+        assert first.wait() == 5
+        assert client.reply() == ""
     assert f"another daemon has taken over (pid {second.process.pid} " in first.log
-    assert values(root) == [b"x", b"y"]
+    assert "Traceback" not in first.log
+    assert second.ask("CUT") == "OK cut 3"
+    assert second.ask("PUB a 2\nz") == "OK 3 3"
     assert second.stop() == 0
+    assert values(root) == [b"x", b"y", b"z"]
     assert_sound(root)
-
-
-def test_an_idle_one_leaves_the_head_of_the_other(start: Start, root: Path) -> None:
-    """Even if its own lock was removed: its head would hide records that the other has acknowledged."""
-    first = start()
-    first.ask("ROUTE ADD a")
-    with Client(first.socket_path) as client:
-        assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
-    first.process.send_signal(signal.SIGSTOP)
-    (root / "head").unlink()
-    second = take_over(start, root)
-    with Client(second.socket_path) as client:
-        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
-    first.process.send_signal(signal.SIGCONT)
-    assert first.wait() == 5
-    assert second.ask("PING") == "OK pong"
-    assert values(root) == [b"x", b"y"]
 
 
 def test_one_that_stops_leaves_the_socket_of_the_other(start: Start, root: Path) -> None:
@@ -78,9 +65,8 @@ def test_one_that_stops_leaves_the_socket_of_the_other(start: Start, root: Path)
 
 @pytest.mark.parametrize("end", ["stop", "publish"])
 def test_one_that_ends_leaves_the_segment_as_it_is(start: Start, root: Path, tmp_path: Path, end: str) -> None:
-    """The other daemon may have written to it, or may be writing."""
-    first = start()
-    first.ask("ROUTE ADD a")
+    """The other daemon may have written to it, or may be writing; the first one acknowledges nothing."""
+    first = start(routes=["a"])
     with Client(first.socket_path) as client:
         assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
         first.process.send_signal(signal.SIGSTOP)  # otherwise it would notice
@@ -94,14 +80,15 @@ def test_one_that_ends_leaves_the_segment_as_it_is(start: Start, root: Path, tmp
             assert first.wait() in (0, 5)
             trace.release()
             assert not [call for call in trace.calls if ".wal" in call]
+        with suppress(ConnectionResetError):
+            assert client.reply() in ("ERR failed the daemon is stopping after a failure", "")
     assert second.stop() == 0
     assert_sound(root)
 
 
 def test_one_that_was_syncing_does_not_acknowledge(start: Start, root: Path, tmp_path: Path) -> None:
     """Its batch was written before the other started, so it may be in the log; it was not promised."""
-    first = start()
-    first.ask("ROUTE ADD a")
+    first = start(routes=["a"])
     with Client(first.socket_path) as client:
         assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
         with traced(first.process.pid, tmp_path / "trace", "inject=fdatasync:delay_enter=60000000") as trace:
@@ -111,15 +98,14 @@ def test_one_that_was_syncing_does_not_acknowledge(start: Start, root: Path, tmp
             trace.release()
             assert not client.reply().startswith("OK")
         assert first.wait() == 5
-    with Client(second.socket_path) as client:
-        assert client.ask(b"PUB a 2\nz\n").startswith("OK ")
+    assert second.ask("PUB a 2\nz").startswith("OK ")
     assert second.stop() == 0
     assert_sound(root)
 
 
 def test_a_pipe_is_not_taken_by_two(start: Start, root: Path) -> None:
     """Both have it open; whichever reads first, the line is there once."""
-    start().ask("ROUTE ADD a fifo")
+    start(routes=["a fifo"])
     second = take_over(start, root)
     descriptor = os.open(root / "routes/a/in", os.O_RDWR)
     os.write(descriptor, b"line\n")
@@ -171,8 +157,7 @@ def test_all_but_one_give_up(tmp_path: Path) -> None:
 
 def test_a_removed_socket_is_made_again(start: Start, root: Path) -> None:
     """It keeps its mode, the connections that are open stay, and a stop removes it."""
-    daemon = start(socket_mode="0600")
-    daemon.ask("ROUTE ADD a")
+    daemon = start(socket_mode="0600", routes=["a"])
     with Client(daemon.socket_path) as before:
         for _ in range(2):
             assert before.ask(b"PUB a 2\nx\n").startswith("OK ")
@@ -227,34 +212,48 @@ def test_what_takes_the_place_of_a_socket_is_replaced_if_it_is_a_dead_one(start:
     assert daemon.stop() == 0
 
 
-def test_a_removed_lock_ends_the_daemon_and_names_the_lock(start: Start, root: Path) -> None:
-    daemon = start()
+def removed_lock(root: Path) -> None:
     (root / "lock").unlink()
-    assert daemon.wait() == 3
-    assert f"wald: {root}/lock: the lock file was removed while the daemon was running" in daemon.log
-    assert "another daemon" not in daemon.log
-    daemon.start_again()
-    assert daemon.stop() == 0
-    assert_sound(root)
 
 
-def test_a_lock_that_is_restored_from_a_copy_is_no_other_daemon(start: Start, root: Path) -> None:
-    daemon = start()
+def copied_lock(root: Path) -> None:
     shutil.copy2(root / "lock", root / "copy")
     (root / "copy").rename(root / "lock")
-    assert daemon.wait() == 5
-    assert "the lock file of this daemon was replaced by a copy" in daemon.log
-    assert "another daemon" not in daemon.log
 
 
-def test_an_emptied_root_is_not_another_daemon(start: Start, root: Path) -> None:
-    """Its mount point is left, as after an unmount."""
-    daemon = start()
+def moved_root(root: Path) -> None:
     root.rename(root.with_name("away"))
+
+
+def emptied_root(root: Path) -> None:
+    """Leave the mount point, as an unmount does."""
+    moved_root(root)
     root.mkdir()
-    assert daemon.wait() == 3
-    assert "the log is gone" in daemon.log or "the root is gone" in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "words"),
+    [
+        (removed_lock, 3, "wald: {root}/lock: the lock file was removed while the daemon was running"),
+        (copied_lock, 5, "the lock file of this daemon was replaced by a copy"),
+        (moved_root, 3, "wald: {root}: the root is gone.*\n  hint: ls -ld {root}; "),
+        (emptied_root, 3, " is gone"),
+    ],
+)
+def test_a_lost_lock_or_root_ends_the_daemon_and_is_not_called_another_daemon(
+    start: Start, root: Path, harm: Callable[[Path], None], code: int, words: str
+) -> None:
+    daemon = start()
+    harm(root)
+    assert daemon.wait() == code
+    assert re.search(words.format(root=re.escape(str(root))), daemon.log)
     assert "another daemon" not in daemon.log
+    if harm is removed_lock:
+        report = json.loads((root / "recovery/0000000001.json").read_text())
+        assert "the lock file was removed" in report["ended"]
+        daemon.start_again()
+        assert daemon.stop() == 0
+        assert_sound(root)
 
 
 def eventually_there(path: Path) -> Path:

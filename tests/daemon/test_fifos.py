@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,14 +16,12 @@ import pytest
 from asking import stat as state
 from contents import values
 from manager import manager_at
-from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, output_of, refusal_of, refused, run
+from running import TIMEOUT_SECONDS, Daemon, Start, command, eventually, launched, output_of, refusal_of, refused, run
 from tracing import traced
 from users import MEMBER, OWNER, daemon_of, needs_root
 
 import wald
 from wald.errors import InvalidInput, NotFound, NotPermitted
-
-Start = Callable[..., Daemon]
 
 
 def troubles(daemon: Daemon) -> dict[str, str]:
@@ -33,8 +31,7 @@ def troubles(daemon: Daemon) -> dict[str, str]:
 
 
 def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo mode=0640")
+    daemon = start(routes=["a fifo mode=0640"])
     fifo, kept = root / "routes/a/in", root / "routes/a/in.found-1"
     fifo.write_bytes(b"before\n")
     fifo.unlink()
@@ -60,8 +57,7 @@ def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
 
 
 def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo mode=0600")
+    daemon = start(routes=["a fifo mode=0600"])
     fifo = root / "routes/a/in"
     old = os.open(fifo, os.O_WRONLY)
     fifo.unlink()
@@ -78,8 +74,7 @@ def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start:
 
 
 def test_the_old_one_may_end_with_the_daemon(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     fifo = root / "routes/a/in"
     with fifo.open("wb") as writer:
         fifo.unlink()
@@ -98,8 +93,7 @@ def test_the_old_one_may_end_with_the_daemon(start: Start, root: Path) -> None:
 def test_a_stop_takes_an_unfinished_line_and_what_came_to_the_next_fifo(
     start: Start, root: Path, begun: bytes, noticed: bool
 ) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     fifo = root / "routes/a/in"
     old = os.open(fifo, os.O_WRONLY)
     os.write(old, begun)
@@ -125,8 +119,7 @@ def test_a_stop_takes_an_unfinished_line_and_what_came_to_the_next_fifo(
 
 def test_a_stop_takes_what_waits_behind_a_long_line_of_the_next_fifo(start: Start, root: Path) -> None:
     """The rest of the line waits in a pipe that the next start finds, and becomes another record."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     fifo = root / "routes/a/in"
     old = os.open(fifo, os.O_WRONLY)
     fifo.unlink()
@@ -150,8 +143,7 @@ def test_a_stop_takes_what_waits_behind_a_long_line_of_the_next_fifo(start: Star
 
 def test_a_stop_reports_what_it_leaves_in_a_replaced_fifo(start: Start, root: Path, tmp_path: Path) -> None:
     """The daemon finds no bytes, as if the producer wrote them after the last read."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     fifo = root / "routes/a/in"
     with fifo.open("wb", 0) as old:
         fifo.unlink()
@@ -166,8 +158,7 @@ def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, 
     """In between it was read to its end as a replaced FIFO; a long line in it stays in one piece."""
     address = str(tmp_path / "notify")
     with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address})
-        daemon.ask("ROUTE ADD a fifo")
+        daemon = start(env={"NOTIFY_SOCKET": address}, routes=["a fifo"])
         fifo, aside = root / "routes/a/in", root / "routes/a/aside"
         old = os.open(fifo, os.O_WRONLY)
         os.write(old, b"x" * (700 << 10))
@@ -219,9 +210,7 @@ def test_one_that_cannot_be_opened_keeps_nobody_from_the_others() -> None:
 
 def test_two_routes_do_not_share_one(start: Start, root: Path) -> None:
     """Each line would be in the log twice."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
-    daemon.ask("ROUTE ADD b")
+    daemon = start(routes=["a fifo", "b"])
     os.link(root / "routes/a/in", root / "routes/b/in")
     assert "the same FIFO as" in daemon.ask("ROUTE ADD b fifo")
     daemon.stop()
@@ -294,8 +283,7 @@ def holding(fifo: Path, how: str) -> Iterator[None]:
     ],
 )
 def test_what_outlives_the_daemon(start: Start, root: Path, how: str, kept: list[bytes], end: signal.Signals) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     fifo = root / "routes/a/in"
     with holding(fifo, how):
         writer = os.open(fifo, os.O_WRONLY)
@@ -314,8 +302,7 @@ def test_what_outlives_the_daemon(start: Start, root: Path, how: str, kept: list
 
 
 def test_what_nobody_else_holds_ends_with_the_daemon(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     daemon.process.send_signal(signal.SIGSTOP)
     with (root / "routes/a/in").open("wb") as writer:
         writer.write(b"in the pipe\n")
@@ -334,8 +321,7 @@ def test_lines_written_over_three_restarts_are_all_there(start: Start, root: Pat
         f"for number in range({lines}):\n"
         "    os.write(fifo, b'%d a line of some length\\n' % number)\n"
     )
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     with (
         held(root, "a"),
         subprocess.Popen([sys.executable, "-c", program, str(root / "routes/a/in")]) as writer,
@@ -351,8 +337,7 @@ def test_lines_written_over_three_restarts_are_all_there(start: Start, root: Pat
 
 
 def test_it_follows_fifos_that_are_made_or_replaced_and_ends_when_told(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(routes=["a fifo"])
     with held(root, "--all") as process:
         daemon.ask("ROUTE ADD b fifo")
         (root / "routes/a/in").unlink()
@@ -372,8 +357,7 @@ def held_by(pid: int) -> set[int]:
 
 
 def test_what_cannot_be_held_is_refused(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    start(routes=["a"])
     assert refusal_of("hold", "--root", root)[0] == InvalidInput.exit_code
     assert refusal_of("hold", "a", "--all", "--root", root)[0] == InvalidInput.exit_code
     assert refusal_of("hold", "b", "--root", root)[0] == NotFound.exit_code

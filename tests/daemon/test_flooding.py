@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,16 +13,13 @@ import pytest
 from asking import stat
 from contents import records
 from flooding import connected, stopped
-from running import Client, Daemon, eventually
+from running import Client, Daemon, Start, eventually
 from users import acting_as
 
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.routes import add_route
 from wald.format.records import encode_columns
-
-Start = Callable[..., Daemon]
-
 
 MIB = 1 << 20
 
@@ -35,8 +31,7 @@ def made_at(root: Path, name: str) -> int:
 
 def test_a_record_does_not_wait_for_a_flood_of_commands(start: Start, root: Path) -> None:
     """At most a few of 640 earlier ROUTE ADD commands run before the record is durable."""
-    daemon = start()
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(routes=["r"])
     with ExitStack() as closing:
         *flooding, good = connected(daemon, 21, closing)
         names = [f"f{number}" for number in range(640)]
@@ -68,8 +63,7 @@ def test_connections_take_turns_in_what_they_ask(start: Start, root: Path) -> No
 
 
 def test_one_cut_answers_all_who_asked_for_it_at_once(start: Start) -> None:
-    daemon = start()
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(routes=["r"])
     with ExitStack() as closing:
         clients = connected(daemon, 10, closing)
         with stopped(daemon):
@@ -86,8 +80,7 @@ def test_a_record_does_not_wait_for_a_flood_of_another_users(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most a few hundred of 100,000 earlier records on 200 connections come first."""
-    daemon = start(socket_mode="0666", connections_per_user=256, connections_max=512)
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(socket_mode="0666", connections_per_user=256, connections_max=512, routes=["r"])
     monkeypatch.chdir(root)
     root.chmod(0o755)
     with ExitStack() as closing:
@@ -106,8 +99,7 @@ def test_a_record_does_not_wait_for_a_flood_of_another_users(
 
 def test_half_sent_requests_cost_a_fixed_amount_of_memory(start: Start) -> None:
     """500 of 64 MiB of which the beginning has come, and 500 that wait in memory for their other half."""
-    daemon = start(connections_max=2000, connections_per_user=2000, request_max_bytes="64MiB")
-    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    daemon = start(connections_max=2000, connections_per_user=2000, request_max_bytes="64MiB", routes=["r"])
     with ExitStack() as closing:
         before = resident_bytes(daemon)
         clients = [closing.enter_context(Client(daemon.socket_path)) for _ in range(1000)]
@@ -178,8 +170,7 @@ def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path:
     with (tmp_path / "input").open("wb") as file:
         for _ in range(count):
             file.write(BLOCK)
-    daemon = start(anew=True)
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(anew=True, routes=["a fifo"])
     with (root / "routes/a/in").open("wb") as fifo:
         subprocess.run(["cat", tmp_path / "input"], stdout=fifo, check=True)
     lines = count * (1 << 14)
@@ -191,8 +182,7 @@ def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path:
 
 def test_64_connections_that_all_send_large_requests(start: Start) -> None:
     """Halves of requests wait in memory, as far as there is room for them, and in files beyond that."""
-    daemon = start(anew=True)
-    daemon.ask("ROUTE ADD a")
+    daemon = start(anew=True, routes=["a"])
     columns = encode_columns([BLOCK[i * 60 : i * 60 + 60] for i in range(4000)])
 
     def feed() -> None:
@@ -213,8 +203,7 @@ def test_64_connections_that_all_send_large_requests(start: Start) -> None:
 
 def test_64_connections_that_stop_half_way(start: Start) -> None:
     """A quarter of a megabyte each, and the rest does not come."""
-    daemon = start(anew=True)
-    daemon.ask("ROUTE ADD a")
+    daemon = start(anew=True, routes=["a"])
     clients = [Client(daemon.socket_path) for _ in range(64)]
     for client in clients:
         client.send(b"PUB a 262144\n" + b"x" * 262_000)
@@ -230,8 +219,7 @@ def test_64_connections_that_stop_half_way(start: Start) -> None:
 
 def test_taking_a_record_of_64_megabytes(start: Start, root: Path) -> None:
     """Over the socket, as a line and as a column, and through a FIFO. (Sealing takes more: a frame holds it whole.)"""
-    daemon = start(anew=True, request_max_bytes="80MiB", segment_max_bytes="1GiB")
-    daemon.ask("ROUTE ADD a fifo")
+    daemon = start(anew=True, request_max_bytes="80MiB", segment_max_bytes="1GiB", routes=["a fifo"])
     large = os.urandom(32 << 20).hex().encode()
     with Client(daemon.socket_path) as client:
         client.publish("a", large + b"\n")

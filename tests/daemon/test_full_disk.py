@@ -19,14 +19,12 @@ from asking import SPOOLED, entering, is_quiet, stat, written
 from contents import assert_sound, text, values
 from filling import Row, walk
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually, readable, wald
+from running import Client, Daemon, Start, eventually, readable, wald
 from users import acting_as
 
 from wald.errors import DiskFailure
 from wald.files.disk import free_bytes
 from wald.setting_types import MIB
-
-Start = Callable[..., Daemon]
 
 
 @pytest.fixture
@@ -54,8 +52,7 @@ def random_line(_: int) -> bytes:
 @pytest.mark.parametrize("line", [random_line, lambda _: b"." * (100 << 10)], ids=["random", "equal"])
 def test_whatever_was_cut_can_be_sealed_on_a_full_disk(start: Start, disk: Path, line: Callable[[int], bytes]) -> None:
     """Input stops while there is room for that; and neither of the two touches the reserve."""
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", on_full="reject")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", on_full="reject", routes=["r"])
     taken = flood(daemon, line)
     assert '"degraded_by": "segments"' in daemon.log
     eventually(lambda: len(list(daemon.root.glob("segments/*.wal"))) == 1)
@@ -66,8 +63,7 @@ def test_whatever_was_cut_can_be_sealed_on_a_full_disk(start: Start, disk: Path,
 
 def test_a_large_request_that_waits_for_room_is_reported_by_itself(start: Start, disk: Path) -> None:
     """Small ones are still taken, so one request is reported as held, and not all input."""
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", routes=["r"])
     eventually(lambda: stat(daemon)["needed_bytes"] < 22 * MIB)  # the next segment is allocated by now
     needed = stat(daemon)["needed_bytes"]
     (disk / "filler").write_bytes(bytes(free_bytes(disk) - needed - 5 * MIB))
@@ -88,8 +84,7 @@ def test_a_large_request_that_waits_for_room_is_reported_by_itself(start: Start,
 
 
 def test_what_the_disk_has_room_for_again_is_not_reported_to_wait(start: Start, disk: Path) -> None:
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", routes=["r"])
     fill(disk / "filler")
     eventually(lambda: stat(daemon)["degraded"])
     said = wald("status", "--root", daemon.root).stdout
@@ -106,8 +101,7 @@ def test_what_the_disk_has_room_for_again_is_not_reported_to_wait(start: Start, 
 def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
     """Each gathers in a file first and is copied from there: admitted together, they filled the disk for good."""
     (disk / "filler").write_bytes(bytes(16 * MIB))
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB", routes=["r"])
     eventually(lambda: stat(daemon)["needed_bytes"] < 10 * MIB)  # the next segment is allocated by now
     length = 12 * MIB
     with Client(daemon.socket_path) as one, Client(daemon.socket_path) as other:
@@ -122,8 +116,7 @@ def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
 
 def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
     """Other files fill the disk: cut segments stay readable, and are sealed once there is room."""
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", routes=["r"])
     with Client(daemon.socket_path) as client:
         client.publish("r", random_line(0) + b"\n")
         assert client.reply().startswith("OK ")
@@ -141,8 +134,7 @@ def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
 
 def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: Path) -> None:
     """After a kill, with the rest of the disk used up by other files."""
-    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB", on_full="reject")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB", on_full="reject", routes=["r"])
     taken = flood(daemon, random_line)
     daemon.kill()
     (disk / "filler").write_bytes(bytes(free_bytes(disk) - (64 << 10)))
@@ -165,8 +157,7 @@ def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
     start: Start, disk: Path, reserve: str
 ) -> None:
     """Otherwise nothing could ever be written; the reported sizes cause no warning."""
-    daemon = start(at=disk / "log", segment_max_bytes="64MiB", free_space_min=reserve)
-    daemon.ask("ROUTE ADD r")
+    daemon = start(at=disk / "log", segment_max_bytes="64MiB", free_space_min=reserve, routes=["r"])
     with Client(daemon.socket_path) as client:
         client.publish("r", b"x\n")
         assert client.reply() == "OK 1 1"
@@ -191,9 +182,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def on(small: Path, start: Start, **options: Any) -> Daemon:
     """A daemon on that disk, with a route. ``Any``: they are handed on."""
-    daemon = start(at=small / "log", segment_max_bytes="64KiB", free_space_min="1MiB", **options)
-    daemon.ask("ROUTE ADD r")
-    return daemon
+    return start(at=small / "log", segment_max_bytes="64KiB", free_space_min="1MiB", **options, routes=["r"])
 
 
 def test_without_room_a_producer_is_told_if_it_shall_be(small: Path, start: Start) -> None:

@@ -9,20 +9,17 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
 from manager import manager_at
-from running import Client, Daemon, eventually
+from running import Client, Daemon, Start, eventually
 from tracing import traced
 
 from wald.systemd import Systemd
-
-Start = Callable[..., Daemon]
-
 
 _GIVING = """
 import fcntl, os, sys
@@ -54,8 +51,7 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
 
 def stopped(start: Start, *descriptors: int, **options: object) -> Daemon:
     """A daemon that has made its root and a route with a FIFO, and will get ``descriptors`` at its next start."""
-    daemon = start(pass_fds=descriptors, **options)
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(pass_fds=descriptors, **options, routes=["r fifo"])
     assert daemon.stop() == 0
     return daemon
 
@@ -142,8 +138,7 @@ def test_other_sockets_are_refused(start: Start, tmp_path: Path) -> None:
 
 def test_a_fifo_that_was_replaced_meanwhile_is_read_to_its_end(start: Start, root: Path) -> None:
     """systemd still has the one that was at the path before; an unfinished line in it is that FIFO's."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     fifo = root / "routes/r/in"
     kept = os.open(fifo, os.O_RDWR)
     os.write(kept, b"x" * (700 << 10))  # a line that the log has the beginning of
@@ -171,8 +166,7 @@ def test_a_fifo_that_was_replaced_meanwhile_is_read_to_its_end(start: Start, roo
 @pytest.mark.parametrize("in_its_place", ["nothing", "what cannot be opened"])
 def test_a_fifo_that_is_gone_is_read_to_its_end(start: Start, root: Path, in_its_place: str) -> None:
     """It was removed while no daemon ran, and only systemd has its bytes."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo mode=0640")
+    daemon = start(routes=["r fifo mode=0640"])
     fifo = root / "routes/r/in"
     kept = os.open(fifo, os.O_RDWR)
     daemon.kill()
@@ -269,8 +263,7 @@ def test_what_is_in_a_pipe_outlives_the_daemon_in_systemds_hands(start: Start, r
     """It is given each FIFO under its route's name, and lets go of it while the route is retired."""
     address = str(tmp_path / "notify")
     with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address})
-        daemon.ask("ROUTE ADD r fifo")
+        daemon = start(env={"NOTIFY_SOCKET": address}, routes=["r fifo"])
         message = manager.hear("FDSTORE=1")
         assert message.splitlines() == ["FDSTORE=1", "FDNAME=r", "FDPOLL=0"]
         with (root / "routes/r/in").open("wb", buffering=0) as fifo:
@@ -326,8 +319,7 @@ def links(pid: int, path: Path) -> list[int]:
 
 def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
     """A FIFO passed for reading only ends too, after the daemon has read its bytes."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     assert daemon.stop() == 0
     reading = _HAND_OVER.replace("dup2(given, 3)", "dup2(os.open(sys.argv[1], os.O_RDONLY), 3)")
     daemon.spawn(sys.executable, "-c", reading, str(root / "routes/r/in"))
@@ -340,8 +332,7 @@ def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
 
 def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:
     """The descriptor itself, with the pipe's contents; no other process has it open."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     assert daemon.stop() == 0
     fifo = root / "routes/r/in"
     daemon.spawn(sys.executable, "-c", _HAND_OVER, str(fifo))
@@ -360,8 +351,7 @@ def test_the_watchdog_is_fed_by_progress(start: Start, root: Path, tmp_path: Pat
     """A loop that turns while input stands still in a pipe is not alive; it is again once it takes the input."""
     address = str(tmp_path / "notify")
     with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "400000"})
-        daemon.ask("ROUTE ADD r fifo")
+        daemon = start(env={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "400000"}, routes=["r fifo"])
         manager.hear("WATCHDOG=1")
         with (root / "routes/r/in").open("wb", buffering=0) as fifo:
             with traced(daemon.process.pid, tmp_path / "trace", "trace=tee", "inject=tee:error=EAGAIN"):

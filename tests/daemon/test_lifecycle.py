@@ -7,20 +7,17 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from asking import events, stat
-from contents import assert_sound, records, text, values
+from contents import assert_sound, text, values
 from endpoint import free_address
-from running import Client, Daemon, eventually, output_of, wald
+from running import Client, Daemon, Start, eventually, output_of, wald
 from tracing import traced
 
 from wald.daemon.startup import open_journal
-
-Start = Callable[..., Daemon]
 
 
 def publish(daemon: Daemon, route: str, payload: bytes) -> str:
@@ -39,56 +36,6 @@ def test_a_second_daemon_names_the_first_and_leaves(start: Start, root: Path) ->
     assert "  hint: stop the running daemon" in second.log
     assert first.ask("PING") == "OK pong"
     assert stat(first)["epoch"] == 1
-
-
-def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, root: Path) -> None:
-    """The lock file was removed and another daemon started: the old one ends, and the new one is undisturbed."""
-    old = start()
-    old.ask("ROUTE ADD r")
-    with Client(old.socket_path) as client:
-        assert client.ask(b"PUB r 4\nold\n") == "OK 1 1"
-        old.process.send_signal(signal.SIGSTOP)  # it would notice that the lock is gone
-        (root / "lock").unlink()
-        new = start(ready=False)
-        eventually(lambda: len(events(new, "ready")) == 2)  # the old one has the socket until then
-        old.process.send_signal(signal.SIGCONT)
-        assert publish(new, "r", b"new\n") == "OK 2 2"
-        with suppress(ConnectionResetError, BrokenPipeError):  # it ends within a second in any case
-            assert client.ask(b"PUB r 2\nx\n") in ("ERR failed the daemon is stopping after a failure", "")
-        assert old.wait() == 5
-    assert f"another daemon has taken over (pid {new.process.pid} on " in old.log
-    assert "Traceback" not in old.log
-
-    assert publish(new, "r", b"more\n") == "OK 3 3"
-    assert new.ask("CUT") == "OK cut 4"
-    assert publish(new, "r", b"last\n") == "OK 4 4"
-    assert new.stop() == 0
-    assert values(root) == [b"old", b"new", b"more", b"last"]
-    assert_sound(root)
-
-
-def test_a_daemon_whose_root_has_moved_ends_and_says_so(start: Start, root: Path) -> None:
-    daemon = start()
-    root.rename(root.with_name("moved"))
-
-    assert daemon.wait() == 3
-    assert f"wald: {root}: the root is gone" in daemon.log
-    assert f"  hint: ls -ld {root}; " in daemon.log
-
-
-def test_the_epoch_grows_with_every_start(start: Start, root: Path) -> None:
-    """Also when the files that record it are lost, one after the other."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r")
-    assert publish(daemon, "r", b"x\n") == "OK 1 1"
-    for epoch, lost in enumerate([[], ["lock"], ["head"], ["lock", "head"]], start=2):
-        daemon.kill()
-        for name in lost:
-            (root / name).unlink()
-        daemon.start_again()
-        assert stat(daemon)["epoch"] == epoch
-        assert json.loads((root / "lock").read_text())["epoch"] == epoch
-        assert f" epoch={epoch:010d} " in daemon.ask("HEAD")
 
 
 def test_a_stop_takes_what_is_in_the_pipes_and_no_request_that_is_half_sent(start: Start, root: Path) -> None:
@@ -146,8 +93,7 @@ def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
     start: Start, root: Path, tmp_path: Path, held: bool, code: int
 ) -> None:
     """The disk is full; what another process holds waits in the pipe, and the rest would be lost without a report."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
             fifo.write(b"line\n")
@@ -162,33 +108,11 @@ def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
 
 def test_a_producer_that_never_ends_does_not_hold_up_a_stop(start: Start, root: Path) -> None:
     """The daemon reads a pipe's contents once; the rest stays in it."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
+    daemon = start(routes=["r fifo"])
     with (root / "routes/r/in").open("wb", 0) as fifo, subprocess.Popen(["yes"], stdout=fifo) as producer:
         eventually(lambda: stat(daemon)["head"] > 0)
         assert daemon.stop() == 0
         producer.kill()
-    assert_sound(root)
-
-
-def test_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
-    """Other pipes are read too, and a last line without a newline is a record."""
-    reader, writer = os.pipe()
-    daemon = start("--stdin", "in", stdin=reader)
-    os.close(reader)
-    daemon.ask("ROUTE ADD r fifo")
-    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
-        os.write(writer, b"one\ntwo")
-        eventually(lambda: stat(daemon)["routes"].get("in") == 1)
-        fifo.write(b"beside\nunfinished")
-        os.close(writer)
-        assert daemon.wait() == 0
-
-        assert [(record.value, record.terminated) for record in records(root, "in")] == [
-            (b"one", True),
-            (b"two", False),
-        ]
-        assert values(root, "r") == [b"beside"]
     assert_sound(root)
 
 
@@ -307,19 +231,8 @@ def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     daemon.start_again()
 
 
-def test_a_failure_is_reported_with_its_reason(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
-    (root / "lock").unlink()
-    with Client(daemon.socket_path) as client:
-        client.publish("a", b"x\n")
-        assert daemon.wait() == 3
-    assert "the lock file was removed" in str(report(root, 1)["ended"])
-
-
 def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, root: Path) -> None:
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     output_of("append", "a", "--root", root, stdin=b"x\n")
     assert json.loads(output_of("head", "--json", "--root", root))["no_daemon"] == ""
     daemon.kill()
@@ -356,8 +269,7 @@ def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_p
 
         refuse()
         assert not root.exists()
-        daemon = start()
-        daemon.ask("ROUTE ADD r fifo")
+        daemon = start(routes=["r fifo"])
         daemon.kill()
         before = contents(root)
         refuse()

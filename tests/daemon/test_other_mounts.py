@@ -16,7 +16,7 @@ from asking import stat
 from contents import assert_sound, values
 from logs import Built
 from mounting import MIB, mounted
-from running import Client, Daemon, eventually, wald
+from running import Client, Daemon, Start, eventually, wald
 
 from wald import open as open_log
 from wald.errors import Damaged, DiskFailure, NotFound, Refused, Unavailable
@@ -24,7 +24,6 @@ from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.names import Kind
 
-Start = Callable[..., Daemon]
 ROUTE = "a"
 
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,14 +15,12 @@ from typing import IO, Any
 import pytest
 from asking import REQUEST_MAX, SPOOLED, sequence, stat, written
 from contents import assert_sound, records, text, values
-from running import Client, Daemon, command, eventually
+from running import Client, Daemon, Start, command, eventually
 from users import acting_as
 
 import wald
 from wald.format.log_state import PRODUCERS_MAX
 from wald.format.records import PREFIX, encode_columns
-
-Start = Callable[..., Daemon]
 
 
 def offsets(*ends: int, data: bytes = b"") -> bytes:
@@ -268,8 +265,7 @@ def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, roo
     def seeing(number: int, seen: int) -> bytes:
         return numbered("r", 7, number).replace(b"\n", b" seen=%d\n" % seen, 1)
 
-    daemon = start()
-    daemon.ask("ROUTE ADD r")
+    daemon = start(routes=["r"])
     with Client(daemon.socket_path) as client:
         assert client.ask(seeing(1, 0)) == "OK 1 1"
         client.send(b"".join(numbered("r", 1000 + number, 1) for number in range(PRODUCERS_MAX)))
@@ -293,8 +289,7 @@ def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, roo
 
 def test_repetitions_and_conflicts_are_recognised_after_kills_and_cuts(start: Start, root: Path) -> None:
     """In batches that recovery scans and in the state that a cut passes on."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r")
+    daemon = start(routes=["r"])
     large = b"l" * SPOOLED + b"\n"
     with Client(daemon.socket_path) as client:
         assert client.ask(numbered("r", 7, 1) + numbered("r", 7, 2)) == "OK 1 1"
@@ -344,8 +339,7 @@ def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, c
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
 def test_a_producer_id_is_its_users_own(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has read it elsewhere, in a segment or over a shoulder, can neither be taken for it nor be in its way."""
-    daemon = start(socket_mode="0666")
-    daemon.ask("ROUTE ADD r")
+    daemon = start(socket_mode="0666", routes=["r"])
     monkeypatch.chdir(root)  # the way to a test's directory is closed to others
     root.chmod(0o755)
     with Client(daemon.socket_path) as mine:
@@ -430,8 +424,7 @@ def test_each_way_in_says_who_it_was(start: Start, root: Path) -> None:
 
 def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Path) -> None:
     """On one route and without producer ids, where those of one process become one batch."""
-    daemon = start()
-    daemon.ask("ROUTE ADD a")
+    daemon = start(routes=["a"])
     line = [sys.executable, "-c", PUBLISH, str(daemon.socket_path)]
     with ExitStack() as running:
         processes = [

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from logging import CRITICAL
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ import structlog
 from asking import is_quiet, stat
 from contents import assert_sound, text, values
 from logs import Built, commit, draft
-from running import Client, Daemon, eventually, output_of, refusal_of, run, sidecar, wald
+from running import Client, Daemon, Start, eventually, output_of, refusal_of, run, sidecar, wald
 
 from wald.daemon import quotas
 from wald.daemon.metrics import Metrics
@@ -30,9 +30,6 @@ from wald.format.batch import Flag
 from wald.format.names import Kind
 from wald.settings import Config, RouteConfig
 from wald.writing.writer import Draft, Route
-
-Start = Callable[..., Daemon]
-
 
 QUOTA = 1000
 
@@ -229,9 +226,7 @@ def test_killed_or_stopped_while_a_route_is_over_its_quota_it_loses_nothing(star
 def test_a_default_quota_is_that_of_every_route(start: Start, settings: Path) -> None:
     """Including later routes; each route is counted separately."""
     settings.write_text(f"[retention]\npinned_max_bytes = {QUOTA}\n[routes.free]\npinned_max_bytes = 0\n")
-    daemon = start("--config", settings)
-    daemon.ask("ROUTE ADD r")
-    daemon.ask("ROUTE ADD other")
+    daemon = start("--config", settings, routes=["r", "other"])
     with Client(daemon.socket_path) as client:
         client.publish("free", LINES)
         assert client.reply().startswith("OK ")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import errors
 from endurance import CUTS, KILLS, MIXED, Storm, endure
-from running import Client, Daemon, eventually, output_of
+from running import Client, Start, eventually, output_of
 
 from wald.files.layout import Root
 from wald.files.listing import list_segments
@@ -33,9 +32,6 @@ def test_a_storm_loses_and_doubles_nothing(tmp_path: Path, storm: Storm, seconds
     assert tally.faults
     assert tally.cuts > 0
     assert (tally.lost, tally.doubled) == (0, 0)
-
-
-Start = Callable[..., Daemon]
 
 
 @pytest.mark.parametrize("enough_sealed", [12, pytest.param(60, marks=pytest.mark.slow)])

@@ -24,17 +24,13 @@ from wald.segments.view import read_view
 def built(tmp_path: Path) -> Built:
     """Released 1; sealed 2 (a: 2–4, b: 5), sealed 6 (a: 6), cut 7 (b: 7–8), active (a: 9–10)."""
     built = Built(tmp_path / "root")
-    built.lines("b", [b"0"])
-    built.cut()
+    built.lines("b", [b"0"], cut=True)
     built.lines("a", [b"1", b"2", b"3"])
-    built.lines("b", [b"4"])
-    built.cut()
+    built.lines("b", [b"4"], cut=True)
     built.lines("a", [b"5"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.reclaim(1, keep=True)
-    built.lines("b", [b"6", b"7"])
-    built.cut()
+    built.lines("b", [b"6", b"7"], cut=True)
     built.lines("a", [b"8", b"9"])
     return built
 

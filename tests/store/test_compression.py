@@ -448,8 +448,7 @@ def test_a_frame_of_a_gigabyte_is_not_expanded(tmp_path: Path) -> None:
     root = tmp_path / "log"
     built = Built(root)
     built.lines("a", [b"one", b"two"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     path = built.path(1, Kind.SEALED)
     plant(path, GIB)
 

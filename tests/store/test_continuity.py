@@ -53,8 +53,7 @@ def test_restarts_cuts_and_repairs_are_no_other_past(root: Path) -> None:
     log = built.log
     for epoch in (2, 3, 5):
         assert len(seen(log)) == built.last
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built = restart(root, epoch)
         log.require_continuity()
         write(built, f"of epoch {epoch}")
@@ -243,8 +242,7 @@ def test_what_looks_damaged_in_another_log_is_not_called_so(root: Path, tmp_path
     built = Built(root)
     for text in ("1", "2", "3"):
         write(built, text)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
     damage: list[Damaged] = []
     reading = built.log.records("a", on_damage=damage.append)
     assert next(reading).value == b"1"

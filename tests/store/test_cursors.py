@@ -177,8 +177,7 @@ def two_routes(tmp_path: Path) -> Built:
     two_routes = Built(tmp_path / "root")
     two_routes.lines("a", [b"x"] * 3)
     two_routes.lines("b", [b"y"] * 2)
-    two_routes.cut()
-    two_routes.seal()
+    two_routes.cut(seal=True)
     two_routes.lines("a", [b"z"])
     return two_routes
 
@@ -286,8 +285,7 @@ def unlocked() -> Iterator[Path]:
 def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
     """Mode 000 of the file, its directory or the route's, for a user other than root."""
     two_routes = Built(unlocked / "root")
-    two_routes.lines("a", [b"x"] * 3)
-    two_routes.cut()
+    two_routes.lines("a", [b"x"] * 3, cut=True)
     two_routes.log.set_cursor("a", 3)
     for path in (two_routes.root.path, *two_routes.root.path.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

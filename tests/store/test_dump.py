@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from damage import flip_bit
-from logs import Built
+from logs import Built, write_entries
 
 from wald.checking.dump import dump
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
 
 
@@ -70,8 +69,7 @@ def test_a_sealed_segment_holds_the_same_batches(built: Built) -> None:
         return [piece for piece in pieces(built.path(1, kind), records=True) if piece["kind"] in ("batch", "record")]
 
     before = batches(Kind.RAW)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     assert batches(Kind.SEALED) == before
     assert kinds(built.path(1, Kind.SEALED))[0] == "frame"
     assert kinds(built.path(1, Kind.SEALED))[-1] == "index"
@@ -95,8 +93,7 @@ def test_damage_in_a_sealed_segment_is_reported(built: Built) -> None:
     raw = built.path(1, Kind.RAW)
     place = next(piece["offset"] for piece in pieces(raw) if piece.get("route") == "b")
     flip_bit(raw, place + 70)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     path = built.path(1, Kind.SEALED)
     assert [p["offset"] for p in pieces(path) if p["kind"] == "gap"] == [place]
     flip_bit(path, 40)
@@ -120,8 +117,7 @@ def test_a_sparse_index(tmp_path: Path) -> None:
 
 
 def test_the_small_files(built: Built) -> None:
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     assert pieces(built.root.head)[0]["sequence"] == 5
     assert pieces(built.root.cursor("a", "processed"))[0]["sequence"] == 2
     assert [piece["event"] for piece in pieces(built.root.ledger / "segments.jsonl")] == ["cut", "sealed"]
@@ -135,9 +131,7 @@ def test_the_small_files(built: Built) -> None:
 def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_reported(built: Built) -> None:
     path = built.root.ledger / "segments.jsonl"
     whole = path.read_bytes()
-    ledger = Ledger(path, built.disk)
-    ledger.append(*({"event": "cut", "base": 100 + n} for n in range(20)))
-    ledger.close()
+    write_entries(path, *({"event": "cut", "base": 100 + n} for n in range(20)))
     left = bytearray(path.read_bytes())
     sector = 512 * (len(whole) // 512 + 1)
     left[sector : sector + 512] = bytes(512)

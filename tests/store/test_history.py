@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from damage import flip_bit
 from golden.samples import FOLDER, SEALED_LINES, ledger_of
-from logs import Unsynced
+from logs import write_entries
 
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_write import Ledger
 from wald.format.spans import Spans
 from wald.retention.audit import EXPIRING, REPEATED, audit_deletion
 from wald.retention.history import History, bundle_member
@@ -27,9 +26,7 @@ def root(tmp_path: Path) -> Root:
 
 
 def tell(root: Root, name: str, *entries: dict[str, Any]) -> None:
-    ledger = Ledger(root.ledger / name, Unsynced())
-    ledger.append(*entries)
-    ledger.close()
+    write_entries(root.ledger / name, *entries)
 
 
 def reclaimed(base: int, last: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import zstandard
 from damage import flipped
 from effort import steps
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
-from logs import Unsynced
+from logs import Unsynced, write_entries
 from powercut import RecordingDisk
 
 from wald.errors import Damaged
@@ -168,9 +168,7 @@ def test_a_cut_that_ends_at_any_step_loses_nothing(
         assert isinstance(disk, SteppingDisk)
         path = tmp_path / str(number) / "reclaim.jsonl"
         path.parent.mkdir()
-        ledger = Ledger(path, Unsynced())
-        ledger.append(*(reclaimed(10 * each + 1, 10 * each + 10) for each in range(60)))
-        ledger.close()
+        write_entries(path, *(reclaimed(10 * each + 1, 10 * each + 10) for each in range(60)))
         survived = False
         try:
             ledger = opened(path, disk)
@@ -350,9 +348,7 @@ def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is
 
 
 def test_a_damaged_line_is_not_sealed(path: Path) -> None:
-    ledger = Ledger(path, Unsynced())
-    ledger.append(*(reclaimed(number, number) for number in range(1, 60)))
-    ledger.close()
+    write_entries(path, *(reclaimed(number, number) for number in range(1, 60)))
     path.write_bytes(path.read_bytes().replace(b'"base":7,', b'"base":8,', 1))
     ledger = opened(path)
     ledger.cut()

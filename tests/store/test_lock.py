@@ -141,8 +141,7 @@ class Killed(Unsynced):
 def built(tmp_path: Path) -> Iterator[Built]:
     built = Built(tmp_path / "log")
     for _ in range(3):
-        built.lines("a", [b"x" * 20_000] * 2)
-        built.cut()
+        built.lines("a", [b"x" * 20_000] * 2, cut=True)
     built.seal()
     built.log.set_cursor("a", 1)
     yield built

@@ -11,12 +11,11 @@ import pytest
 from contents import errors
 from damage import flip_bit, flipped, peak_bytes
 from effort import steps
-from logs import SECOND_NS, START_NS, Built
+from logs import SECOND_NS, START_NS, Built, write_entries
 from running import Daemon, eventually, output_of
 
 from wald.errors import Damaged, InvalidInput
 from wald.files.layout import Root
-from wald.files.ledger_write import Ledger
 from wald.files.routes import retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
@@ -226,9 +225,7 @@ def tell(built: Built, name: str, *lines: Mapping[str, object]) -> None:
     """Lines of a ledger, as its owner writes them."""
     if name == "segments":
         built.ledger.close()
-    ledger = Ledger(built.root.ledger / f"{name}.jsonl", built.disk)
-    ledger.append(*map(dict, lines))
-    ledger.close()
+    write_entries(built.root.ledger / f"{name}.jsonl", *map(dict, lines))
 
 
 def again(ten_records: Built) -> Built:

@@ -191,8 +191,7 @@ def test_lost_sectors_cost_the_records_they_hit(small_batches: Built, places: tu
     met = batches(small_batches)
     hit = lose(small_batches, *(met[place - 1].offset for place in places))
     assert missing(small_batches) == hit
-    small_batches.cut()
-    small_batches.seal()
+    small_batches.cut(seal=True)
     assert missing(small_batches) == hit
 
 

@@ -122,8 +122,7 @@ class TestOnMissing:
     def test_a_cursor_of_another_route_does_not_ask(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "root")
         for route in ("a", "b"):
-            built.lines(route, [b"x"])
-            built.cut()
+            built.lines(route, [b"x"], cut=True)
         built.seal()
         built.log.set_cursor("b", 0)
         built.reclaim(1)
@@ -162,8 +161,7 @@ def given_up(tmp_path: Path) -> Built:
     """Three segments of two records; the second is gone, and a line of the ledger gives it up."""
     built = Built(tmp_path / "log")
     for part in range(3):
-        built.lines("a", [b"%d" % part] * 2)
-        built.cut()
+        built.lines("a", [b"%d" % part] * 2, cut=True)
     built.seal()
     built.path(3, Kind.SEALED).unlink()
     built.ledger.append(LOST | {"routes": [["a", 2, 3, 4, 4]]})
@@ -196,8 +194,7 @@ def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
 
 def test_the_last_records_of_a_log_are_not_given_out_again(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
-    built.lines("a", [b"1"] * 5)
-    built.cut()
+    built.lines("a", [b"1"] * 5, cut=True)
     built.ledger.append(LOST | {"base": 6, "last": 9})
     built.crash()
     built.root.head.unlink()
@@ -209,8 +206,7 @@ def short(tmp_path: Path) -> Built:
     """Two segments of two records and the first two of a third; a repair has given up the last two, 7 and 8."""
     built = Built(tmp_path / "log")
     for _ in range(2):
-        built.lines("a", [b"x"] * 2)
-        built.cut()
+        built.lines("a", [b"x"] * 2, cut=True)
     built.lines("a", [b"x"] * 2)
     end = built.writer.position
     built.lines("a", [b"x"] * 2)

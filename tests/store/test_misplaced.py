@@ -155,8 +155,7 @@ def test_the_raw_segment_that_a_wrong_name_hides_is_not_given_up(tmp_path: Path)
     path = tmp_path / "log"
     built = Built(path)
     for part in range(3):
-        built.lines("a", [b"%d" % part] * 3)
-        built.cut()
+        built.lines("a", [b"%d" % part] * 3, cut=True)
         if part == 0:
             built.seal()
     built.crash()
@@ -208,8 +207,7 @@ def build(path: Path, *, sealed: bool, reclaimed: bool = False, shrunk: str = ""
     built.lines("a", [b"first"])
     for route in "qr":
         built.piece(route, route.encode() + b" begins ", begins=True, ends=False)
-    built.lines("a", [b"behind them"])
-    built.cut()
+    built.lines("a", [b"behind them"], cut=True)
     for route in "qr":
         built.piece(route, b"continues ", begins=False, ends=False)
     built.piece("p", b"p begins ", begins=True, ends=False)  # no other record begins in this segment

@@ -122,8 +122,7 @@ class TestContent:
         """The KMQ bug: the batch that opens a segment was taken for record 0."""
         assert values(built) == []
         for value in (b"1", b"2"):
-            built.lines("a", [value])
-            built.cut()
+            built.lines("a", [value], cut=True)
             assert [r.sequence for r in built.log.records()] == list(range(1, built.last + 1))
         built.seal()
         assert [r.sequence for r in built.log.records()] == [1, 2]
@@ -136,11 +135,9 @@ class TestPieces:
         """Record 2 in three pieces over three segments, with route b in between; then 5 and 6 on route a."""
         built.lines("a", [b"one"])
         built.piece("a", b"lo", begins=True, ends=False)
-        built.lines("b", [b"x"])
-        built.cut()
+        built.lines("b", [b"x"], cut=True)
         built.piece("a", b"ng", begins=False, ends=False)
-        built.lines("b", [b"y"])
-        built.cut()
+        built.lines("b", [b"y"], cut=True)
         built.piece("a", b"er\nfive\nsix", begins=False, ends=True)
 
     def test_the_joined_record_is_a_batch_of_its_own_that_a_stop_waits_for(self, built: Built) -> None:
@@ -183,8 +180,7 @@ class TestDurability:
         built.lines("a", [b"1"])
         head = built.root.head.read_bytes()
         built.lines("a", [b"2"])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built.root.head.write_bytes(head)
         assert values(built) == [b"1"]
 
@@ -207,8 +203,7 @@ class TestDurability:
 
     def test_sealed_segments_alone_are_a_log(self, built: Built) -> None:
         three_forms(built)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built.writer.close()
         built.root.head.unlink()
         built.path(7, Kind.RAW).unlink()
@@ -310,8 +305,7 @@ def test_it_holds_what_the_records_hold(built: Built) -> None:
     built.columns("b", [b"plain"])
     built.lines("c", [b"five"])
     built.append("a", b"six\nseven", 2, flags=Flag.UNTERMINATED)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     table = built.log.to_arrow_reader().read_all()
     table.validate(full=True)
     assert table.schema == schema

@@ -33,15 +33,13 @@ class TestUnderItsFeet:
         assert next(following).value == b"1"
         built.cut()
         built.lines("a", [b"3"])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built.lines("a", [b"4"])
         assert [next(following).value for _ in range(3)] == [b"2", b"3", b"4"]
 
     def test_a_segment_reclaimed_before_it_was_reached(self, built: Built) -> None:
         for value in (b"1", b"2", b"3"):
-            built.lines("a", [value])
-            built.cut()
+            built.lines("a", [value], cut=True)
         built.seal()
         reading = built.log.records()
         assert next(reading).value == b"1"
@@ -72,8 +70,7 @@ class TestUnderItsFeet:
         thread = threading.Thread(target=lambda: got.extend(reading))
         thread.start()
         for number in range(60):
-            built.lines("ab"[number % 2], [b"%d" % number] * 3)
-            built.cut()
+            built.lines("ab"[number % 2], [b"%d" % number] * 3, cut=True)
             if number % 7 == 0:
                 built.seal(keep=number % 3)
         eventually(lambda: len(got) == 180)
@@ -124,13 +121,10 @@ class TestReclaimed:
 
     def test_a_cursor_in_front_of_the_gap_reads_on_if_its_route_lost_nothing(self, built: Built) -> None:
         """The ledger tells which routes a segment held, so an idle route's cursor need not move."""
-        built.lines("idle", [b"1"])
-        built.cut()
-        built.lines("busy", [b"2"])
-        built.cut()
+        built.lines("idle", [b"1"], cut=True)
+        built.lines("busy", [b"2"], cut=True)
         built.lines("idle", [b"3"])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built.log.set_cursor("idle", 1)
         built.reclaim(1)
         built.reclaim(2)
@@ -252,11 +246,9 @@ def test_an_open_segment_whose_sealed_form_cannot_be_read_is_reported_as_damage(
     built.lines("a", [b"1"])
     follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_damage=damage.append)
     assert steps(follower) == [(1, b"1")]
-    built.lines("a", [b"2"])
-    built.cut()
+    built.lines("a", [b"2"], cut=True)
     built.lines("a", [b"3"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.lines("a", [b"4"])
     sealed = built.path(1, Kind.SEALED)
     sealed.write_bytes(built.path(3, Kind.SEALED).read_bytes() if of_another else bytes(500))

@@ -94,8 +94,7 @@ class TestDamage:
         """Write three records, each in a separate sealed frame."""
         for number in range(3):
             built.lines("ab"[number % 2], [b"%d" % number + os.urandom(FRAME_BYTES // 2).hex().encode()])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
 
     def spoil_frame(self, built: Built, sequence: int) -> None:
         path = built.path(1, Kind.SEALED)
@@ -122,8 +121,7 @@ class TestDamage:
     def test_a_segment_of_another_log(self, built: Built, tmp_path: Path) -> None:
         other = Built(tmp_path / "other")
         for log in (built, other):
-            log.lines("a", [b"1"])
-            log.cut()
+            log.lines("a", [b"1"], cut=True)
             log.lines("a", [b"2"])
         built.path(1, Kind.RAW).write_bytes(other.path(1, Kind.RAW).read_bytes())
         damage: list[Damaged] = []

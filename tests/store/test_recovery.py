@@ -309,8 +309,7 @@ def test_a_start_opens_as_many_files_however_long_the_log_is(tmp_path: Path) -> 
         path = tmp_path / str(segments)
         built = Built(path)
         for _ in range(segments):
-            built.lines("web", [b"line"])
-            built.cut()
+            built.lines("web", [b"line"], cut=True)
         built.seal()
         built.lines("web", [b"last"])
         built.crash()

@@ -80,8 +80,7 @@ class TestLongRecords:
             # A missing batch may have been a piece of the record, so the record is not returned as whole.
             assert readable(path, "long") == [b"whole"]
             assert readable(path, "web") == [b"4"]
-            built.cut()
-            built.seal()
+            built.cut(seal=True)
             built.lines("other", [b"6"])
 
     @pytest.mark.parametrize("lost", ["the end of its segment", "all pieces", "all", "the file"])
@@ -150,8 +149,7 @@ class TestState:
             built.crash() if end == "crash" else built.writer.close()
             built = Built(path, epoch=epoch)
             assert built.writer.state == state
-            built.lines("other", [b"more"])
-            built.cut()
+            built.lines("other", [b"more"], cut=True)
             built.lines("other", [b"more"])
         assert built.writer.state.open_records == {"long": 11}
         assert built.writer.state.producers.next_expected(7) == 5
@@ -180,8 +178,7 @@ class TestState:
         built = Built(path)
         built.piece("long", b"begin", begins=True, ends=False)
         built.lines("other", [b"read by everybody"])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         shrink(built, 1, other=2)
         built.crash()
         newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * (FIRST_BATCH + 80)))

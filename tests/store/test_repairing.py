@@ -91,8 +91,7 @@ def raw(root: Path) -> Path:
 def foreign(root: Path) -> None:
     other = Built(root.parent / "other")
     other.lines("a", [b"x"] * 60)
-    other.cut()
-    other.seal()
+    other.cut(seal=True)
     shutil.copy(next((root.parent / "other/segments").glob("*.zst")), root / "segments/00000000000000009000.wal.zst")
 
 
@@ -413,8 +412,7 @@ def built(tmp_path: Path) -> Built:
     for part in range(2):
         built.lines("a", [b"%d" % part] * 5)
         if not part:
-            built.cut()
-            built.seal()
+            built.cut(seal=True)
     write_cursor(built.root, built.log_id)
     built.crash()
     return built
@@ -425,8 +423,7 @@ def other(tmp_path: Path) -> Built:
     """Another log, with as many records."""
     other = Built(tmp_path / "other")
     other.lines("a", [b"x"] * 5)
-    other.cut()
-    other.seal()
+    other.cut(seal=True)
     other.lines("a", [b"x"] * 5)
     other.crash()
     return other

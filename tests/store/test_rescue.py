@@ -40,8 +40,7 @@ Records = dict[int, Record]
 def built(path: Path) -> Built:
     """Three segments; the middle one has four frames of some 25 records each, and pieces of long records."""
     log, rng = Built(path, segment_max_bytes=16 << 20), random.Random(7)
-    log.lines("a", [b"first"] * 3)
-    log.cut()
+    log.lines("a", [b"first"] * 3, cut=True)
     for number in range(50):
         text = rng.randbytes(RECORD_BYTES).hex().encode()
         log.lines("ab"[number % 2], [text, b"%d" % number])
@@ -143,8 +142,7 @@ def of_long_batches(path: Path, count: int) -> Built:
     for number in range(count):
         text = rng.randbytes(2_000).hex().encode()
         log.lines("a", [text, b"%d" % number] * 300)
-    log.cut()
-    log.seal()
+    log.cut(seal=True)
     log.crash()
     with SealedFile(log.path(1, Kind.SEALED)) as file:
         assert [frame.raw_bytes > sealed_file.FRAME_BYTES for frame in file.index.frames] == [False] + [True] * count
@@ -258,8 +256,7 @@ class TestALongRecordAcrossSegments:
         log.lines("b", [b"x" * 3000])
         log.lines("c", [b"y" * 1500])
         log.piece("a", b"z" * 1500, begins=False, ends=False)
-        log.lines("c", [b"y" * 1500])
-        log.cut()
+        log.lines("c", [b"y" * 1500], cut=True)
         log.piece("a", b"ends\n", begins=False, ends=True)
         log.seal()
         shrink(log, 2, b=2)
@@ -277,8 +274,7 @@ class TestALongRecordAcrossSegments:
     ) -> None:
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)
-        log.lines("b", [b"read by everybody"] * 3)
-        log.cut()
+        log.lines("b", [b"read by everybody"] * 3, cut=True)
         log.lines("b", [b"of the lost segment"])
         log.piece("a", b"goes on ", begins=False, ends=False)
         log.cut()
@@ -336,11 +332,9 @@ class TestALongRecordAcrossSegments:
         log.piece("a", b"begins ", begins=True, ends=False)
         log.cut()
         log.piece("a", b"ends\n", begins=False, ends=True)
-        log.lines("b", [b"x"] * 3)
-        log.cut()
+        log.lines("b", [b"x"] * 3, cut=True)
         log.lines("a", [b"next"])
-        log.cut()
-        log.seal()
+        log.cut(seal=True)
         log.reclaim(2, named=True)
         log.crash()
         first, path = log.path(1, Kind.SEALED), log.path(5, Kind.SEALED)

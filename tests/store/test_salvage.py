@@ -31,8 +31,7 @@ def built(tmp_path: Path) -> Built:
     built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
     for number in range(RECORDS):
         built.lines("ab"[number % 2], [chance.randbytes(FRAME_BYTES // 7).hex().encode()])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.lines("a", [b"last"])
     return built
 
@@ -148,8 +147,7 @@ def test_a_long_batch_comes_out_of_a_frame_of_its_own(tmp_path: Path) -> None:
     value = b"x" * (3 * FRAME_BYTES)
     for content in (b"1", value, b"3"):
         built.lines("a", [content])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     path = sealed(built)
     path.write_bytes(path.read_bytes()[:-1])
     assert [record.value for record in built.log.records()] == [b"1", value, b"3"]

@@ -37,17 +37,13 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     log.lines("a", [b"first error", b"", b"second \xff\x00"])
     log.columns("b", [b"an error\nin two lines", b"nothing"], keys=[b"error", None])
     log.piece("a", b"one er", begins=True, ends=False)
-    log.lines("b", [b"between"])
-    log.cut()
+    log.lines("b", [b"between"], cut=True)
     log.piece("a", b"ror in three ", begins=False, ends=False)
-    log.lines("b", [b"meanwhile"])
-    log.cut()
+    log.lines("b", [b"meanwhile"], cut=True)
     log.piece("a", b"pieces\n", begins=False, ends=True)
     log.lines("b", [b"Error"] * 3)
-    log.cut()
-    log.seal()
-    log.lines("a", [b"error of a cut segment"])
-    log.cut()
+    log.cut(seal=True)
+    log.lines("a", [b"error of a cut segment"], cut=True)
     log.lines("a", [b"error of the active one", b"the end"])
     return log
 
@@ -144,13 +140,11 @@ def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) ->
 def test_what_is_dropped_or_lost_is_reported_whatever_is_looked_for(built: Built) -> None:
     built.cut()
     first = built.lines("a", [b"dropped"])
-    built.lines("b", [b"kept"])
-    built.cut()
+    built.lines("b", [b"kept"], cut=True)
     built.piece("lost", b"nobody goes on with", begins=True, ends=False)
     built.cut()
     built.append("lost", b"another one\n", 1)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     shrink(built, first, a=first)
 
     events = [searched(built, each, jobs=1) for each in (b"", b"nobody", b"[?]")]

@@ -199,8 +199,7 @@ def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_on
     built = Built(tmp_path / "log")
     noise = Random(0).randbytes(300_000).replace(b"\n", b"-")
     built.lines("web", [noise])
-    built.lines("stuck", [noise])
-    built.cut()
+    built.lines("stuck", [noise], cut=True)
     built.lines("web", [b"newest"])
     built.seal()
     shrink(built, 1, web=3)
@@ -297,8 +296,7 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     built, rng = Built(tmp_path / "log"), random.Random(3)
     for number in range(BATCHES):
         built.lines("stuck" if number % 3 else "web", [rng.randbytes(200).hex().encode()] * OF_BATCH)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     shrink(built, 1, stuck=150, web=250)
     built.crash()
     with SealedFile(built.path(1, Kind.SEALED)) as file:
@@ -402,8 +400,7 @@ def unshrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     built, rng = Built(tmp_path / "log"), random.Random(3)
     for _ in range(BATCHES):
         built.lines("stuck", [rng.randbytes(400).hex().encode() for _ in range(OF_BATCH)])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     taken_back(built, built.path(1, Kind.SEALED))
     built.crash()
     return built

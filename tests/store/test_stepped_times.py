@@ -113,8 +113,7 @@ def stepped(root: Path, seed: int, *, reclaim: bool = False) -> tuple[Built, dic
                 built.seal(keep=chosen.randrange(2))
         built.lines("a", [b"%d" % number])
     if reclaim:
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         for segment in list_segments(built.root).segments[:-1]:
             if chosen.randrange(2):
                 built.reclaim(segment.base_sequence, named=True)
@@ -150,8 +149,7 @@ def reclaimable(root: Path) -> Built:
     built = Built(root, now_ns=START_NS + AHEAD_NS)
     built.lines("a", [b"of the future"])
     step(built, START_NS)
-    built.lines("a", [b"now"])
-    built.cut()
+    built.lines("a", [b"now"], cut=True)
     built.lines("a", [b"later"])
     built.seal()
     return built
@@ -323,8 +321,7 @@ def assert_reported(root: Path) -> None:
 def test_a_step_whose_earlier_records_are_gone_is_no_reason_to_warn(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     built.lines("a", [b"old"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.lines("a", [b"new"])
     add_step(built.root, built.disk, ClockStep(built.last, built.now_ns + AHEAD_NS, built.now_ns))
     assert WRONG_TIMES in wald("read", "--root", built.root.path, "a", "--until", "now").stderr
@@ -454,8 +451,7 @@ class TestClocks:
             assert reported == first.header.append_time_ns
             assert all(batch.header.append_time_ns >= reported for batch in others)
         assert_sound(tmp_path)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         assert_sound(tmp_path)
 
     @pytest.mark.parametrize("publish", [True, False], ids=["head", "old-head"])

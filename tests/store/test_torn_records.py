@@ -41,8 +41,7 @@ def begin(built: Built, *between: Callable[[], object]) -> None:
         append()
     built.cut()
     built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
 
 
 def of_another_route(built: Built) -> None:
@@ -100,11 +99,9 @@ class TestAReclaimedSegmentWithoutAPiece:
         follower = follow(built)
         assert steps(follower) == []
         built.cut()
-        built.lines("b", [b"x"] * 3)
-        built.cut()
+        built.lines("b", [b"x"] * 3, cut=True)
         built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         delete_middle(built)
         assert steps(follower) == WHOLE
 
@@ -157,8 +154,7 @@ class TestAReclaimedSegmentWithAPiece:
         built.cut()
         built.lines("kept", [b"x"])
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         monkeypatch.setattr(evidence, "LISTED_MAX", 1)
         for route, to in (("a", 2), ("b", 8), ("kept", 0)):
             built.log.set_cursor(route, to, group="g")
@@ -186,14 +182,12 @@ class TestAGapThatNoLedgerExplains:
     def test_it_is_dropped_if_a_ledger_explains_all_of_the_gap_but_its_last_record(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
         built.cut()
-        built.lines("b", [b"x"] * 3)
-        built.cut()
+        built.lines("b", [b"x"] * 3, cut=True)
         built.lines("b", [b"x"])
         built.piece("a", b"-", begins=False, ends=False)
         built.cut()
         built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         delete_middle(built)
         built.path(5, Kind.SEALED).unlink()
         damage: list[Damaged] = []
@@ -204,8 +198,7 @@ class TestAGapThatNoLedgerExplains:
     def test_it_is_named_behind_sequences_that_were_never_given_out(self, built: Built) -> None:
         """A start passes over the numbers of a segment that is lost; pieces may be lost with it."""
         built.piece("a", b"be", begins=True, ends=False)
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         built.lines("b", [b"lost"] * 3)
         built.crash()
         built.path(2, Kind.RAW).unlink()
@@ -294,8 +287,7 @@ class TestAFollowerThatIsPaused:
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
         built.piece("a", b"ends\n", begins=False, ends=True)
-        built.lines("a", [b"next"])
-        built.cut()
+        built.lines("a", [b"next"], cut=True)
         if sealed:
             built.seal()
         built.lines("a", [b"last"])
@@ -312,8 +304,7 @@ class TestAFollowerThatIsPaused:
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
         if built.writer.has_advanced:
-            built.cut()
-            built.seal()
+            built.cut(seal=True)
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         assert steps(follower) == [(2, b"begins unseen ends"), (3, b"next")]
 
@@ -369,8 +360,7 @@ class TestAFollowerThatIsPaused:
         assert steps(follower) == [(1, b"read")]
         built.lines("b", [b"y" * 1000] * 3)
         built.lines("a", [b"unread", b"too"])
-        built.cut()
-        built.seal()
+        built.cut(seal=True)
         shrink(built, 1, b=7)
         if spoiled:
             spoil_index(built, 1)
@@ -398,8 +388,7 @@ def delete_paused(built: Built, *, named: bool = True) -> None:
     """Let RECLAIM delete segment 3, and append the end of record 2 and the next one."""
     built.cut()
     built.piece("a", b"ends\nnext\n", begins=False, ends=True)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.reclaim(3, named=named)
 
 
@@ -598,8 +587,7 @@ def test_a_repair_gives_up_exactly_that_record(tmp_path: Path, more: Callable[[B
     built = Built(built.root.path, epoch=9, now_ns=built.now_ns)
     assert read(built)[0] == KEPT
     built.lines("a", [b"behind"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     assert errors(built.root.path) == []
     assert [value for _, value in read(built)[0]] == [b"other", b"next", b"last", b"behind"]
     assert repair(built.root.path).actions == ()

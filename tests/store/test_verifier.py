@@ -13,7 +13,7 @@ import pytest
 from damage import flipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import SECOND_NS, START_NS, Built
+from logs import SECOND_NS, START_NS, Built, write_entries
 
 from wald.checking.checker import CheckResult, Finding, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification, verify
@@ -21,7 +21,6 @@ from wald.errors import NotFound
 from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
-from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.format.batch import Flag
 from wald.format.names import Kind
@@ -119,9 +118,7 @@ def break_chain(built: Built) -> None:
 def record_wrong_digest(built: Built) -> None:
     path = built.root.ledger / "segments.jsonl"
     path.unlink()
-    ledger = Ledger(path, built.disk)
-    ledger.append({"event": "sealed", "base": 1, "last": 7, "sha256": "0" * 64, "routes": []})
-    ledger.close()
+    write_entries(path, {"event": "sealed", "base": 1, "last": 7, "sha256": "0" * 64, "routes": []})
 
 
 def swap_segment(built: Built) -> None:
@@ -130,8 +127,7 @@ def swap_segment(built: Built) -> None:
 
 
 def remove_segments_and_head(built: Built) -> None:
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     for path in [*built.root.segments.iterdir(), built.root.head]:
         path.unlink()
 
@@ -146,8 +142,7 @@ def remove_one_record(built: Built) -> None:
 def remove_last_record_and_head(built: Built) -> None:
     built.cut()
     built.lines("a", [b"last"])
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     for path in (built.path(built.last, Kind.SEALED), active(built), built.root.head):
         path.unlink()
 
@@ -183,8 +178,7 @@ def test_damage_is_found(built: Built, kind: str) -> None:
 
 def test_a_reclaimed_segment_is_not_missing_and_a_lost_one_does_not_take_it_along(built: Built) -> None:
     """Leftovers are reported."""
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     built.reclaim(1, keep=True)
     (built.root.segments / "notes.txt").write_text("mine")
     reported = {finding.path.name for finding in findings(built, Level.INFO)}
@@ -216,9 +210,7 @@ def test_what_is_behind_the_head_or_was_never_synced_is_no_error(built: Built) -
 
     ledger_path = built.root.ledger / "segments.jsonl"
     begin = ledger_path.stat().st_size
-    ledger = Ledger(ledger_path, built.disk)
-    ledger.append(*({"event": "cut", "base": 100 + n} for n in range(20)))
-    ledger.close()
+    write_entries(ledger_path, *({"event": "cut", "base": 100 + n} for n in range(20)))
     left = bytearray(ledger_path.read_bytes())
     sector = 512 * (begin // 512 + 1)
     left[sector : sector + 512] = bytes(512)
@@ -291,17 +283,14 @@ def test_a_deletion_that_is_taken_back_meanwhile_is_no_loss(tmp_path: Path) -> N
     """Between the first hole and the place of that segment may be hours."""
     built = Built(tmp_path / "log")
     for number in range(7):
-        built.lines("a", [b"%d" % number])
-        built.cut()
+        built.lines("a", [b"%d" % number], cut=True)
     built.seal()
     built.reclaim(2)
     built.reclaim(5, keep=True)
     findings = verify(built.root)
     found = [next(finding for finding in findings if finding.path == built.path(3, Kind.SEALED))]
     built.path(5, Kind.RELEASED).rename(built.path(5, Kind.SEALED))
-    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
-    ledger.append({"event": "kept", "base": 5})
-    ledger.close()
+    write_entries(built.root.ledger / "reclaim.jsonl", {"event": "kept", "base": 5})
     found += findings
 
     assert [finding for finding in found if finding.level is Level.ERROR] == []
@@ -426,14 +415,11 @@ def test_a_good_log_is_read_once(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     built.piece("long", b"begun", begins=True, ends=False)
     for _ in range(3):
-        built.lines("a", [b"one"])
-        built.cut()
+        built.lines("a", [b"one"], cut=True)
         built.piece("long", b" and on", begins=False, ends=False)
-    built.lines("b", [b"two"])
-    built.cut()
+    built.lines("b", [b"two"], cut=True)
     built.piece("long", b"\nlast\n", begins=False, ends=True)
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     verification = Verification(built.root)
     reported = {target: check(target) for target in verification.segments_to_check()}
     for target in reported:
@@ -482,8 +468,7 @@ def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:
     built.piece("a", b"begun", begins=True, ends=False)
     built.cut()
     built.piece("a", b"ended\n", begins=False, ends=True)
-    built.lines("b", [b"two"])
-    built.cut()
+    built.lines("b", [b"two"], cut=True)
     built.lines("a", [b"three"])
     built.seal()
     lost = built.path(2, Kind.SEALED)

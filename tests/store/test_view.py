@@ -30,8 +30,7 @@ def built(tmp_path: Path) -> Built:
     """Records 1 and 2 in a cut segment each, record 3 in the active one."""
     built = Built(tmp_path / "root")
     for value in (b"1", b"2"):
-        built.lines("a", [value])
-        built.cut()
+        built.lines("a", [value], cut=True)
     built.lines("a", [b"3"])
     return built
 
@@ -165,8 +164,7 @@ def listed(tmp_path: Path) -> Built:
     """Three sealed segments and the active one, whose directory has not changed for a while."""
     built = Built(tmp_path / "root")
     for value in (b"1", b"2", b"3"):
-        built.lines("a", [value])
-        built.cut()
+        built.lines("a", [value], cut=True)
     built.seal()
     built.log.set_cursor("a", 1)
     built.lines("a", [b"4"])
@@ -209,8 +207,7 @@ def many(path: Path, segments: int) -> Built:
     log = Built(path)
     for number in range(segments):
         log.lines("a", [b"%d" % number])
-        log.lines("b", [b"other"])
-        log.cut()
+        log.lines("b", [b"other"], cut=True)
     return log
 
 
@@ -258,8 +255,7 @@ def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monke
         with monkeypatch.context() as patched:
             patched.setattr(os, "scandir", scandir)
             log.lines("a", [b"one more"])
-            log.cut()
-            log.seal()
+            log.cut(seal=True)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", look)

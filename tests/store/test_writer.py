@@ -69,8 +69,7 @@ class TestPlaces:
         built = Built(tmp_path / "log", segment_max_bytes=4096)
         for producer in range(1, 200):
             built.writer.state.producers.add(producer, DedupEntry(1, 1, 1, 1))
-        built.lines("web", [b"1"])
-        built.cut()
+        built.lines("web", [b"1"], cut=True)
         assert built.writer.position > 4096
         built.lines("web", [b"2"])
         assert not built.writer.overshoots(1024)
@@ -343,8 +342,7 @@ def test_each_form_of_a_segment_says_who_sent_its_batches(tmp_path: Path) -> Non
     commit(built, sent(CURL, FIFO_PEER, STDIN_PEER, 0, CURL))
     expected = [*IN_WORDS, IN_WORDS[0]]
     assert senders(built) == expected
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     assert senders(built) == expected
     assert_sound(built.root.path)
     sealed = built.path(1, Kind.SEALED)
@@ -397,8 +395,7 @@ def test_what_introduced_a_peer_can_be_lost_and_its_records_are_not(tmp_path: Pa
         file.write(b"?")
     assert senders(built) == ["socket"]
     assert errors(built.root.path) != []
-    built.cut()
-    built.seal()
+    built.cut(seal=True)
     assert senders(built) == ["socket"]
 
 
@@ -414,8 +411,7 @@ def test_verify_finds_an_index_that_names_another_peer(tmp_path: Path, monkeypat
 
 def test_a_segment_says_which_version_wrote_it(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
-    built.lines("web", [b"x"])
-    built.cut()
+    built.lines("web", [b"x"], cut=True)
     version = wald.__version__
     assert next(iter(dump(built.path(1, Kind.RAW))))["writer"] == version
     built.seal()

@@ -23,8 +23,7 @@ ALL = [b"%d" % number for number in range(1, 7)]
 
 def story(path: Path, *, last_is_durable: bool = True, sealed: bool = False) -> Built:
     built = Built(path, segment_max_bytes=SEGMENT_BYTES)
-    built.lines("web", ALL[:2])
-    built.cut()
+    built.lines("web", ALL[:2], cut=True)
     if sealed:
         built.seal()
     built.lines("web", ALL[2:4])

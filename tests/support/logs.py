@@ -94,9 +94,12 @@ class Built:
     def last(self) -> int:
         return self.writer.state.next_sequence - 1
 
-    def lines(self, route: str, lines: Sequence[bytes], *, publish: bool = True) -> int:
+    def lines(self, route: str, lines: Sequence[bytes], *, publish: bool = True, cut: bool = False) -> int:
         """Append one batch of lines; return the first sequence."""
-        return self.append(route, b"".join(line + b"\n" for line in lines), len(lines), publish=publish)
+        first = self.append(route, b"".join(line + b"\n" for line in lines), len(lines), publish=publish)
+        if cut:
+            self.cut()
+        return first
 
     def columns(
         self,
@@ -153,9 +156,11 @@ class Built:
         os.close(descriptor)
         assert self.root.head.stat().st_size == HEAD_BYTES
 
-    def cut(self) -> None:
+    def cut(self, *, seal: bool = False) -> None:
         self.writer.cut(now_ns=self.now_ns)
         self.publish()
+        if seal:
+            self.seal()
 
     def crash(self) -> None:
         """Simulate SIGKILL: close descriptors and do nothing else."""
@@ -163,6 +168,11 @@ class Built:
         if self.writer._index is not None:
             self.writer._index.close()
         self.ledger.close()
+
+    def restart(self) -> Built:
+        """Kill the daemon and start the next one."""
+        self.crash()
+        return Built(self.root.path, epoch=self.writer.epoch + 1, now_ns=self.now_ns)
 
     def seal(self, *, keep: int = 0) -> None:
         """Seal every complete segment except the newest ``keep``."""
@@ -188,12 +198,17 @@ class Built:
                     dict(zip(("route", "count", "first", "last"), each, strict=False)) for each in sealed.index.routes
                 ]
             entry["routes"] = held
-        ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk)
-        ledger.append(entry)
-        ledger.close()
+        write_entries(self.root.ledger / "reclaim.jsonl", entry)
         self.path(base, Kind.SEALED).rename(self.path(base, Kind.RELEASED))
         if not keep:
             self.path(base, Kind.RELEASED).unlink()
+
+
+def write_entries(path: Path, *entries: Entry) -> None:
+    """Append to a ledger at once, as its owner does."""
+    ledger = Ledger(path, Unsynced())
+    ledger.append(*entries)
+    ledger.close()
 
 
 def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = WEB) -> Draft:

@@ -215,6 +215,10 @@ class Daemon:
         return self.log_path.read_text()
 
 
+Start = Callable[..., Daemon]
+"""Start a daemon that ends with its test; settings are keywords (``tests/daemon/conftest.py``)."""
+
+
 class Client:
     """A connection to a daemon's socket for requests that no correct producer sends."""
 

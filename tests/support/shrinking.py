@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logs import Built
+from logs import Built, write_entries
 
 from wald.files.disk import Disk
-from wald.files.ledger_write import Ledger
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.spans import pack, run_lengths
@@ -44,8 +43,8 @@ def shrink(built: Built, base: int, **floors: int) -> Shrinkage:
     with SealedFile(path) as sealed:
         old = sealed.index
     shrinking = shrink_file(path, made, behind(**floors))
-    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
-    ledger.append(
+    write_entries(
+        built.root.ledger / "reclaim.jsonl",
         {
             "event": "shrunk",
             "base": base,
@@ -61,8 +60,7 @@ def shrink(built: Built, base: int, **floors: int) -> Shrinkage:
             "runs": {
                 entry.route: pack(run_lengths(shrinking.spans[entry.route], entry.first)) for entry in shrinking.dropped
             },
-        }
+        },
     )
-    ledger.close()
     made.rename(path)
     return shrinking

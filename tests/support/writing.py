@@ -33,8 +33,7 @@ def batches(path: Path, *, limit: int | None = None) -> list[ScannedBatch]:
 def with_some_records(path: Path, disk: Disk) -> Built:
     """Build two segments; an open record, and a producer that will retry."""
     built = Built(path, disk=disk)
-    built.lines("web", [b"1", b"2"])
-    built.cut()
+    built.lines("web", [b"1", b"2"], cut=True)
     built.piece("long", b"begin ", begins=True, ends=False)
     commit(built, [draft(b"4\n", producer=(7, 1))])
     return built
