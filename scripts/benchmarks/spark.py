@@ -32,14 +32,12 @@ from wald.files.disk import Disk
 from wald.format.records import encode_columns
 from wald.log import Log
 from wald_spark.audit.audits import audit, plan
-from wald_spark.compact.job import Compactor, Generations
-from wald_spark.export.job import Exporter
-from wald_spark.export.output import Output, Shape, private
-from wald_spark.jsonvalues import JsonValues
+from wald_spark.compact.job import Generations, next_generation
+from wald_spark.export.job import Exporter, Output, Shape, private
 from wald_spark.locations import LogLocation
 from wald_spark.options import STRICT
 from wald_spark.progress import Run, locked_by
-from wald_spark.rows import BATCH_BYTES
+from wald_spark.rows import BATCH_BYTES, JsonValues
 from wald_spark.session import session
 from wald_spark.source import WaldDataSource
 
@@ -191,7 +189,7 @@ class _Bench:
 
     def _compact(self, log: Log) -> None:
         with self._output("compact") as out:
-            Compactor(Generations(out, Disk()), None, self._run()).compact([_place(log)])
+            next_generation(Generations(out, Disk()), None, self._run(), [_place(log)])
 
     def _run(self) -> Run:
         return Run(STRICT, "", partial(nullcontext, self._spark))

@@ -19,8 +19,8 @@ from wald_gate.info.monitoring import Counts as GateCounts
 from wald_gate.info.monitoring import Published, Word, of_gate
 from wald_gate.limits import ConnectionPool
 from wald_gate.settings import LimitSettings
-from wald_reclaim.report import Counts as ReclaimCounts
-from wald_reclaim.report import reclaim_metrics
+from wald_reclaim.passes import Counts as ReclaimCounts
+from wald_reclaim.passes import reclaim_metrics
 
 
 def _directory() -> Iterable[Metric]:

@@ -33,10 +33,10 @@ from wald.retention.history import History
 from wald.segments.durable_end import Bound
 from wald.segments.reader import Misplaced, require_matching_name
 from wald.segments.view import read_view
-from wald_reclaim.ages import Ages
 from wald_reclaim.evidence import (
     COUNTED_AGAIN,
     SEALED_SINCE,
+    Ages,
     DeletionEvidence,
     RecordedDeletion,
     RouteLists,

@@ -22,9 +22,8 @@ from wald.files.listing import list_segments
 from wald.files.uptime import Moment
 from wald.format.names import Kind
 from wald_reclaim.apply import Deleter
-from wald_reclaim.passes import Pass, Settings
+from wald_reclaim.passes import Pass, Report, Settings
 from wald_reclaim.policy import Limits, RouteLimits
-from wald_reclaim.report import Report
 from wald_reclaim.survey import Survey
 
 ANYTHING_READ = Limits()

@@ -8,10 +8,9 @@ A module imports only modules above it::
     source        records of the route, read ahead or again
     owner         requests applied to the window and turned into journal lines
     commit_loop   one thread, one queue: a write and a sync for each round of requests
-    dead_letters  records that were given up, and their originals
+    dead_letters  records that were given up, their originals, and the thread that writes them and moves the cursor
     snapshot      a group seen from other processes
     ownership     one owner at a time; commands left by wald-drain
-    maintenance   thread that moves the cursor and writes dead letters
     control       commands of other processes to the owner
     strict        groups whose progress is the cursor alone
     group         public API

@@ -31,9 +31,9 @@ from wald.retention.cursors import CursorState
 from wald.retention.missing import Missing
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.control import ControlServer
+from wald.work.dead_letters import Maintenance
 from wald.work.deliveries import Refusal
 from wald.work.journal import Failure, Journal, Replay, discard
-from wald.work.maintenance import Maintenance
 from wald.work.owner import FOREVER_SECONDS, Clock, Delivery, Leased, LeaseOrder, Owner, Pending, Rules
 from wald.work.ownership import Ownership, require_no_command
 from wald.work.source import Source

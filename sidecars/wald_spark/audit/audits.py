@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wald.checking import checker
 from wald.checking.checker import CheckResult, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification
-from wald.cli.output import aligned, json_line, progress
+from wald.cli.output import aligned, json_line
 from wald.errors import (
     Damaged,
     DiskFailure,
@@ -43,7 +43,6 @@ from wald_archive.manifest import Manifest
 from wald_archive.objects import BagName, Destination, open_destination
 from wald_archive.verify import Bags, Finding, Proof, bag_bytes, survey
 from wald_spark.locations import is_pattern, require_bags
-from wald_spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,19 +62,15 @@ def described(error: Exception) -> str:
 class SegmentWork:
     """Check of one segment; ``stored_bytes`` is the size of the file."""
 
-    target: SegmentToCheck
+    key: SegmentToCheck
     stored_bytes: int
-
-    @property
-    def key(self) -> SegmentToCheck:
-        return self.target
 
     def outcome(self) -> CheckResult | None:
         """Return the result; None if the segment was sealed or deleted since it was listed."""
         try:
-            return check(self.target)
+            return check(self.key)
         except FileNotFoundError:
-            _require(self.target.segment.path.parent)
+            _require(self.key.segment.path.parent)
             return None
 
 
@@ -112,10 +107,8 @@ class BagWork:
             findings += proof.findings()
         except (WaldError, OSError) as error:
             found = Finding(Level.ERROR, self.place, str(self.bag), "", f"cannot be read: {described(error)}")
-            if isinstance(error, UNREAD):
-                unread = found
-            else:
-                findings.append(found)
+            unread = found if isinstance(error, UNREAD) else None
+            findings += [] if unread else [found]
         manifest, digests = (proof.manifest, proof.digests) if proof else (None, {})
         return Proven(tuple(findings), manifest, digests, unread)
 
@@ -127,17 +120,11 @@ def pickled_outcome(work: Work) -> bytes:
     return pickle.dumps(work.outcome())
 
 
-@dataclass(slots=True)
-class Outcomes:
-    """Outcomes of work, kept pickled because there may be very many."""
+class Outcomes(dict[Hashable, bytes]):
+    """Outcomes of work by its key, kept pickled because there may be very many."""
 
-    _pickled: dict[Hashable, bytes] = field(default_factory=dict)
-
-    def add(self, work: Work, pickled: bytes) -> None:
-        self._pickled[work.key] = pickled
-
-    def of(self, key: Hashable) -> Any:  # the type depends on the work
-        return pickle.loads(self._pickled[key]) if key in self._pickled else None  # noqa: S301 - from executors of ours
+    def of(self, key: Hashable) -> Any:  # the type depends on the work; None if there was no such work
+        return pickle.loads(self[key]) if key in self else None  # noqa: S301 - from executors of ours
 
 
 def _require(directory: Path) -> None:
@@ -163,7 +150,7 @@ class LogAudit:
         self.work = [SegmentWork(target, _stored_bytes(target)) for target in targets]  # oldest first
         self.destinations = sorted({dest for dest, _, _ in self._bundles})
 
-    def report(self, outcomes: Outcomes) -> LogReport:
+    def report(self, outcomes: Outcomes) -> Report:
         """Return the report; a segment without an outcome from an executor is checked here."""
         verification = self._verification
         found = [
@@ -175,16 +162,16 @@ class LogAudit:
         for ruling in rulings:
             for level, messages in ((Level.ERROR, ruling.errors), (Level.INFO, ruling.notes)):
                 found += [AuditFinding(level, ledger, None, f"segment {ruling.base}: {each}") for each in messages]
-        return LogReport(
-            root=str(self.root.path),
-            segments=verification.segments,
-            records=verification.records,
-            raw_bytes=verification.raw_bytes,
-            reclaimed=len(rulings),
-            expired=sum(ruling.unread_records for ruling in rulings),
-            bundles=len(self._bundles),
-            found=tuple(found),
-        )
+        counts = {
+            "root": str(self.root.path),
+            "segments": verification.segments,
+            "records": verification.records,
+            "raw_bytes": verification.raw_bytes,
+            "reclaimed": len(rulings),  # deleted segments; expired: records in those that no group had read
+            "expired": sum(ruling.unread_records for ruling in rulings),
+            "bundles": len(self._bundles),  # in its ledger
+        }
+        return Report(counts, tuple(found))
 
     def _journals(self) -> Iterator[checker.Finding]:
         """Yield findings about work groups; none if the log's id is unknown, which the verification reports."""
@@ -256,12 +243,14 @@ class ArchiveAudit:
             found += (each for each in bags.missing(self.address, self._recorded) if each.bag not in unread)
         return found
 
-    def report(self, findings: list[Finding]) -> ArchiveReport:
+    def report(self, findings: list[Finding]) -> Report:
+        """Return the report, which counts the proven bundles, and the bytes of all that could be listed."""
         found = [AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK]
         found += [AuditFinding(f.level, f.name, None, f.message, unread=True) for f in self.unread]
         proven = sum(finding.level is Level.OK for finding in findings)
         stored_bytes = sum(work.stored_bytes for work in self.work)
-        return ArchiveReport(tuple(found), self.address, len(self.work), proven, stored_bytes)
+        counts = {"dest": self.address, "bags": len(self.work), "bundles": proven, "bytes": stored_bytes}
+        return Report(counts, tuple(found))
 
     def _survey(self, destination: Destination) -> None:
         for found in survey(destination, self._recorded):
@@ -272,7 +261,7 @@ class ArchiveAudit:
                 self._findings.append(found)
 
 
-def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes, *, first: int = 1) -> list[ArchiveReport]:
+def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes, *, first: int = 1) -> list[Report]:
     """Return a report for each archive, judged together, because a bundle may follow one at another destination."""
     bags = Bags(first=first)
     findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
@@ -317,12 +306,6 @@ def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) 
     return Plan(logs, [ArchiveAudit(place, [log.root for log in logs]) for place in places.values()], first)
 
 
-def run_audit(planned: Plan, master: str) -> Audit:
-    total = sum(work.stored_bytes for work in planned.work)
-    with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
-        return audit(spark, planned, on_bytes=advance)
-
-
 def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
     """Read and judge everything; call ``on_bytes`` with the number of stored bytes read since the last call."""
     from wald_spark.tasks import run  # needs PySpark, unlike planning
@@ -332,7 +315,7 @@ def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]
     done = run(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
     with closing(done) as results:
         for number, pickled in results:
-            outcomes.add(work[number], pickled)
+            outcomes[work[number].key] = pickled
     logs = tuple(log.report(outcomes) for log in planned.logs)
     archives = tuple(reports(planned.archives, outcomes, first=planned.first))
     return Audit(logs, archives, time.perf_counter() - began)
@@ -354,52 +337,27 @@ class AuditFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
+class Report:
+    """Result for one log or archive; ``counts`` has the keys of JSON, in the order of the table."""
+
+    counts: dict[str, Any]  # Any: it is JSON
     found: tuple[AuditFinding, ...]
 
     @property
     def errors(self) -> int:
         return sum(each.kind == Level.ERROR.value for each in self.found)
 
-
-@dataclass(frozen=True, slots=True)
-class LogReport(_Report):
-    """Result for one log, with the keys of JSON in the order of the table."""
-
-    root: str
-    segments: int
-    records: int
-    raw_bytes: int
-    reclaimed: int  # deleted segments. expired: records in those that no group had read
-    expired: int
-    bundles: int  # in its ledger
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveReport(_Report):
-    """Result for one archive: ``bundles`` counts the proven ones, ``bytes`` is of all that could be listed."""
-
-    dest: str
-    bags: int
-    bundles: int
-    bytes: int
+    def to_json(self) -> dict[str, Any]:
+        return self.counts | {"errors": self.errors}
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
     """Result of an audit; ``seconds`` excludes the start of Spark."""
 
-    logs: tuple[LogReport, ...]
-    archives: tuple[ArchiveReport, ...]
+    logs: tuple[Report, ...]
+    archives: tuple[Report, ...]
     seconds: float
-
-    @property
-    def raw_bytes(self) -> int:
-        return sum(log.raw_bytes for log in self.logs)
-
-    @property
-    def megabytes_per_second(self) -> float:
-        return self.raw_bytes / 1e6 / self.seconds
 
     @property
     def errors(self) -> int:
@@ -423,19 +381,21 @@ class Audit:
 
 def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
     """Yield a row for each log and each archive, all errors and unread parts, and the speed."""
+    raw_bytes = sum(log.counts["raw_bytes"] for log in audit.logs)
+    megabytes_per_second = raw_bytes / 1e6 / audit.seconds
     if as_json:
         content = {
-            "logs": [_fields(log) for log in audit.logs],
-            "archives": [_fields(at) | {"unread": sum(each.unread for each in at.found)} for at in audit.archives],
+            "logs": [log.to_json() for log in audit.logs],
+            "archives": [at.to_json() | {"unread": sum(each.unread for each in at.found)} for at in audit.archives],
             "found": [
                 {"level": found.kind, "path": found.where, "offset": found.offset, "message": found.message}
                 for found in audit.found
             ],
             "errors": audit.errors,
             "unread": audit.unread,
-            "raw_bytes": audit.raw_bytes,
+            "raw_bytes": raw_bytes,
             "seconds": round(audit.seconds, 3),
-            "megabytes_per_second": round(audit.megabytes_per_second, 1),
+            "megabytes_per_second": round(megabytes_per_second, 1),
         }
         yield json_line("audit", content)
         return
@@ -452,14 +412,9 @@ def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
     unread = f", {audit.unread} unread" if audit.unread else ""
     yield (
         f"{verdict}: {info} info, {audit.errors} error{'s' * (audit.errors != 1)}{unread}; "
-        f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
+        f"{format_bytes(raw_bytes)} in {audit.seconds:.1f} s, {megabytes_per_second:.0f} MB/s"
     )
 
 
-def _fields(report: LogReport | ArchiveReport) -> dict[str, Any]:  # Any: it is JSON
-    counts = {each.name: getattr(report, each.name) for each in fields(report) if each.name != "found"}
-    return counts | {"errors": report.errors}
-
-
-def _row(report: LogReport | ArchiveReport) -> list[str]:
-    return [format_bytes(value) if name.endswith("bytes") else str(value) for name, value in _fields(report).items()]
+def _row(report: Report) -> list[str]:
+    return [format_bytes(value) if name.endswith("bytes") else str(value) for name, value in report.to_json().items()]

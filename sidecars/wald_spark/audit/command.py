@@ -8,6 +8,7 @@ import click
 
 from wald.cli.command import examples, run
 from wald.cli.options import SequenceNumber
+from wald.cli.output import progress
 from wald_spark.commands import roots_option, spark_options
 
 
@@ -41,9 +42,13 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], first: int, m
     The exit code is 4 if anything is wrong. It is 6 if nothing else is wrong but an archive could not be read:
     credentials are missing, or the store does not answer.
     """
-    from wald_spark.audit.audits import audit_lines, expanded, plan, run_audit
+    from wald_spark.audit.audits import audit, audit_lines, expanded, plan
+    from wald_spark.session import session
 
-    audited = run_audit(plan(list(expanded(roots)), destinations, first=first), master)
+    planned = plan(list(expanded(roots)), destinations, first=first)
+    total = sum(work.stored_bytes for work in planned.work)
+    with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
+        audited = audit(spark, planned, on_bytes=advance)
     for line in audit_lines(audited, as_json=as_json):
         click.echo(line)
     return audited.exit_code

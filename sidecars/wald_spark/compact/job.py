@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -62,13 +63,13 @@ def compact(
     """Make the next generation, if there are new records, and report it; ``settings`` are those of :func:`running`."""
     locations = find_logs(roots, routes)
     with running("wald-compact", out, "nothing has changed", **settings) as run:
-        done = Compactor(Generations(out, Disk()), routes, run).compact(locations)
+        done = next_generation(Generations(out, Disk()), routes, run, locations)
     counts, made = done.counts, done.generation
     raw_bytes = sum(new.raw_bytes for new in done.parts)
     if as_json:
         fields = {
             "directory": str(done.directory) if done.directory else None,
-            "read": asdict(counts) | {"raw_bytes": raw_bytes},
+            "read": counts | {"raw_bytes": raw_bytes},
             "generation": asdict(made) if made else None,
             "held_back": run.held_back,
             "passed_over": done.passed_over,
@@ -81,7 +82,7 @@ def compact(
     result = []
     if made is not None:
         result = [
-            f"{counts.records} records, {counts.unkeyed} of them without a key and left out",
+            f"{counts['records']} records, {counts['unkeyed']} of them without a key and left out",
             f"{made.keys} keys, {made.deleted} of them deleted, in {done.directory}",
         ]
     for line in run.lines(result, done.passed_over, raw_bytes):
@@ -89,32 +90,21 @@ def compact(
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Number of records that were read, and of those without a key."""
-
-    records: int = 0
-    unkeyed: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.records + other.records, self.unkeyed + other.unkeyed)
-
-
-@dataclass(frozen=True, slots=True)
 class ChunkReduction:
-    """Task that writes a row for each route and key of a chunk to a file in ``directory``, and returns the counts."""
+    """Task that writes a row for each route and key of a chunk to a file in ``directory``, and returns JSON."""
 
     directory: str
 
     def __call__(self, chunk: Chunk) -> bytes:
         pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
-        last, counts = _LastRows(), Counts()
+        last, counts = _LastRows(), Counter(records=0, unkeyed=0)
         rows = Rows(SCHEMA, None, _NO_LIMIT)
         for batch in chain.from_iterable(map(rows.read, chunk.pieces)):
             keyed = batch.filter(compute.is_valid(batch.column("key"))) if batch.column("key").null_count else batch
-            counts += Counts(batch.num_rows, batch.num_rows - keyed.num_rows)
+            counts.update(records=batch.num_rows, unkeyed=batch.num_rows - keyed.num_rows)
             last.add(keyed)
         _write(last.table(), Path(self.directory))
-        return json.dumps(asdict(counts)).encode()
+        return json.dumps(counts).encode()
 
 
 class _LastRows:
@@ -159,57 +149,54 @@ def _write(table: pa.Table, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Result of a run; without new records ``parts`` is empty, and the generation is the previous one."""
+    """Result of a run; without new records ``parts`` is empty, and the generation is the previous one.
+
+    ``counts`` are the numbers of records that were read, and of those without a key.
+    """
 
     directory: Path | None
     generation: Generation | None
     parts: list[NewRecords]
-    counts: Counts
+    counts: dict[str, int]
     passed_over: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Compactor:
-    """Settings of a run."""
-
-    generations: Generations
-    routes: tuple[str, ...] | None
-    run: Run
-
-    def compact(self, locations: Sequence[LogLocation]) -> Compacted:
-        """Make the next generation, if there are new records."""
-        before = self.generations.read()
-        if before is not None and before.routes != self.routes:
-            raise Refused(
-                f"{self.generations.latest()}: made of {_named(before.routes)}, not of {_named(self.routes)}",
-                hint="the same routes again, or another --out",
-            )
-        started = before or Generation(self.routes, {})
-        parts = self.run.plan(locations, started.logs, self.routes)
-        if not parts:
-            return Compacted(self.generations.latest(), before, [], Counts(), [])
-        earlier, directory = self.generations.latest(), self.generations.begin()
-        total = sum(new.raw_bytes for new in parts)
-        with progress("compact", total) as advance, self.run.spark() as spark:
-            limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
-            chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
-            work, counts = ChunkReduction(str(self.generations.partial)), Counts()
-            for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
-                counts += Counts(**json.loads(result))
-            keys, deleted = _merged(spark, [earlier, self.generations.partial], directory)
-        passed_over = [message for new in parts for message in self.run.passed_over(new)]
-        generation = replace(
-            started,
-            logs=started.logs | {new.location.log: new.after for new in parts},
-            keys=keys,
-            deleted=deleted,
-            records=started.records + counts.records,
-            unkeyed=started.unkeyed + counts.unkeyed,
-            passed_over=started.passed_over + len(passed_over),
-            at=self.run.at,
+def next_generation(
+    generations: Generations, routes: tuple[str, ...] | None, run: Run, locations: Sequence[LogLocation]
+) -> Compacted:
+    """Make the next generation, if there are new records."""
+    before, counts = generations.read(), Counter(records=0, unkeyed=0)
+    if before is not None and before.routes != routes:
+        raise Refused(
+            f"{generations.latest()}: made of {_named(before.routes)}, not of {_named(routes)}",
+            hint="the same routes again, or another --out",
         )
-        self.generations.commit(directory, generation)
-        return Compacted(directory, generation, parts, counts, passed_over)
+    started = before or Generation(routes, {})
+    parts = run.plan(locations, started.logs, routes)
+    if not parts:
+        return Compacted(generations.latest(), before, [], counts, [])
+    earlier, directory = generations.latest(), generations.begin()
+    total = sum(new.raw_bytes for new in parts)
+    with progress("compact", total) as advance, run.spark() as spark:
+        limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
+        chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
+        work = ChunkReduction(str(generations.partial))
+        for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
+            counts.update(json.loads(result))
+        keys, deleted = _merged(spark, [earlier, generations.partial], directory)
+    passed_over = [message for new in parts for message in run.passed_over(new)]
+    generation = replace(
+        started,
+        logs=started.logs | {new.location.log: new.after for new in parts},
+        keys=keys,
+        deleted=deleted,
+        records=started.records + counts["records"],
+        unkeyed=started.unkeyed + counts["unkeyed"],
+        passed_over=started.passed_over + len(passed_over),
+        at=run.at,
+    )
+    generations.commit(directory, generation)
+    return Compacted(directory, generation, parts, counts, passed_over)
 
 
 def _merged(spark: SparkSession, directories: Sequence[Path | None], made: Path) -> tuple[int, int]:

@@ -42,8 +42,7 @@ def command(
     from wald_spark.session import require_spark
 
     require_spark()  # before the modules that need it
-    from wald_spark.export.job import export
-    from wald_spark.export.output import Shape
+    from wald_spark.export.job import Shape, export
 
     names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
     shape = Shape(routes, names, " ".join(json_schema.split()))

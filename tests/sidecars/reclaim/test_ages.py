@@ -15,7 +15,7 @@ from wald.files.ledger_read import entries_of, parts_of, stored_index
 from wald.files.ledger_write import Ledger
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
-from wald_reclaim.ages import Ages
+from wald_reclaim.evidence import Ages
 from wald_reclaim.policy import Limits
 
 MINUTE_NS = 60 * SECOND_NS

@@ -31,7 +31,7 @@ from wald.work.group import WorkGroup
 from wald.work.ownership import succeed_workers
 
 DYING = """
-import os, signal, sys, time, wald, wald.work.maintenance as maintenance
+import os, signal, sys, time, wald, wald.work.dead_letters as maintenance
 send = maintenance.send
 def killed(*arguments, **options):
     send(*arguments, **options)

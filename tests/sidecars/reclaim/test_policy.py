@@ -18,7 +18,7 @@ from wald.retention.blockers import CursorSnapshot
 from wald.retention.cursors import Cursor, CursorState
 from wald_reclaim.apply import ShrunkSegment
 from wald_reclaim.evidence import RouteLists, merge_tables, route_fields
-from wald_reclaim.passes import load_settings
+from wald_reclaim.passes import Report, load_settings, reclaim_metrics
 from wald_reclaim.policy import (
     Facts,
     Limits,
@@ -30,7 +30,6 @@ from wald_reclaim.policy import (
     judge,
     judge_route,
 )
-from wald_reclaim.report import Report, reclaim_metrics
 from wald_reclaim.survey import Decision
 
 AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records are newer

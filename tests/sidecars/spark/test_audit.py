@@ -83,10 +83,13 @@ def test_good_logs_have_no_errors(spark: SparkSession, tmp_path: Path) -> None:
     done = audit(spark, planned, on_bytes=spent.append)
     assert errors(done) == []
     for report in done.logs:
-        assert (report.segments, report.reclaimed, report.expired, report.errors) == (5, 2, 0, 0)
-        assert report.records > 0
-        assert report.raw_bytes > 0
-    assert [(each.bags, each.bundles) for each in done.archives] == [(1, report.bundles) for report in done.logs]
+        assert (report.counts["segments"], report.counts["reclaimed"], report.counts["expired"]) == (5, 2, 0)
+        assert report.errors == 0
+        assert report.counts["records"] > 0
+        assert report.counts["raw_bytes"] > 0
+    assert [(each.counts["bags"], each.counts["bundles"]) for each in done.archives] == [
+        (1, report.counts["bundles"]) for report in done.logs
+    ]
     assert sum(spent) == sum(work.stored_bytes for work in planned.work)
 
 
@@ -143,8 +146,8 @@ def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Pat
     reclaim(built, Limits(max_records=1, others=EXPIRE))
     done = audited(spark, built.root.path)
     assert errors(done) == []
-    assert done.logs[0].reclaimed == 6
-    assert done.logs[0].expired > 0
+    assert done.logs[0].counts["reclaimed"] == 6
+    assert done.logs[0].counts["expired"] > 0
 
 
 def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = False, first: int = 1) -> Audit:
@@ -152,7 +155,7 @@ def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = Fal
     planned, outcomes = plan(paths, list(destinations), first=first), Outcomes()
     for work in planned.work:
         there = replace(work, place="nosuch://bucket") if unreachable and isinstance(work, BagWork) else work
-        outcomes.add(work, pickled_outcome(pickle.loads(pickle.dumps(there))))
+        outcomes[work.key] = pickled_outcome(pickle.loads(pickle.dumps(there)))
     archives = tuple(reports(planned.archives, outcomes, first=planned.first))
     return Audit(tuple(log.report(outcomes) for log in planned.logs), archives, 1)
 
@@ -162,7 +165,7 @@ def test_an_archive_out_of_reach_is_neither_good_nor_damaged(tmp_path: Path, add
     """A package for the store is missing, or nothing answers there; the other archives are still verified."""
     built = filled(tmp_path / "root")
     done = here(built.root.path, destinations=[address])
-    assert [(each.dest, each.errors, each.bundles > 0) for each in done.archives] == [
+    assert [(each.counts["dest"], each.errors, each.counts["bundles"] > 0) for each in done.archives] == [
         (str(tmp_path / "root" / "archive"), 0, True),
         (address, 0, False),
     ]
@@ -232,7 +235,7 @@ def test_a_segment_sealed_between_plan_and_check_is_read_in_its_new_form(spark: 
     built.seal()
     done = audit(spark, planned, on_bytes=lambda _: None)
     assert errors(done) == []
-    assert done.logs[0].segments == 2
+    assert done.logs[0].counts["segments"] == 2
     assert not built.path(1, Kind.RAW).exists()
 
 

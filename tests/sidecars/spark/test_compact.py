@@ -28,11 +28,10 @@ from wald_spark.compact.job import (
     SCHEMA,
     ChunkReduction,
     Compacted,
-    Compactor,
-    Counts,
     Generation,
     Generations,
     last_of,
+    next_generation,
 )
 from wald_spark.options import STRICT, Tolerance
 from wald_spark.progress import Chunk, Progress, Run, find_logs, new_records
@@ -49,8 +48,11 @@ def compact(
     """Run the compaction as the command does."""
     out.mkdir(exist_ok=True)
     tolerance = Tolerance(permissive, permissive, str(out / "notes"))
-    compactor = Compactor(Generations(out, Unsynced()), routes, Run(tolerance, "now", lambda: nullcontext(spark)))
-    return compactor.compact(find_logs([str(log.root.path) for log in logs], routes))
+    run, locations = (
+        Run(tolerance, "now", lambda: nullcontext(spark)),
+        find_logs([str(log.root.path) for log in logs], routes),
+    )
+    return next_generation(Generations(out, Unsynced()), routes, run, locations)
 
 
 def table_of(directory: Path) -> dict[Key, tuple[bytes | None, str, int]]:
@@ -214,9 +216,7 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
     place.mkdir()
 
     assert portion is not None
-    assert Counts(**json.loads(ChunkReduction(str(place))(Chunk(tuple(portion.pieces))))) == Counts(
-        records=60, unkeyed=20
-    )
+    assert json.loads(ChunkReduction(str(place))(Chunk(tuple(portion.pieces)))) == {"records": 60, "unkeyed": 20}
     assert table_of(place) == oracle(built)
 
 

@@ -19,8 +19,7 @@ from spark_jobs import run_job
 
 from wald.errors import Damaged, InvalidInput, Refused
 from wald.format.names import Kind
-from wald_spark.export.job import Exporter, LogResult
-from wald_spark.export.output import Output, Shape, private
+from wald_spark.export.job import Exporter, LogResult, Output, Shape, private
 from wald_spark.options import Tolerance
 from wald_spark.progress import Run, find_logs
 

@@ -18,8 +18,19 @@ from wald.errors import Damaged, InvalidInput, Locked, Refused
 from wald.files.disk import Disk
 from wald.format.names import Kind
 from wald_spark.export import job
-from wald_spark.export.job import ChunkExport, agreed_shape, by_route_and_day, chunks_of, inferred_ddl
-from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, private, staged_name
+from wald_spark.export.job import (
+    ChunkExport,
+    ExportedFile,
+    ExportedLog,
+    Output,
+    Shape,
+    agreed_shape,
+    by_route_and_day,
+    chunks_of,
+    inferred_ddl,
+    private,
+    staged_name,
+)
 from wald_spark.options import STRICT
 from wald_spark.progress import Chunk, Progress, find_logs, locked_by, new_records
 from wald_spark.rows import Rows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import json as arrow_json
 
 from wald.errors import InvalidInput
-from wald_spark.jsonvalues import JsonValues, Weed, arrow_fields
+from wald_spark.rows import JsonValues, Weed, arrow_fields
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -16,7 +16,7 @@ from spark_jobs import run_job
 from wald.errors import Replaced, RolledBack
 from wald_spark.checkpoint import Offsets, decode_offsets, encode_offsets
 from wald_spark.compact.job import Generation, Generations
-from wald_spark.export.output import ExportedLog, Output, Shape, private
+from wald_spark.export.job import ExportedLog, Output, Shape, private
 from wald_spark.options import STREAM_OPTIONS, STRICT, Limits, Tolerance, parse_options, parse_stream_options
 from wald_spark.plan import LogPiece
 from wald_spark.progress import NewRecords, Progress, find_logs, new_records
