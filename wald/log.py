@@ -139,16 +139,19 @@ class Log:
         self._continuity.check(head)
         return head
 
-    def require_continuity(self) -> None:
+    def require_continuity(self, head: Head | None = None) -> None:
         """Check that the log at the path is the one that was opened, and still has the records that were read.
 
         Methods that read or move a cursor include this check. Call it before using positions from memory after a pause.
+
+        Args:
+            head: the current head; None to read it.
 
         Raises:
             Replaced: another log, an older copy of this log, or no log is at the path. Open the log again, and read
                 positions from cursors.
         """
-        self._continuity.require()
+        self._continuity.check(head or readable_head(self.root))
 
     def view(self) -> View:
         """Return a snapshot: the segments of the log and its durable head."""

@@ -15,6 +15,7 @@ from wald.errors import Damaged, Gone, Replaced
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.log import Log
+from wald.segments.durable_end import OpenHead, read_head
 
 LATER_NS = START_NS + 3600 * 10**9
 
@@ -58,6 +59,25 @@ def test_restarts_cuts_and_repairs_are_no_other_past(root: Path) -> None:
         log.require_continuity()
         write(built, f"of epoch {epoch}")
     assert len(seen(log)) == 4
+
+
+def test_a_head_that_stays_open_is_that_at_the_path(root: Path, copy: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    shutil.copytree(root, copy)
+    head = OpenHead(built.log.root)
+    for text in ("2", "3"):
+        write(built, text)
+        assert head.read() == read_head(built.log.root)
+    restore(copy, root)
+    older = head.read()
+    assert older is not None
+    assert older.sequence == 1
+    built.log.root.head.write_bytes(b"torn")
+    assert head.read() is None
+    built.log.root.head.unlink()
+    assert head.read() is None
+    head.close()
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,12 @@ class _FixedPath:
     def __init__(self, name: str) -> None:
         self.name = name
 
+    def __set_name__(self, _: type[Root], attribute: str) -> None:
+        self.attribute = attribute
+
     def __get__(self, root: Root, _: type[Root]) -> Path:
-        return root.path / self.name
+        path = root.__dict__[self.attribute] = root.path / self.name  # found there from now on
+        return path
 
 
 @dataclass(frozen=True)

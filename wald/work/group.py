@@ -29,6 +29,7 @@ from wald.reading.selection import select
 from wald.retention.cursor_moves import EarlierReclaim, start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import Missing
+from wald.segments.durable_end import OpenHead
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
 from wald.work.control import ControlServer
 from wald.work.dead_letters import Maintenance
@@ -212,7 +213,11 @@ class WorkGroup:
                 stack.callback(journal.close)
             if not journal.is_new:
                 journal.rewrite(self._owner.all_lines())
-            self._loop = CommitLoop(self._owner, journal, queue, require=self.log.require_continuity, name=route)
+            log, head = self.log, OpenHead(self.log.root)
+            stack.callback(head.close)
+            self._loop = CommitLoop(
+                self._owner, journal, queue, require=lambda: log.require_continuity(head.read()), name=route
+            )
             stack.callback(self._loop.close)
             self._maintenance = Maintenance(
                 self.log,
@@ -231,7 +236,7 @@ class WorkGroup:
             warn = report or _LOGGER.warning
             self._control = ControlServer(self.log.root, route, self.group, self._apply_command, warn)
             stack.callback(self._control.close)
-            self._descriptors = journal, ownership
+            self._descriptors = journal, ownership, head
             self._is_inherited, self._is_strict = False, rules.is_strict
             _GROUPS.add(self)
             stack.callback(_GROUPS.discard, self)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from wald.errors import WaldError
 from wald.format.records import Record, not_before
-from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
+from wald.format.work import Commit, DeadRecord, FailureReason, JournalLine, JournalStart, WorkerLease
 from wald.reading.assembler import Rows
 from wald.work.deliveries import Deliveries, Named, Part, Refusal, Settled
 from wald.work.journal import Failure, Replay, journal_lines, record_failure
@@ -25,6 +25,7 @@ FOREVER_SECONDS = 1e9
 """Length of a lease without an end."""
 _NS = 1_000_000_000
 _FOREVER_NS = 1 << 62
+_ORDERS_MAX = 128  # filled at a time
 _REASON_MAX = 500  # letters, which stay in memory for each returned record
 _NO_ROWS = Rows("", 0, 0, 0, ())
 _POLL_NS = 1 * _NS  # while a record waits for a time of the wall clock, which may be set
@@ -456,9 +457,7 @@ class Owner:
 
     def _deliver_next(self, waiting: deque[LeaseOrder], now_ns: int) -> bool:
         """Deliver the next run and remove the orders that are full; return False if there are no records."""
-        orders = (
-            [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, PAGE_RECORDS))
-        )  # a run is within a page
+        orders = [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, _ORDERS_MAX))
         run = self._next_run(sum(each.records_max for each in orders))
         if run is None:
             return False
@@ -477,7 +476,7 @@ class Owner:
     def _next_run(self, records_max: int) -> Run | None:
         """Return the next records to deliver; give up those that have had all of their tries."""
         while True:
-            run = self._deliveries.window.first_free()
+            run = self._deliveries.window.first_free(records_max)
             if run is None:
                 if not self._read_next():
                     return None

@@ -264,14 +264,19 @@ class Window:
         if floor_moves:
             self._advance()
 
-    def first_free(self) -> Run | None:
-        """Return the first run of free records, within one page, or None."""
+    def first_free(self, records_max: int = 1) -> Run | None:
+        """Return the first run of free records, or None. It may cross into the next page below ``records_max``."""
         while self._free:
-            page = self._pages.get(self._free[0])
+            number = self._free[0]
+            page = self._pages.get(number)
             if page is not None:
                 if found := _RUNS[State.FREE].search(page.states):
-                    base = self._free[0] * PAGE_RECORDS
-                    return Run(base + found.start(), base + found.end() - 1)
+                    first, behind = number * PAGE_RECORDS + found.start(), number * PAGE_RECORDS + found.end()
+                    following = self._pages.get(number + 1) if found.end() == PAGE_RECORDS else None
+                    if following is not None and behind - first < records_max:
+                        more = _RUNS[State.FREE].match(following.states)
+                        behind += more.end() if more else 0
+                    return Run(first, behind - 1)
                 page.queued = False
             heappop(self._free)
         return None
