@@ -36,6 +36,7 @@ from wald_gate.shapes import encoded
 _NOT_CACHED = (b"cache-control", b"no-store")
 _API = "/v1/"
 _NO_VERB = "none"
+_NAME = re.compile(r"\\{(\w+)\\}")  # of a parameter in a path, escaped
 _NOBODY = Client("anyone")  # the client of a request that needs no right
 _KNOWN_PATHS, _KNOWN_LENGTH = 1024, 512
 _log = logging.getLogger("wald_gate")
@@ -49,11 +50,13 @@ class Application:
 
     def __init__(self, state: State, verbs: Iterable[Verb]) -> None:
         self._state = state
-        self._verbs = [(_pattern(verb.path), verb, state.counts.of_verb(verb.name)) for verb in verbs]
+        self._verbs = [
+            (re.compile(_NAME.sub(r"(?P<\1>[^/]+)", re.escape(verb.path))), verb, state.counts.of_verb(verb.name))
+            for verb in verbs
+        ]
         self._find = lru_cache(_KNOWN_PATHS)(self._match)
 
     def __call__(self, request: Exchange) -> Awaitable[None]:
-        """Answer a request."""
         scope = request.scope
         self._state.proxies.apply(scope)
         raw_path: bytes = scope["raw_path"]
@@ -154,16 +157,11 @@ class Application:
             return verb.failed(request, error)
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
-
-
 def _methods_of(verb: Verb) -> tuple[str, ...]:
     return ("GET", "HEAD") if verb.method == "GET" else (verb.method,)
 
 
 async def _describe(_: Call) -> Response:
-    """Answer with the OpenAPI document."""
     return Response(_description(), media_type=JSON)
 
 

@@ -175,7 +175,6 @@ class Call:
         return [each.partition(";")[0].strip().lower() for each in given.split(",")]
 
     def require_no_query(self) -> None:
-        """Raise InvalidInput if there are query parameters."""
         if self.request.scope["query_string"]:
             name = next(iter(self.request.query_params), "")
             message = f"the query: unknown parameter {name[:40]!r}; this request takes none"
@@ -198,7 +197,6 @@ class Call:
             raise InvalidInput(f"the query: {reason}", hint="see /openapi.json") from None
 
     async def body(self, shape: type[T]) -> T:
-        """Read and parse a JSON body."""
         media_type, _ = self.content_type
         if media_type not in ("", JSON):
             raise HttpError(415, "media-type", f"{media_type}: this takes JSON", hint=f"Content-Type: {JSON}")

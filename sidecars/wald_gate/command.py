@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from wald_gate.auth.tokens import Client
     from wald_gate.settings import Settings
 
-F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path()
 
 
@@ -108,8 +107,7 @@ def token() -> None:
     """
 
 
-def _tokens_option(function: F) -> F:
-    return click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The file.")(function)
+_tokens_option = click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The file.")
 
 
 @token.command(
@@ -137,16 +135,7 @@ def _tokens_option(function: F) -> F:
 @click.option("--admin", is_flag=True, help="Allow the client everything.")
 @click.option("--user", default="", help="Identify the client as this user on the unix socket.")
 @click.option("--certificate", default="", metavar="NAME", help="Identify the client by a certificate with this name.")
-def add_token(
-    name: str,
-    tokens: Path,
-    read: tuple[str, ...],
-    write: tuple[str, ...],
-    work: tuple[str, ...],
-    admin: bool,
-    user: str,
-    certificate: str,
-) -> None:
+def add_token(name: str, tokens: Path, admin: bool, user: str, certificate: str, **patterns: tuple[str, ...]) -> None:
     """Add a client, and print its token, which is not stored: the file has only its SHA-256.
 
     A client that works for a group leases its records, acknowledges them and moves its cursor. wald-reclaim may delete
@@ -160,7 +149,7 @@ def add_token(
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
     way = "user" if user else "certificate" if certificate else ""
-    client = Client(name, read, write, work, admin, way, user or certificate)
+    client = Client(name, patterns["read"], patterns["write"], patterns["work"], admin, way, user or certificate)
     if made := add(tokens, client):
         click.echo(made)
     click.echo(f"wald-gate: {name} may: {_rights(client)}", err=True)
@@ -203,7 +192,6 @@ def remove_token(name: str, tokens: Path) -> None:
 
 
 def _rights(client: Client) -> str:
-    """Describe a client's rights in words."""
     said = ("read", client.reads), ("write", client.writes), ("work", client.works)
     rights = [f"{what} {' '.join(routes)}" for what, routes in said if routes]
     return "; ".join(["admin"] * client.admin + rights) or "no route, only /metrics and the head"
@@ -216,5 +204,4 @@ def _remind() -> None:
 
 
 def main() -> None:
-    """The console script."""
     sys.exit(run(command, "wald-gate", sys.argv[1:]))

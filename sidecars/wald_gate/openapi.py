@@ -58,7 +58,6 @@ _ANY_VERB = (400, 405, 500, 503)
 
 
 def document(verbs: Sequence[Verb]) -> dict[str, Any]:
-    """Return the OpenAPI document of ``verbs``."""
     shapes = {shape for verb in verbs for shape in (*verb.body.values(), *verb.answers.values()) if shape is not None}
     components = _components({Problem, *(part for shape in shapes for part in _parts(shape))})
     paths: dict[str, dict[str, Any]] = {}

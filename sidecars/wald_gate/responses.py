@@ -127,7 +127,6 @@ def may_compress(response: Response) -> bool:
 
 
 def compress(response: Response) -> None:
-    """Compress a response with gzip."""
     response.body = gzip.compress(bytes(response.body), LEVEL, mtime=0)
     response.headers["content-length"] = str(len(response.body))
     response.headers["content-encoding"] = "gzip"

@@ -218,7 +218,6 @@ def _encoder(separator: bytes | None, *, jsonl: bool, due: Due | None) -> Encode
 
 
 def _check_readable(name: str) -> None:
-    """Check a name before anything is sent."""
     if name == _STDIN or name in _STDIN_PATHS:
         require_stdin("name a FILE after ROUTE, or connect a pipe to stdin")
     if name != _STDIN:

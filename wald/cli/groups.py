@@ -61,8 +61,7 @@ def group() -> None:
     """
 
 
-def _group_argument(function: click.decorators.FC) -> click.decorators.FC:
-    return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
+_group_argument = click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))
 
 
 @click.command("list", epilog=examples("wald group list", "wald group list orders --json"))

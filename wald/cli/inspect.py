@@ -53,7 +53,8 @@ def inspect(path: Path, content: bool, records: bool, as_json: bool) -> int:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"{path}: no such file", hint=f"ls -la {path.parent}") from None
-    root = _root_of(path)
+    above = [path, *path.parents] if path.is_dir() else path.parents
+    root = next((Root(each) for each in above if (each / "log.json").is_file()), None)
     named = kind_of(str(path.relative_to(root.path)) if root else str(path), in_root=root is not None)
     damage = _damage(root, path, named)
     verdict = may_delete(root, path, named)
@@ -88,11 +89,6 @@ def _print_content(path: Path, *, records: bool, as_json: bool) -> int:
         damaged = damaged or "damage" in item
         click.echo(json_line("inspect.content", _with_times(item)) if as_json else _line(item))
     return Damaged.exit_code if damaged else 0
-
-
-def _root_of(path: Path) -> Root | None:
-    above = [path, *path.parents] if path.is_dir() else path.parents
-    return next((Root(each) for each in above if (each / "log.json").is_file()), None)
 
 
 def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:

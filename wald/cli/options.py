@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,13 +13,17 @@ import click
 
 from wald.cli.command import ROOT
 from wald.errors import Damaged, InvalidInput, Unavailable
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.locks import is_locked
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import is_relative, nanoseconds, parse_time_option, utc
 from wald.hints import command_line, hint_for
+from wald.setting_types import SettingType, duration, format_seconds, size
 
 if TYPE_CHECKING:
     from wald.client.producer import Producer
-    from wald.setting_types import SettingType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,19 +53,36 @@ class DefaultGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-def root_option(function: F) -> F:
-    """``--root``, here or before the command, or WALD_ROOT; the command gets ``root``."""
-    return click.option(
-        "--root",
-        type=click.Path(path_type=Path, readable=False),
-        callback=_root,
-        help="The directory of the log.  [env: WALD_ROOT]",
-    )(function)
+def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
+    root = given or ctx.find_object(Path) or os.environ.get("WALD_ROOT")
+    if not root:
+        raise InvalidInput("which log? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
+    ctx.meta[ROOT] = Path(root)
+    return Path(root)
 
 
-def json_option(function: F) -> F:
-    """``--json``; the command gets ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+root_option = click.option(  # here or before the command
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    callback=_root,
+    help="The directory of the log.  [env: WALD_ROOT]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+group_option = click.option(
+    "--group", default=DEFAULT_GROUP, callback=lambda _ctx, _, name: check_group(name), help=GROUP_HELP
+)
+route_argument = click.argument("route", callback=lambda _ctx, _, name: name and check_route(name))
+socket_option = click.option(
+    "--socket",
+    hidden=True,
+    type=click.Path(path_type=Path, readable=False),
+    envvar="WALD_SOCKET",
+    show_envvar=True,
+    help="The daemon's socket.  [default: ROOT/wald.sock]",
+)
+metrics_option = click.option(
+    "--metrics", metavar="HOST:PORT", hidden=True, help="Serve /metrics for Prometheus at this address."
+)
 
 
 def config_option(help_text: str) -> Callable[[F], F]:
@@ -76,37 +95,6 @@ def config_option(help_text: str) -> Callable[[F], F]:
         show_envvar=True,
         help=help_text,
     )
-
-
-def group_option(function: F) -> F:
-    checked = click.option(
-        "--group", default=DEFAULT_GROUP, callback=lambda _ctx, _, name: check_group(name), help=GROUP_HELP
-    )
-    return checked(function)
-
-
-def route_argument(function: F) -> F:
-    """A route with a valid name; the command gets ``route``."""
-    return click.argument("route", callback=lambda _ctx, _parameter, name: name and check_route(name))(function)
-
-
-def socket_option(function: F) -> F:
-    """``--socket``, for a daemon whose socket is not in its root."""
-    return click.option(
-        "--socket",
-        hidden=True,
-        type=click.Path(path_type=Path, readable=False),
-        envvar="WALD_SOCKET",
-        show_envvar=True,
-        help="The daemon's socket.  [default: ROOT/wald.sock]",
-    )(function)
-
-
-def metrics_option(function: F) -> F:
-    """``--metrics``, of a program that runs for long."""
-    return click.option(
-        "--metrics", metavar="HOST:PORT", hidden=True, help="Serve /metrics for Prometheus at this address."
-    )(function)
 
 
 class SequenceNumber(click.IntRange):
@@ -136,22 +124,18 @@ def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1, hidden: bool = False
 ) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
-    kind = partial(_kind, "duration", seconds_min, days_max * _DAY)
+    kind = duration(seconds_min, days_max * _DAY)
     return setting_option(name, kind, "DURATION", default, help_text, "30s", hidden=hidden)
 
 
 def size_option(name: str, default: str | None, help_text: str, *, hidden: bool = False) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
-    return setting_option(name, partial(_kind, "size", 0, 1 << 50), "SIZE", default, help_text, "64MiB", hidden=hidden)
-
-
-def _kind(name: str, *bounds: float) -> Any:
-    return getattr(import_module("wald.setting_types"), name)(*bounds)
+    return setting_option(name, size(0, 1 << 50), "SIZE", default, help_text, "64MiB", hidden=hidden)
 
 
 def setting_option(
     name: str,
-    kind: Callable[[], SettingType],
+    kind: SettingType,
     metavar: str,
     default: str | None,
     help_text: str,
@@ -163,21 +147,13 @@ def setting_option(
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
-            return None if given is None else kind().parse(given)
+            return None if given is None else kind.parse(given)
         except ValueError as error:
             raise InvalidInput(f"{name} must be {error}", hint=f"{name} {example}") from None
 
     return click.option(
         name, default=default, show_default=True, metavar=metavar, callback=parsed, hidden=hidden, help=help_text
     )
-
-
-def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
-    root = given or ctx.find_object(Path) or os.environ.get("WALD_ROOT")
-    if not root:
-        raise InvalidInput("which log? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
-    ctx.meta[ROOT] = Path(root)
-    return Path(root)
 
 
 def time_option(name: str, help_text: str) -> Callable[[F], F]:
@@ -222,11 +198,9 @@ def warn_of_wrong_times(root: Path, since: object, until: object) -> None:
     until_ns = nanoseconds(until) if isinstance(until, datetime) else None
     if since_ns is None and until_ns is None:
         return
-    from wald.files.layout import Root
     from wald.files.listing import list_segments
     from wald.files.uptime import read_steps
     from wald.segments.durable_end import read_head, seconds_ahead
-    from wald.setting_types import format_seconds
 
     here = Root(root)
     with suppress(Damaged, OSError):  # the command reports it
@@ -258,8 +232,6 @@ def check_span(since: datetime | None, until: datetime | None) -> None:
 
 def daemon_at(root: Path, socket: Path | None) -> Producer:
     from wald.client.producer import Producer
-    from wald.files.identity import read_identity
-    from wald.files.layout import Root
     from wald.status.findings import frozen  # which wald append does not need
 
     read_identity(Root(root))
@@ -271,8 +243,6 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
 def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float, insists: bool) -> Producer:
     """A connection that sends records to ``route``; ``insists``: wait ``retry_for`` seconds for a first daemon, too."""
     from wald.client.producer import Producer
-    from wald.files.identity import read_identity
-    from wald.files.layout import Root
 
     read_identity(Root(root))
     Root(root).require_route(route)
@@ -282,8 +252,4 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
 
 def runs(root: Path) -> bool:
     """Return True if a daemon holds the root, even if it does not listen yet."""
-    from wald.files.disk import Disk
-    from wald.files.layout import Root
-    from wald.files.locks import is_locked
-
     return is_locked(Root(root).lock, Disk())

@@ -158,7 +158,6 @@ def _read(log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, gaps: 
 
 
 def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Output, gaps: _Gaps) -> None:
-    """Search in several processes."""
     from wald.reading.search import Match, search
     from wald.reading.selection import select
 
@@ -203,7 +202,6 @@ class _Output:
         return self._left == 0
 
     def search(self, batch: Batch) -> Match:
-        """Return the matching records of a batch, for a search process."""
         from wald.reading.search import Match
 
         assert self._matcher is not None
@@ -364,7 +362,6 @@ class Asked:
     form: str
 
     def check(self) -> None:
-        """Raise InvalidInput if options exclude each other."""
         for wrong, message, hint in self._conflicts():
             if wrong:
                 raise InvalidInput(message, hint=hint)

@@ -250,7 +250,6 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
 
 
 def _hint(found: Finding) -> str:
-    """Return a command for a problem that is not repaired, or ""."""
     path = found.path
     if path.suffix in (CURSOR_SUFFIX, WORK_SUFFIX):
         group, route, root = path.stem, path.parents[1].name, path.parents[3]

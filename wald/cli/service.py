@@ -244,9 +244,7 @@ def list_(root: Path, as_json: bool) -> None:
 @root_option
 @socket_option
 @click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
-@setting_option(
-    "--mode", lambda: MODE, "OCTAL", None, f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.", "0620"
-)
+@setting_option("--mode", MODE, "OCTAL", None, f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.", "0620")
 @click.option(
     "--consumers",
     metavar="GROUP",
@@ -306,17 +304,14 @@ def _print_state(command: str, root: Root, route: str) -> None:
 def _rows(route: Progress) -> list[tuple[str, ...]]:
     from wald.retention.cursors import CursorState
 
-    consumers = f"consumers={route.consumers}"
-    known = (("fifo", route.fifo), ("retired", route.retired), (consumers, bool(route.consumers)))
-    notes = " ".join(note for note, holds in known if holds)
+    last = "?" if route.last_sequence is None else str(route.last_sequence)
+    name, notes = route.route, ["fifo"] * route.fifo + ["retired"] * route.retired
+    notes += [f"consumers={route.consumers}"] * bool(route.consumers)
     rows: list[tuple[str, ...]] = []
-    for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):
-        known_last = "?" if route.last_sequence is None else str(route.last_sequence)
-        name, last, about = (route.route, known_last, notes) if number == 0 else ("", "", "")
-        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
-            about = f"{about} {cursor.state.value}".strip()
-        if cursor.of_work_group:
-            about = f"{about} work group".strip()
+    for cursor, lag in zip(route.cursors, route.lags, strict=True):
+        notes += [cursor.state.value] * (cursor.state not in (CursorState.VALID, CursorState.ABSENT))
+        notes += ["work group"] * cursor.of_work_group
         shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
-        rows.append((name, last, cursor.group, shown, str(lag), about))
+        rows.append((name, last, cursor.group, shown, str(lag), " ".join(notes)))
+        name, last, notes = "", "", []
     return rows

@@ -93,8 +93,12 @@ class _Samplers:
             sampler.update()
 
     def start(self, interval_seconds: float, wake: int) -> None:
+        def after() -> None:
+            with suppress(BlockingIOError):  # a full pipe wakes its reader anyway
+                os.write(wake, _SAMPLED)
+
         for sampler in self._every:
-            sampler.start(interval_seconds, lambda: _wake(wake))
+            sampler.start(interval_seconds, after)
 
     def snapshot(self) -> Snapshot:
         from wald.status.rates import Snapshot, activity, inventory
@@ -174,8 +178,3 @@ def _keys(descriptor: int) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
-
-
-def _wake(wake: int) -> None:
-    with suppress(BlockingIOError):  # a full pipe wakes its reader anyway
-        os.write(wake, _SAMPLED)

@@ -57,7 +57,10 @@ Cell = tuple[str, str]
 
 
 def drawn(snapshot: Snapshot, *, width: int, height: int) -> Group:
-    return Group(_title(snapshot.root, width), *lines(snapshot, width=width, height=height - 1))
+    left = Text.assemble(("wald top", "bold"), "  ", _printable(snapshot.root))
+    left.truncate(max(0, width - 10), overflow="ellipsis", pad=True)
+    title = _line(Text.assemble(left, ("  q leaves", "bright_black")))
+    return Group(title, *lines(snapshot, width=width, height=height - 1))
 
 
 def plain(snapshot: Snapshot, *, width: int) -> str:
@@ -74,8 +77,13 @@ def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
         shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(problem), width)]
     shown += _activity(snapshot.activity, width)
     shown += _inventory(snapshot.inventory, width)
-    if snapshot.activity is not None:
-        shown += _packed("sealing", _sealing(snapshot.activity), width)
+    if (seen := snapshot.activity) is not None:
+        sealing: list[Cell] = [
+            (f"{seen.waiting_segments:,} waiting", "blue" if seen.waiting_segments else ""),
+            (f"{seen.sealed_segments:,} sealed since this began", ""),
+            (_bytes_rate(seen.sealed_bytes_per_second), ""),
+        ]
+        shown += _packed("sealing", sealing, width)
     if snapshot.inventory is not None:
         shown += _disk(snapshot.inventory, width)
         shown.append(Text())
@@ -93,12 +101,6 @@ def cells(amounts: Sequence[int], width: int) -> list[int]:
     spare = max(0, width - sum(least))
     ends = [round(end * spare / total) for end in accumulate(amounts, initial=0)]
     return [one + end - start for one, start, end in zip(least, ends, ends[1:], strict=False)]
-
-
-def _title(root: str, width: int) -> Text:
-    left = Text.assemble(("wald top", "bold"), "  ", _printable(root))
-    left.truncate(max(0, width - 10), overflow="ellipsis", pad=True)
-    return _line(Text.assemble(left, ("  q leaves", "bright_black")))
 
 
 def _activity(activity: Activity | None, width: int) -> Iterator[Text]:
@@ -135,19 +137,12 @@ def _inventory(inventory: Inventory | None, width: int) -> Iterator[Text]:
         pieces.append((f"as of {format_seconds(inventory.age_seconds)} ago", "bright_black"))
     yield from _packed("segments", pieces, width)
     yield _labelled("", bar)
-    legend: list[Cell] = []
-    for state, amount in zip(states, amounts, strict=True):
-        glyph, style = _TEXTURES[state]
-        legend.append((f"{glyph} {state.value} {amount.segments:,}, {format_bytes(amount.stored_bytes)}", style))
-    yield from _packed("", legend, width)
-
-
-def _sealing(activity: Activity) -> list[Cell]:
-    return [
-        (f"{activity.waiting_segments:,} waiting", "blue" if activity.waiting_segments else ""),
-        (f"{activity.sealed_segments:,} sealed since this began", ""),
-        (_bytes_rate(activity.sealed_bytes_per_second), ""),
+    legend = [
+        (f"{glyph} {state.value} {amount.segments:,}, {format_bytes(amount.stored_bytes)}", style)
+        for state, amount in zip(states, amounts, strict=True)
+        for glyph, style in [_TEXTURES[state]]
     ]
+    yield from _packed("", legend, width)
 
 
 def _disk(inventory: Inventory, width: int) -> Iterator[Text]:

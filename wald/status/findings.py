@@ -94,7 +94,11 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
                 why = f"this user may neither open {root.lock} nor ask {socket}"
                 message = f"it is unknown whether a daemon runs: {why}"
                 return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
-        return _without_lock(root, wrote)
+        starting = command_line(root.path, "run")
+        if not wrote:
+            return Liveness(Life.NEVER, "no daemon has run on this log", starting)
+        ended = describe_last_end(root) or "the last one ended before it had recovered the log"
+        return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
     if (stopped := frozen(root)) is not None:
         return stopped
     pid = next(iter(holders(root.lock)), None)
@@ -125,14 +129,6 @@ def over_quota(root: Root, *, seconds: float) -> list[Mapping[str, Any]]:
     except OSError:
         return []
     return found if isinstance(found, list) else []
-
-
-def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
-    starting = command_line(root.path, "run")
-    if not wrote:
-        return Liveness(Life.NEVER, "no daemon has run on this log", starting)
-    ended = describe_last_end(root) or "the last one ended before it had recovered the log"
-    return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
 
 
 def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wrote: Mapping[str, object]) -> Liveness:

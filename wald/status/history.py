@@ -119,7 +119,6 @@ def _starts_and_ends(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
 
 
 def sentence(event: Event) -> str:
-    """Describe an event, and why a deletion was allowed."""
     judged = event.entry.get("event") in ("reclaimed", "shrunk")
     return f"{deed(event)}; {_judgement(event)}" if judged else deed(event)
 

@@ -78,7 +78,6 @@ def conclusion(found: Item, root: Path) -> str:
 
 
 def _spread(after: Item, before: Item | None) -> dict[str, Any]:
-    """Return count, mean and quantiles of a histogram since ``before``."""
     counts = list(after["counts"])
     total = after["sum"]
     if before is not None:

@@ -163,7 +163,6 @@ def found_groups(log: Log, routes: Iterable[str], now_ns: int) -> list[FoundGrou
 
 
 def with_lags(log: Log, seen: list[GroupStatus]) -> list[FoundGroup]:
-    """Return work groups with their lags, counted in one pass."""
     begins = []
     for number, each in enumerate(seen):
         at, picture = each.cursor, each.snapshot

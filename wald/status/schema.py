@@ -6,7 +6,7 @@ The gate makes its OpenAPI document from the same classes. None of them needs mo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
@@ -412,16 +412,12 @@ def ledger_fields(line: Mapping[str, Any]) -> dict[str, object]:
             fields["first"] = fields["segment"]
         if key in _LEDGER_TIMES and isinstance(value, int):
             fields |= time_fields(key, value)
-        elif key == "routes" and isinstance(value, list):
-            fields[key] = [_ledger_route(route) for route in value]
+        elif key == "routes" and isinstance(value, list):  # the sealer writes routes without keys
+            routes = [each if isinstance(each, Mapping) else zip(_LEDGER_ROUTE, each, strict=False) for each in value]
+            fields[key] = [ledger_fields(dict(route)) for route in routes]
         elif key not in _LEDGER_CHAIN:
             fields[keys.get(key, key)] = value
     return fields
-
-
-def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]:
-    """Return a route of a ledger line; the sealer writes routes without keys."""
-    return ledger_fields(route if isinstance(route, Mapping) else dict(zip(_LEDGER_ROUTE, route, strict=False)))
 
 
 def local_now() -> datetime:

@@ -144,7 +144,6 @@ class Admission:
         self.require(self.client(request)[0], right, request)
 
     def _of_session(self, request: Request) -> Client | None:
-        """Return the client of a request's session; None without a valid session."""
         number, now = request.cookies.get(self._cookie(request), ""), time.monotonic()
         if (session := self._sessions.get(number)) is None:
             return None
@@ -183,7 +182,6 @@ class Admission:
         self._sessions[number] = _Session(client, authorization, time.monotonic())
 
     def end(self, request: Request, response: Response) -> None:
-        """End the session of a request, if it has one."""
         self._set(request, response, "")
 
     def _require_few_wrong(self, address: str) -> None:
@@ -279,7 +277,6 @@ class TrustedProxies:
             scope["scheme"] = scheme
 
     def has(self, address: str) -> bool:
-        """Return True if the address of a peer is that of a trusted proxy."""
         peer = _address(address) if self._networks else None
         return peer is not None and any(peer in each for each in self._networks)
 

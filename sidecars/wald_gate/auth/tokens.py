@@ -70,7 +70,6 @@ class Client:
     known_by: str = ""  # the digest in hexadecimal, the user, or the common name or only subjectAltName
 
     def may(self, right: Right, route: str | None, group: str | None = None) -> bool:
-        """Return True if it has a right, on ``route`` and ``group`` if the right concerns one."""
         if self.admin or right in (Right.NONE, Right.KNOWN):
             return True
         if right in (Right.READ, Right.LOOK) and _matches(self.reads, route):

@@ -80,7 +80,6 @@ class Listening:
         return found
 
     def warnings(self) -> Iterator[str]:
-        """Name the files with an expired certificate."""
         files = {"certificate": self._certificate, "authorities": self._client_ca}
         for name, at in self.expiries().items():
             if at <= time.time():
@@ -387,7 +386,6 @@ class Server:
             self._servers.append(await loop.create_server(self.connection, sock=listener, backlog=_BACKLOG))
 
     def _address(self, listener: socket.socket) -> str:
-        """Return the address of a socket as a URL or a path."""
         if listener.family == socket.AF_UNIX:
             return str(listener.getsockname())
         host, port = listener.getsockname()[:2]
@@ -400,7 +398,6 @@ class Server:
         return tls
 
     def connection(self) -> Connection:
-        """Return a connection without a transport."""
         return Connection(self._application, self.pool, self._log_response)
 
 

@@ -11,7 +11,7 @@ import prometheus_client
 from starlette.responses import Response
 
 from wald.errors import Damaged, InvalidInput, Refused
-from wald.exposition import TEXT_FORMAT, Metric, render
+from wald.exposition import TEXT_FORMAT, render
 from wald.log import Log
 from wald.retention.backlog import Backlog
 from wald.retention.cursor_moves import start_position
@@ -161,8 +161,5 @@ async def metrics(call: Call) -> Response:
     counted = list(
         of_gate(state.counts, state.pool, state.daemon.published, word, log_id, groups=groups, leases=leases)
     )
-    return Response(await state.in_thread(_text, counted), media_type=TEXT_FORMAT)
-
-
-def _text(counted: list[Metric]) -> bytes:
-    return render(counted) + prometheus_client.generate_latest(_process)
+    text = await state.in_thread(lambda: render(counted) + prometheus_client.generate_latest(_process))
+    return Response(text, media_type=TEXT_FORMAT)

@@ -54,7 +54,6 @@ def marked(text: str, *, keep: str = "") -> Markup:
 
 
 def _runs(text: str, keep: str) -> list[tuple[bool, str]]:
-    """Split the text into runs that print and runs that do not."""
     if text.isascii() and text.isprintable():
         return [(True, text)]
     return [(prints, "".join(run)) for prints, run in groupby(text, lambda each: each in keep or _prints(each))]

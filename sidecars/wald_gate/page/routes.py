@@ -111,7 +111,6 @@ class Line:
     signs: list[str]  # special states
 
     def has(self, wanted: str) -> bool:
-        """Return True if the name of the route or of a group contains a text."""
         return any(wanted.lower() in name.lower() for name in (self.route, *self.groups))
 
     def rank(self, sort: Sort) -> tuple[float, int]:
@@ -216,7 +215,6 @@ def _signs(name: str, rows: Sequence[Row], picture: PageSnapshot) -> Iterator[st
 
 
 def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
-    """Yield the reasons for the pins of a group and what to do."""
     root, cursor = call.root, group.cursor
     if group.retired:
         return

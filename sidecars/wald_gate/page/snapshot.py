@@ -371,7 +371,6 @@ class SnapshotPublisher:
         return None
 
     def end(self) -> None:
-        """End all waits."""
         self._is_over = True
         self._moved.set()
 

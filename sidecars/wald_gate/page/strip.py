@@ -132,13 +132,12 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     if len(pieces) <= PIECES_MAX:
         return pieces
     old, new = pieces[:-_SINGLE], pieces[-_SINGLE:]
-    runs = [_as_one(list(run)) for _, run in groupby(old, key=_alike)]
+    runs = [
+        _as_one(list(run))
+        for _, run in groupby(old, lambda each: (each.look, each.held > 0, each.is_archived, each.is_partly_archived))
+    ]
     size = -(-len(runs) // (PIECES_MAX - _SINGLE))
     return [_as_one(runs[at : at + size]) for at in range(0, len(runs), size)] + new
-
-
-def _alike(piece: Piece) -> tuple[Look, bool, bool, bool]:
-    return piece.look, piece.held > 0, piece.is_archived, piece.is_partly_archived
 
 
 def _as_one(pieces: list[Piece]) -> Piece:

@@ -183,7 +183,6 @@ def _short(ledger: str) -> str:
 
 
 def _places(given: str) -> dict[str, int]:
-    """Parse the end of an excerpt."""
     names = {_short(name): name for name in (*LEDGERS, CLOCK, LIVES)}
     places = {}
     for part in filter(None, given.split(",")):

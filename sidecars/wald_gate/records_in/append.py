@@ -109,7 +109,6 @@ class TextLines:
             yield _checked(held if held.endswith(b"\n") else held + b"\n", self._limits.record_max_bytes)
 
     async def payloads(self, lines: bytes) -> Iterable[bytes]:
-        """Encode a division of the body for the daemon."""
         return (lines,)
 
 
@@ -330,7 +329,6 @@ class _Append:
         self._left = limits.settings.body_max_bytes
 
     async def store(self, keyed: KeyedRequest | None) -> None:
-        """Store the body, under a key or without one."""
         cut, request, chunk = self._cut, self._call.request, None
         while chunk != b"":
             chunk = b"" if request.is_read else await request.chunk(is_counted=not self._is_compressed)

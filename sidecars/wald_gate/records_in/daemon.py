@@ -79,7 +79,6 @@ class DaemonClient:
         self._task = asyncio.create_task(self._watch_status(), name="wald-gate-held-routes")
 
     async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
-        """Store records durably."""
         end = self.deadline()
         producer = self._idle.pop() if self._idle else Producer()
         for _ in range(2):
@@ -153,7 +152,6 @@ class DaemonClient:
         self._timer = None if end == math.inf else self._loop.call_at(end, self._give_up)
 
     def _give_up(self) -> None:
-        """Give up the requests whose time is over."""
         now = self._loop.time()
         for request, end in self._ends.items():
             if end <= now:

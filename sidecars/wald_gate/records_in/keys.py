@@ -2,7 +2,7 @@
 
 A client names a request with the header ``Idempotency-Key`` (draft-ietf-httpapi-idempotency-key-header-07). A key
 belongs to a client and a route. The first record of each part that is stored under a key has a mark in the log, a
-header that only batches of the gates' own producer ids (:class:`Slots`) may have:
+header that only batches of the gates' own producer ids (:func:`slot_ids`) may have:
 
     wald.idempotency    KEY/PART, the key in hexadecimal; KEY/PART/last for the last part of a body
 
@@ -105,7 +105,6 @@ def marked(payload: bytes, key: bytes, number: int, *, is_last: bool) -> bytes:
 
 
 def digest_of(payload: bytes | memoryview) -> bytes:
-    """Return the digest of a marked payload."""
     return blake2b(payload, digest_size=16).digest()
 
 
@@ -124,24 +123,12 @@ def _read_mark(batch: Batch) -> tuple[bytes, int, Part] | None:
     return bytes.fromhex(found[1]), int(found[2]), part
 
 
-class Slots:
-    """Producer ids under which the gates of this user store requests with a key.
+def slot_ids(log_id: bytes) -> list[int]:
+    """Return the producer ids under which the gates of this user store requests with a key, one for each slot.
 
-    Their small number keeps the daemon from forgetting other producers.
+    Their small number keeps the daemon from forgetting other producers. The slot of a key is its first byte.
     """
-
-    def __init__(self, log_id: bytes) -> None:
-        self.ids = [
-            int.from_bytes(blake2b(b"%d" % slot, key=log_id, digest_size=8).digest()) or 1 for slot in range(SLOTS)
-        ]
-        self._slots = {stored_producer_id(os.geteuid(), producer_id): slot for slot, producer_id in enumerate(self.ids)}
-
-    def of_key(self, key: bytes) -> int:
-        return key[0]
-
-    def of_producer(self, stored_id: int) -> int | None:
-        """Return the slot of a batch, by the producer id in its header."""
-        return self._slots.get(stored_id)
+    return [int.from_bytes(blake2b(b"%d" % slot, key=log_id, digest_size=8).digest()) or 1 for slot in range(SLOTS)]
 
 
 class Entry(NamedTuple):
@@ -298,7 +285,6 @@ class KeyTable:
         self.parts = 0
 
     def find(self, key: bytes) -> dict[int, Part]:
-        """Return the parts of a key, by number."""
         packed = self._keys.get(key, b"")[_HEAD.size :]
         return {number: Part(*part) for number, *part in _PART.iter_unpack(packed)}
 
@@ -364,9 +350,10 @@ class KeyStore:
     take minutes, raises Unavailable.
     """
 
-    def __init__(self, log: Log, slots: Slots, stopping: Event) -> None:
+    def __init__(self, log: Log, stopping: Event) -> None:
         self._log = log
-        self._slots = slots
+        ids = slot_ids(log.identity.log_id)
+        self._slots = {stored_producer_id(os.geteuid(), producer_id): slot for slot, producer_id in enumerate(ids)}
         self._stopping = stopping
         self._table = KeyTable()
         self._unsaved: deque[Entry] = deque()
@@ -386,7 +373,6 @@ class KeyStore:
             failing.pop_all()
 
     def parts(self, key: bytes) -> dict[int, Part]:
-        """Return the stored parts of a key, by number."""
         return self._table.find(key)
 
     def add(self, key: bytes, parts: Mapping[int, Part]) -> None:
@@ -461,7 +447,6 @@ class KeyStore:
         return found is not None and (not found or _read_mark(found[0]) == (key, number, part))
 
     def rebuild(self) -> None:
-        """Forget everything, and read the log."""
         self._forget()
         while self.read_portion():
             pass
@@ -547,7 +532,7 @@ class KeyStore:
 
     def _count(self, producer_id: int, sequence: int, number: int) -> bool:
         """Update a slot's last batch; return False for other producers. A forgotten id may restart its numbers."""
-        slot = self._slots.of_producer(producer_id)
+        slot = self._slots.get(producer_id)
         if slot is None:
             return False
         self._slot_ends[slot] = max((sequence, number), self._slot_ends.get(slot, (0, 0)))

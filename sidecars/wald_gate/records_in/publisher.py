@@ -24,7 +24,7 @@ from wald.errors import Unavailable, WaldError
 from wald.log import Log
 from wald_gate.problems import HttpError
 from wald_gate.records_in.daemon import DaemonClient, Overtaken, Producer
-from wald_gate.records_in.keys import KeyStore, Part, Slots, digest_of, marked
+from wald_gate.records_in.keys import KeyStore, Part, digest_of, marked, slot_ids
 from wald_gate.records_out.threads import SharedRead
 
 P = ParamSpec("P")
@@ -63,8 +63,7 @@ class IdempotentPublisher:
     def __init__(self, log: Log, daemon: DaemonClient) -> None:
         self._log = log
         self.daemon = daemon
-        self._ids = Slots(log.identity.log_id)
-        self._slots = [_Slot(producer_id) for producer_id in self._ids.ids]
+        self._slots = [_Slot(producer_id) for producer_id in slot_ids(log.identity.log_id)]
         self._stopping = Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wald-gate-keys")
         self._opening: asyncio.Task[None] | None = None
@@ -83,7 +82,7 @@ class IdempotentPublisher:
             until = self.daemon.deadline()
             await self._open()
             patience = until - asyncio.get_running_loop().time()
-            request = KeyedRequest(self, key, self._slots[self._ids.of_key(key)], route, on_stored, patience)
+            request = KeyedRequest(self, key, self._slots[key[0]], route, on_stored, patience)
             try:
                 yield request
             finally:
@@ -136,7 +135,7 @@ class IdempotentPublisher:
 
     async def _read_log(self) -> None:
         """Read the log. The slots have the numbers at its end before a key is looked up."""
-        self.store = await self.in_thread(KeyStore, self._log, self._ids, self._stopping)
+        self.store = await self.in_thread(KeyStore, self._log, self._stopping)
         self._saves = SharedRead(self.store.save, self._thread)
         for index, slot in enumerate(self._slots):
             slot.number, slot.seen = self.store.slot(index)

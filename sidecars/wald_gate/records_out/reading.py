@@ -56,7 +56,6 @@ class Form:
         return self.heartbeat
 
     def end(self) -> bytes:
-        """Return the bytes after the last record."""
         return b""
 
 
@@ -260,7 +259,6 @@ class Reading:
         return chunk
 
     async def step(self) -> bytes | None:
-        """Read for a short time; return None if no record was found."""
         before, counts = self._records, self._state.counts
         chunk = await self._state.readers.run(self._client, self._read)
         counts.sent_records += self._records - before

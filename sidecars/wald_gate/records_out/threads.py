@@ -104,7 +104,6 @@ class SharedRead(Generic[T]):
         self._next: asyncio.Task[T] | None = None
 
     async def result(self) -> T:
-        """Return the result of a call that begins now or later; raise its error."""
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running), name="wald-gate-shared-read")
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # all requests may be gone
@@ -191,7 +190,6 @@ class HeadWatcher:
             self._look_now.set()
 
     def end(self) -> None:
-        """End all waits."""
         self.is_over = True
         self._look_now.set()
         for watch in self._every():

@@ -35,7 +35,7 @@ from wald_gate.limits import ConnectionPool, Limits, MemoryReservation
 from wald_gate.records_in import publisher
 from wald_gate.records_in.append import JsonLines
 from wald_gate.records_in.daemon import DaemonClient, Producer
-from wald_gate.records_in.keys import KeyStore, Slots
+from wald_gate.records_in.keys import KeyStore, slot_ids
 from wald_gate.records_in.publisher import IdempotentPublisher
 from wald_gate.settings import LimitSettings
 
@@ -124,7 +124,7 @@ def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
         for number in range(3):
             await store(repeats, KEY[:-1] + bytes([1 + number]), b"%d" % number)
         await asyncio.to_thread(forget, daemon)
-        slot = Slots(library.open(root).identity.log_id).ids[0]
+        slot = slot_ids(library.open(root).identity.log_id)[0]
         with Client(daemon.socket_path) as client:
             client.publish("orders", b"anew\n", f"pid={slot:x} pseq=1")
             assert client.reply().startswith("OK ")

@@ -178,9 +178,8 @@ def test_the_file_is_replaced_once_it_is_twice_as_long_as_needed(
     monkeypatch.setattr(keys, "_SPARE_ENTRIES", 10)
     monkeypatch.setattr(keys, "KEPT_PARTS", 5)
     log = library.open(root)
-    slots = keys.Slots(log.identity.log_id)
     parts = {number: keys.Part(number, number, bytes(16)) for number in range(1, 4)}
-    store = keys.KeyStore(log, slots, Event())
+    store = keys.KeyStore(log, Event())
     with library.Producer(root) as producer:
         for number in range(50):
             store.add(b"%016d" % number, parts)
@@ -189,7 +188,7 @@ def test_the_file_is_replaced_once_it_is_twice_as_long_as_needed(
             store.read_portion()
             assert table(root).stat().st_size < 72 * 40
     store.close()
-    store = keys.KeyStore(log, slots, Event())
+    store = keys.KeyStore(log, Event())
     assert [number for number in range(50) if store.parts(b"%016d" % number)] == [48, 49]
     assert store.parts(b"%016d" % 49) == parts
     store.close()
@@ -200,9 +199,8 @@ def test_no_position_is_saved_without_the_keys_before_it(
 ) -> None:
     """The other thread reads the log while a key is being added, and a kill follows."""
     log = library.open(root)
-    slots = keys.Slots(log.identity.log_id)
     parts = {1: keys.Part(1, 1, bytes(16))}
-    store = keys.KeyStore(log, slots, Event())
+    store = keys.KeyStore(log, Event())
 
     def read() -> None:
         store.add(bytes(16), parts)
@@ -222,7 +220,7 @@ def test_no_position_is_saved_without_the_keys_before_it(
     store.add(bytes(16), parts)
     reading.join()
     store.close()
-    store = keys.KeyStore(log, slots, Event())
+    store = keys.KeyStore(log, Event())
     assert store.parts(bytes(16)) == parts
     store.close()
 

@@ -156,7 +156,6 @@ def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> N
 
 
 def send(root: Path, socket: Path | None, *, within: float) -> Iterator[_Step]:
-    """Send one record, and yield each step when it is complete."""
     log = wald.open(root)
     if not runs(root):
         raise Unavailable(f"{log.root.lock}: no daemon runs", hint=command_line(root, "run"))

@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wald.cli.doctor import files, host, log, medium
 from wald.cli.doctor.findings import Facts, Finding, Outcome, Paths, interrupted
@@ -91,12 +90,8 @@ class Subject:
                 self.untried = f"not tested: {error.strerror}"
 
 
-class Needs(StrEnum):
-    """Prerequisite of a check."""
-
-    NOTHING = ""
-    LOG = "log"
-    SCRATCH = "scratch"
+Needs = Literal["nothing", "log", "scratch"]
+"""Prerequisite of a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ class Check:
     facts: type[Facts]
     promises: tuple[int, ...]
     probe: Callable[[Subject], Facts]
-    needs: Needs = Needs.NOTHING
+    needs: Needs = "nothing"
 
     def without_facts(self, outcome: Outcome, message: str, advice: str = "") -> Finding:
         return Finding(self.name, outcome, message, self.promises, advice)
@@ -119,32 +114,26 @@ CHECKS = (
     Check("settings", log.Settings, (), lambda given: given.settings[0]),
     Check("mount", medium.Mount, (1, 2), lambda given: given.mount),
     Check("device", medium.Device, (1, 2), lambda given: given.device),
+    Check("sync", medium.Sync, (1, 2), lambda given: medium.sync(given.scratch, given.mount, given.device), "scratch"),
+    Check("replace", files.Replacement, (5, 6), lambda given: files.replace(given.scratch), "scratch"),
+    Check("links", files.Links, (10,), lambda given: files.links(given.scratch), "scratch"),
+    Check("locks", files.Locks, (10,), lambda given: files.locks(given.scratch, given.mount.type), "scratch"),
     Check(
-        "sync", medium.Sync, (1, 2), lambda given: medium.sync(given.scratch, given.mount, given.device), Needs.SCRATCH
+        "allocation", files.Allocation, (9,), lambda given: files.allocation(given.scratch, given.mount.type), "scratch"
     ),
-    Check("replace", files.Replacement, (5, 6), lambda given: files.replace(given.scratch), Needs.SCRATCH),
-    Check("links", files.Links, (10,), lambda given: files.links(given.scratch), Needs.SCRATCH),
-    Check("locks", files.Locks, (10,), lambda given: files.locks(given.scratch, given.mount.type), Needs.SCRATCH),
-    Check(
-        "allocation",
-        files.Allocation,
-        (9,),
-        lambda given: files.allocation(given.scratch, given.mount.type),
-        Needs.SCRATCH,
-    ),
-    Check("mapping", files.Mapping, (1,), lambda given: files.mapping(given.scratch), Needs.SCRATCH),
-    Check("fifo", files.Fifos, (17,), lambda given: files.fifos(given.scratch), Needs.SCRATCH),
-    Check("names", files.Names, (3, 5), lambda given: files.names(given.scratch), Needs.SCRATCH),
-    Check("events", files.Events, (), lambda given: files.events(given.scratch), Needs.SCRATCH),
+    Check("mapping", files.Mapping, (1,), lambda given: files.mapping(given.scratch), "scratch"),
+    Check("fifo", files.Fifos, (17,), lambda given: files.fifos(given.scratch), "scratch"),
+    Check("names", files.Names, (3, 5), lambda given: files.names(given.scratch), "scratch"),
+    Check("events", files.Events, (), lambda given: files.events(given.scratch), "scratch"),
     Check("pipes", host.Pipes, (17,), lambda given: host.pipes(given.fifos)),
     Check("space", medium.Space, (9,), lambda given: log.space(given.place, given.settings[1], given.running[1])),
     Check("inodes", medium.Inodes, (9,), lambda given: medium.inodes(given.at)),
     Check("quota", medium.Quota, (9,), lambda given: medium.quota(given.mount)),
     Check("rights", log.Rights, (2, 10), lambda given: log.rights(given.place)),
-    Check("files", log.Files, (2, 8), lambda given: log.files(given.root), Needs.LOG),
+    Check("files", log.Files, (2, 8), lambda given: log.files(given.root), "log"),
     Check("socket", log.SocketPath, (), lambda given: given.socket_path),
-    Check("daemon", log.Running, (9, 10), lambda given: given.running[0], Needs.LOG),
-    Check("service", host.Service, (17,), lambda given: host.service(given.pid, given.fifos), Needs.LOG),
+    Check("daemon", log.Running, (9, 10), lambda given: given.running[0], "log"),
+    Check("service", host.Service, (17,), lambda given: host.service(given.pid, given.fifos), "log"),
     Check("limits", host.Limits, (9, 17), lambda given: host.limits(given.settings[1], given.fifos, given.pid)),
     Check("clock", host.Clock, (), lambda given: host.clock(given.root)),
     Check("uptime", host.Uptime, (12,), lambda _: host.uptime()),
@@ -180,16 +169,16 @@ def _findings(subject: Subject, within: float) -> Iterator[Finding]:
 
 
 def _find(check: Check, subject: Subject) -> Finding:
-    if check.needs is Needs.SCRATCH and subject.untried:
+    if check.needs == "scratch" and subject.untried:
         return check.without_facts(Outcome.SKIPPED, subject.untried)
-    if check.needs is Needs.LOG and not os.path.lexists(Root(subject.root).identity):
+    if check.needs == "log" and not os.path.lexists(Root(subject.root).identity):
         if subject.place.kind is log.Kind.HIDDEN:
             return check.without_facts(Outcome.UNKNOWN, "this user is not permitted to see whether a log exists here")
         return check.without_facts(Outcome.SKIPPED, "there is no log here")
     try:
         facts: Any = check.probe(subject)  # ``Any``: mypy knows no type for any dataclass
     except OSError as error:
-        if check.needs is Needs.SCRATCH and error.errno in DISK_FULL:
+        if check.needs == "scratch" and error.errno in DISK_FULL:
             return check.without_facts(Outcome.SKIPPED, f"not tested: {error.strerror}")
         raise
     outcome, message, advice = facts.verdict(Paths(subject.root, subject.at))

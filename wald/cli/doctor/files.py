@@ -23,6 +23,7 @@ from wald.cli.doctor.medium import COPY_ON_WRITE, NETWORK, milliseconds, reason_
 from wald.errors import DISK_FULL
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY
+from wald.files.locks import is_locked
 from wald.format.names import ROUTE_MAX_LENGTH, cursor_name
 from wald.setting_types import format_bytes
 
@@ -69,7 +70,7 @@ def remove_leftovers(directory: Path) -> int:
     try:
         for name in os.listdir(parent):
             if name.startswith(_PREFIX) and name.endswith(TEMPORARY):
-                with contextlib.suppress(OSError):  # another doctor removed it, or it is another user's
+                with contextlib.suppress(OSError):  # another doctor uses it or has removed it, or it is another user's
                     removed += _remove_unlocked(parent, name)
     finally:
         os.close(parent)
@@ -81,10 +82,7 @@ def _remove_unlocked(parent: int, name: str) -> bool:
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove(parent, name, descriptor)
         return True
     finally:
@@ -207,21 +205,12 @@ def locks(scratch: Path, file_system: str) -> Locks:
     try:
         descriptor = disk.open_lock(path)
         try:
-            excludes = disk.lock(descriptor) and _in_child(lambda: not _can_lock(path))
+            excludes = disk.lock(descriptor) and _in_child(lambda: is_locked(path, disk))
         finally:
             disk.close(descriptor)
     except OSError as error:
         return Locks(file_system, error=reason_of(error))
     return Locks(file_system, excludes)
-
-
-def _can_lock(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
