@@ -17,7 +17,7 @@ EACH = 10
 
 def large(path: Path, segments: int, routes: int) -> Built:
     """Make a root with ``segments`` sealed, unread segments, and a group on each route."""
-    log = Built(path)
+    log = Built(path, segment_max_bytes=1 << 16)
     for number in range(segments):
         for each in range(EACH):
             route = (number * EACH + each) % routes

@@ -249,9 +249,12 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
     """Return the base of the segment after ``base_sequence``, or None."""
-    names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
-    bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
-    return min(bases, default=None)
+    after = f"{base_sequence + 1:020d}"
+    for text in sorted(text for text in os.listdir(directory) if text >= after):
+        name = parse_segment_name(text)
+        if name is not None and name.kind in (Kind.RAW, Kind.SEALED):
+            return name.base_sequence
+    return None
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
