@@ -8,7 +8,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
+from running import Daemon, command, eventually, feed, launched, output_of, refusal_of, wald
 
 from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import NOT_BEFORE, Record, not_before
@@ -35,9 +35,7 @@ def test_a_delay_counts_from_when_a_line_is_sent(daemon: Daemon, root: Path) -> 
     begun_ns = time.time_ns()
     line = command("append", "a", "--delay", "1h", "--root", root)
     with launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(b"first\n")
-        process.stdin.flush()
+        feed(process, b"first\n")
         eventually(lambda: wald("read", "a", "--root", root).stdout == b"first\n")
         stdout, _ = process.communicate(b"second")
     first, second = records(root)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from archives import archive
+from damage import flip_bit
 from logs import SECOND_NS, START_NS, Built
 from reclaiming import Reclaimer
 from running import refusal_of, wald
@@ -85,10 +86,7 @@ def test_what_was_reclaimed_and_is_in_a_bundle_is_found_there(built: Built, tmp_
 
 
 def test_damage_in_the_time_is_reported_and_counts(built: Built) -> None:
-    path = built.path(31, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[100] ^= 0xFF
-    path.write_bytes(data)
+    flip_bit(built.path(31, Kind.SEALED), 100)
     code, found = asked(built, 0, 7, "--route", "a")
 
     assert (code, found["complete"]) == (DAMAGED, False)

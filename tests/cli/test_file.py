@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archives import archive
+from damage import flip_bit
 from logs import Built, Unsynced
 from running import Daemon, eventually, output_of, refusal_of, wald
 
@@ -121,9 +122,7 @@ def test_a_bundle_is_known_wherever_the_archive_is(tmp_path: Path) -> None:
 
     assert (found["kind"], found["whole"], found["may_delete"], found["root"]) == ("bundle", True, False, None)
     assert found["written_by"] == "wald-archive, wald test"
-    data = bytearray(bundle.read_bytes())
-    data[600] ^= 1
-    bundle.write_bytes(data)
+    flip_bit(bundle, 600)
     assert about(bundle)["whole"] is False
     assert wald("inspect", bundle).returncode == 4
 
@@ -176,10 +175,7 @@ def test_damage_is_found_in_the_file_that_has_it(tmp_path: Path) -> None:
     built.cut()
     built.lines("a", [b"y"])
     path = built.path(1, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"xxx")] ^= 1
-    path.write_bytes(data)
-
+    flip_bit(path, b"xxx")
     assert (about(path)["whole"], wald("inspect", path).returncode) == (False, 4)
     assert about(built.root.head)["whole"] is True
     built.root.head.write_text("no head")

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from logs import SECOND_NS, START_NS, Built
 from running import command, launched, output_of, refusal_of, wald
 
@@ -62,26 +63,13 @@ def test_the_hint_on_an_invalid_pattern_finds_it_literally(built: Built, pattern
     assert output_of(*shlex.split(hint.partition(" finds it literally")[0])[1:]) == f"<{pattern}>\n".encode()
 
 
-def test_only_a_range_is_searched(built: Built) -> None:
-    built.lines("a", [b"later"])
-    root = built.root.path
-
-    assert found(root, "", "--from", "4", "--to", "4") == b"4 b An ERROR\n"
-    assert code(root, "", "--until", utc(START_NS - 1, 9)) == 1
-    assert code(root, "", "--from", "4", "--since", "1h") == 2
-    output_of("cursor", "set", "a", 2, "--root", root)
-    assert found(root, "", "a", "--group", "processed") == b"3 a second \xff\x00\n6 a later\n"
-
-
 def test_exit_codes_are_those_of_grep_and_of_read(built: Built) -> None:
     root = built.root.path
     assert code(root, "no such thing") == code(root, "no such thing", "-n", 1) == 1
     assert code(root, "error", "nosuchroute") == 3
 
     path = built.path(1, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 10] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, path.stat().st_size // 10)
     damaged = wald("read", "--root", root, "--grep", "ERROR")
     assert (damaged.returncode, damaged.stdout) == (4, b"An ERROR\n")
     assert str(path).encode() in damaged.stderr

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import SECOND_NS, START_NS, Built
@@ -110,9 +111,7 @@ def spoil(log: Built, how: str, place: float) -> None:
         return
     segment = sealed[int(place * 997) % len(sealed)]
     if how == "flip":
-        data = bytearray(segment.path.read_bytes())
-        data[int(place * len(data))] ^= 1
-        segment.path.write_bytes(data)
+        flip_bit(segment.path, int(place * segment.path.stat().st_size))
     elif how == "shrink":
         shrink(log, segment.base_sequence, a=1000, p=int(place * 20))
     elif how == "reclaim" and len(log.view.segments) > 1:

@@ -53,16 +53,6 @@ def out(log: Built) -> list[int]:
     return [at for each in found for at in range(each["first"], each["last"] + 1) if each["kind"] == "out"]
 
 
-def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:
-    with Owning(log.root.path, "a", "g") as owner:
-        owner.lease("worker-1", 3)
-        owner.lease("worker-2", 2)
-        assert changed(log, "release", "worker-1")["records"] == 3
-        assert out(log) == [4, 5]
-        assert owner.lease("worker-2", 3) == [1, 2, 3]
-    assert not (log.root.cursor_directory("a") / "g.ask").exists()
-
-
 @pytest.mark.parametrize("length", [1, 87, 127])
 def test_an_owner_accepts_requests_whatever_the_length_of_its_name(log: Built, length: int) -> None:
     name = "g" * length

@@ -147,6 +147,8 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     said = done.stdout.decode()
     assert (done.returncode, done.stderr) == (4, b"")
     assert f"{path}: offset {len(lines[0])}: " in said
+    behind = lines.index(b"\n") - 2  # preallocated space follows
+    assert f"1 lines before it are whole, and {behind} behind it" in said
     assert f"mv {path} {path}.damaged, then start its workers" in said
     done = wald("inspect", path)
     assert (done.returncode, f"no: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from archives import archive
-from damage import flipped
+from damage import flip_bit
 from logs import Built, Unsynced
 from running import command, output_of, refusal_of, run, sidecar
 
@@ -112,21 +112,9 @@ def test_what_expired_is_counted(built: Built) -> None:
     assert any("allowed by the rule max_bytes, 1 records expired unread" in line for line in lines)
 
 
-def test_a_skip_is_a_sentence(built: Built) -> None:
-    skipped = run(command("cursor", "skip", "b", 6, "--why", "not UTF-8", "--root", built.root.path))
-    assert skipped.returncode == 0, skipped.stderr
-    _, lines = history(built, "--since", "1h", "--route", "b")
-    begun, done = (line for line in lines if " skipp" in line)
-
-    moved = r"b/processed moved from 3 to 6 by \S+, past 1 record; not UTF-8$"
-    moving = moved.replace("moved", "is about to move")
-    assert re.search(f"skipping-record {moving}", begun)
-    assert re.search(f"skipped-record {moved}", done)
-
-
 def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built) -> None:
     path = built.root.ledger / "archive.jsonl"
-    path.write_bytes(flipped(path.read_bytes(), 8 * 30))
+    flip_bit(path, 30)
     code, lines = history(built)
 
     assert code == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from pages import rows
 from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, run, sidecar
-from users import MEMBER, OWNER, STRANGER, User, needs_root
+from users import MEMBER, OWNER, STRANGER, User, daemon_of, needs_root, with_root
 
 from wald.errors import NotPermitted
 
@@ -27,25 +26,17 @@ SETTINGS = f"[routes.owners]\nwriters = [{OWNER.user_id}]\n[routes.members]\nwri
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     """A daemon of ``OWNER`` with every kind of file in its root."""
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # other users cannot enter pytest's
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        (parent / "wald.toml").write_text(SETTINGS)
-        with Daemon(parent / "log", "--config", parent / "wald.toml", prefix=OWNER.prefix) as running:
-            for words in ("ROUTE ADD a fifo", "ROUTE ADD b", "ROUTE ADD gone", "ROUTE RETIRE gone"):
-                assert running.ask(words).startswith("OK ")
-            output_of("append", "a", "--root", running.root, stdin=b"x\n" * 100)
-            assert running.ask("CUT").startswith("OK ")
-            for line in (
-                command("cursor", "set", "a", 1, "--root", running.root),
-                sidecar("reclaim", "--root", running.root),
-                sidecar("drain", "a", "--root", running.root, "--exit-at-end", "--", "true"),
-            ):
-                assert run([*OWNER.prefix, *line]).returncode == 0
-            first = running.root / f"segments/{1:020d}.wal.zst"
-            eventually(lambda: list(first.parent.glob(f"{1:020d}.*")) == [first])  # sealed; the raw file is gone
-            yield running
+    with daemon_of(OWNER, SETTINGS) as running:
+        for words in ("ROUTE ADD a fifo", "ROUTE ADD b", "ROUTE ADD gone", "ROUTE RETIRE gone"):
+            assert running.ask(words).startswith("OK ")
+        output_of("append", "a", "--root", running.root, stdin=b"x\n" * 100)
+        assert running.ask("CUT").startswith("OK ")
+        draining = sidecar("drain", "a", "--exit-at-end", "--", "true")
+        for line in (command("cursor", "set", "a", 1), sidecar("reclaim"), draining):
+            assert run([*OWNER.prefix, *with_root(line, running.root)]).returncode == 0
+        first = running.root / f"segments/{1:020d}.wal.zst"
+        eventually(lambda: list(first.parent.glob(f"{1:020d}.*")) == [first])  # sealed; the raw file is gone
+        yield running
 
 
 @contextmanager
@@ -152,27 +143,15 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 LINES = {
     "`wald read`, `head`, `where`, `show`, `history`, `status`, `route list`, `explain`, `top`, `metrics`, "
     "`verify`, `cursor get`, `cursor show`, `cursor list`": [
-        command("read", "a"),
         command("read", "a", "--grep", ""),
-        command("head"),
-        command("where", 1),
-        command("show", 1),
-        command("history"),
-        command("status"),
         command("status", "--latency"),
-        command("route", "list"),
-        command("explain"),
         command("top", "--once"),
-        command("metrics"),
-        command("verify"),
-        command("cursor", "get", "a"),
-        command("cursor", "show", "a"),
-        command("cursor", "list"),
+        *(command(name) for name in ("head", "history", "status", "explain", "metrics", "verify")),
+        *(command(name, what) for name, what in (("read", "a"), ("where", 1), ("show", 1), ("route", "list"))),
+        *(command("cursor", *words) for words in (("get", "a"), ("show", "a"), ("list",))),
     ],
     "`wald append`, `cut`, `route add`, while a daemon runs": [
-        command("append", "a"),
-        command("cut"),
-        command("route", "add", "a"),
+        *(command(*words) for words in (("append", "a"), ("cut",), ("route", "add", "a"))),
     ],
     "`wald run`, `repair`, `cursor set`, `cursor skip`, `route retire`, `verify --record`; "
     "`wald-reclaim`, `wald-drain`, `wald-archive`": [
@@ -212,7 +191,6 @@ def test_a_route_with_writers(daemon: Daemon) -> None:
 @pytest.mark.parametrize("what", LINES)
 def test_a_command(daemon: Daemon, what: str) -> None:
     for line in LINES[what]:
-        at = line.index("--") if "--" in line else len(line)
-        whole = [*line[:at], "--root", str(daemon.root), *line[at:]]
+        whole = with_root(line, daemon.root)
         codes = [run([*user.prefix, *whole], stdin=b"x\n").returncode for user in USERS]
         assert [["yes", "no"][code == NotPermitted.exit_code] for code in codes] == TABLE[what], (line[2:], codes)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from effort import steps
 from endpoint import samples_of
 from logs import Built
@@ -135,9 +136,7 @@ def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> Non
     assert (good["wald_last_verify_errors",], good["wald_damaged_segments",]) == (0, 0)
 
     sealed = built.path(1, Kind.SEALED)
-    data = bytearray(sealed.read_bytes())
-    data[-3] ^= 1
-    sealed.write_bytes(data)
+    flip_bit(sealed, sealed.stat().st_size - 3)
     assert wald("verify", "--record", "--root", built.root.path).returncode == 4
     bad = samples(built)
 

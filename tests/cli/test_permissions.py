@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, output_of, refused, run, sidecar
-from users import MEMBER, OWNER, STRANGER, User, needs_root
+from running import command, output_of, refused, run, sidecar
+from users import MEMBER, OWNER, STRANGER, User, daemon_of, needs_root, with_root
 
 from wald.errors import NotPermitted
 
@@ -19,81 +17,49 @@ pytestmark = needs_root
 @pytest.fixture(scope="module")
 def log() -> Iterator[Path]:
     """A log of ``OWNER`` with two records on route a; no daemon runs, and the tests change nothing."""
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # other users cannot enter pytest's
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
-            output_of("route", "add", "a", "--fifo", "--root", daemon.root)
-            output_of("append", "a", "--root", daemon.root, stdin=b"x\ny\n")
-            assert daemon.stop() == 0
+    with daemon_of(OWNER) as daemon:
+        output_of("route", "add", "a", "--fifo", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"x\ny\n")
+        assert daemon.stop() == 0
         yield daemon.root
 
 
-def refusal(user: User, line: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
-    return refused(run([*user.prefix, *line], stdin=stdin))
+def refusal(user: User, line: list[str]) -> tuple[int, str, str]:
+    return refused(run([*user.prefix, *line], stdin=b"x\n"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        command("head"),
-        command("explain"),
-        command("append", "a"),
-        command("cursor", "set", "a", 1),
-        command("cut"),
-        command("run"),
-        sidecar("reclaim"),
-        sidecar("drain", "a", "--exit-at-end", "--", "cat"),
-    ],
-    ids=lambda line: " ".join(line[2:]),
-)
+READING = [command(*words) for words in (("head",), ("explain",), ("append", "a"), ("cut",), ("run",))]
+SETTING = command("cursor", "set", "a", 1)
+RECLAIM, DRAIN = sidecar("reclaim"), sidecar("drain", "a", "--exit-at-end", "--", "cat")
+
+
+@pytest.mark.parametrize("line", [*READING, SETTING, RECLAIM, DRAIN], ids=lambda line: " ".join(line[2:]))
 def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> None:
-    at = line.index("--") if "--" in line else len(line)
-    code, message, hint = refusal(STRANGER, [*line[:at], "--root", str(log), *line[at:]], stdin=b"x\n")
+    code, message, hint = refusal(STRANGER, with_root(line, log))
 
     assert (code, message.endswith(f"permission denied by {log}")) == (NotPermitted.exit_code, True), message
     assert hint == f"run this program as user {OWNER.user_id}, or as a member of group {OWNER.group_id}; ls -ld {log}"
 
 
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
+def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path) -> None:
+    for line, wanted in (
         (command("route", "add", "b"), "routes/b"),
         (command("route", "retire", "a"), "routes/a/retired"),
         (command("run"), "lock"),
-        (sidecar("reclaim"), "ledger/reclaim.lock"),
+        (RECLAIM, "ledger/reclaim.lock"),
         (sidecar("archive", "pack", "a"), "ledger/archive.lock"),
-    ],
-    ids=lambda given: " ".join(given[2:]) if isinstance(given, list) else given,
-)
-def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line: list[str], wanted: str) -> None:
-    at = line.index("--") if "--" in line else len(line)
-    code, message, hint = refusal(MEMBER, [*line[:at], "--root", str(log), *line[at:]])
-
-    assert code == NotPermitted.exit_code, message
-    assert message.startswith(f"{log / wanted}"), message
-    assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # already in the group
+    ):
+        code, message, hint = refusal(MEMBER, with_root(line, log))
+        assert (code, message.startswith(f"{log / wanted}")) == (NotPermitted.exit_code, True), message
+        assert hint.startswith(f"run this program as user {OWNER.user_id}; ls -ld "), hint  # already in the group
 
 
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        (command("cursor", "set", "a", 1), "processed.cursor"),
-        (sidecar("drain", "a", "--exit-at-end", "--", "cat"), "processed.drain"),
-    ],
-    ids=["cursor set", "drain"],
-)
-def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path, line: list[str], wanted: str) -> None:
-    at = line.index("--") if "--" in line else len(line)
-    code, message, hint = refusal(MEMBER, [*line[:at], "--root", str(log), *line[at:]])
-
-    assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/cursors/{wanted}: permission denied")
-    owner = OWNER.user_id
-    opening = f"wald --root {log} route add a --consumers GROUP"
-    assert (
-        hint == f"run this command as user {owner}; or, as {owner}, allow an OS group to keep cursors here: {opening}"
-    )
+def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path) -> None:
+    opening = f"allow an OS group to keep cursors here: wald --root {log} route add a --consumers GROUP"
+    for line, wanted in ((SETTING, "processed.cursor"), (DRAIN, "processed.drain")):
+        code, message, hint = refusal(MEMBER, with_root(line, log))
+        assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/cursors/{wanted}: permission denied")
+        assert hint == f"run this command as user {OWNER.user_id}; or, as {OWNER.user_id}, {opening}"
 
 
 def test_a_file_that_root_has_made_is_to_be_given_to_the_logs_owner(log: Path) -> None:

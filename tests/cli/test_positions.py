@@ -107,15 +107,6 @@ def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, 
     assert not (root / "routes/b/retired").exists()
 
 
-def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
-    output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
-
-    assert output_of("cursor", "set", "a", 2, "--root", root) == b"2\n"
-    assert output_of("cursor", "set", "a", 1, "--rewind", "--root", root) == b"1\n"
-    assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
-    assert reported("cursor", "get", "a", "--root", root)["state"] == "valid"
-
-
 @pytest.mark.parametrize("line", [["set", "a", 0, "--rewind"], ["remove", "a", "--group", "processed"]])
 def test_a_directory_is_not_a_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
     output_of("route", "add", "a", "--root", root)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from answers import answering
+from damage import flip_bit
 from running import run
 from typed import type_page
 
@@ -92,9 +93,7 @@ def test_the_answers_change_with_damage(root: Path, tmp_path: Path) -> None:
     """The segment with records 5 and 6 is damaged: every command reports damage and nothing else."""
     copy = copied(root, tmp_path)
     segment = copy / "segments" / segment_name(5, Kind.SEALED)
-    data = bytearray(segment.read_bytes())
-    data[20] ^= 0xFF
-    segment.write_bytes(data)
+    flip_bit(segment, 20)
 
     for command in ("wald verify", "wald show 6", "wald where 6", f"wald inspect {segment}"):
         code, said = asked(command, copy)

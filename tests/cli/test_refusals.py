@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import Daemon, output_of, refusal_of, refused, run, wald
 
-from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat, WaldError
 
 LONG = "x" * 200
 
@@ -22,13 +22,18 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
+def fill(daemon: Daemon) -> None:
+    """Write ten records to route a, and set the cursor to 5."""
+    output_of("route", "add", "a", "--root", daemon.root)
+    output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
+    output_of("cursor", "set", "a", 5, "--root", daemon.root)
+
+
 @pytest.fixture(scope="module")
 def served_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A running daemon with ten records on route a and the cursor at 5, shared because no test may change it."""
+    """A running daemon, shared because no test may change its log."""
     with Daemon(tmp_path_factory.mktemp("served") / "log") as daemon:
-        output_of("route", "add", "a", "--root", daemon.root)
-        output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
-        output_of("cursor", "set", "a", 5, "--root", daemon.root)
+        fill(daemon)
         yield daemon
 
 
@@ -36,9 +41,7 @@ def served_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def stopped_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same log without a daemon."""
     with Daemon(tmp_path_factory.mktemp("stopped") / "log") as daemon:
-        output_of("route", "add", "a", "--root", daemon.root)
-        output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
-        output_of("cursor", "set", "a", 5, "--root", daemon.root)
+        fill(daemon)
         daemon.stop()
     return daemon.root
 
@@ -168,20 +171,34 @@ def test_illegal_route_name(stopped: Path, arguments: tuple[object, ...], names:
         assert "letter or digit" in hint
 
 
-def test_illegal_group_name(stopped: Path) -> None:
-    for arguments in (("cursor", "get", "a"), ("cursor", "set", "a", 1), ("read", "a")):
-        code, message, _ = refusal_of(*arguments, "--group", "../x", "--root", stopped)
-        assert (code, message) == (InvalidInput.exit_code, "illegal group name '../x'")
+CURSOR = "{root}/routes/a/cursors/processed.cursor"
+NO_POSITION = "end: neither a sequence, the number of a record, nor a time"
+NEVER_ISSUED = "{root}: record 12 was never issued; the last one is 10"  # reading may start at the next one, 11
+NO_DAEMON = "{root}/wald.sock: no daemon answers (No such file or directory)"
+REFUSED_WITHOUT_A_DAEMON = [
+    (("cursor", "get", "a", "--group", "../x"), InvalidInput, "illegal group name '../x'", ""),
+    (("cursor", "set", "a", 1, "--group", "../x"), InvalidInput, "illegal group name '../x'", ""),
+    (("read", "a", "--group", "../x"), InvalidInput, "illegal group name '../x'", ""),
+    (("read", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
+    (("read", "a", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
+    (("read", "a", "--commit", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
+    (("cursor", "set", "a", 11), Refused, f"{CURSOR}: 11 is beyond the head, 10", "head"),
+    (("cursor", "set", "a", 11, "--rewind"), Refused, f"{CURSOR}: 11 is beyond the head, 10", "head"),
+    (("cursor", "set", "a", 4), Refused, f"{CURSOR}: 4 would move the cursor backwards from 5", " --rewind"),
+    (("cursor", "set", "a", "end"), InvalidInput, NO_POSITION, "wald --root {root} cursor set a 10 --group processed"),
+    (("append", "a", "--retry-for", "0"), Unavailable, NO_DAEMON, "wald --root {root} run"),
+    (("cut",), Unavailable, NO_DAEMON, "wald --root {root} run"),
+]
 
 
-@pytest.mark.parametrize("arguments", [("read",), ("read", "a"), ("read", "a", "--commit")], ids=str)
-def test_from_a_sequence_never_issued(stopped: Path, arguments: tuple[object, ...]) -> None:
-    """Reading may start at the next sequence; any higher one was never issued."""
-    code, message, hint = refusal_of(*arguments, "--from", 12, "--root", stopped)
+@pytest.mark.parametrize(("arguments", "error", "reported", "advice"), REFUSED_WITHOUT_A_DAEMON, ids=str)
+def test_a_request_that_cannot_be_met_is_refused(
+    stopped: Path, arguments: tuple[object, ...], error: type[WaldError], reported: str, advice: str
+) -> None:
+    code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
 
-    assert code == NotFound.exit_code
-    assert message == f"{stopped}: record 12 was never issued; the last one is 10"
-    assert "--follow" in hint
+    assert (code, message.startswith(reported.format(root=stopped))) == (error.exit_code, True), message
+    assert advice.format(root=stopped) in hint
 
 
 def test_an_invalid_position(stopped: Path) -> None:
@@ -189,39 +206,8 @@ def test_an_invalid_position(stopped: Path) -> None:
     for option, place in (*(("--from", each) for each in places), ("--to", "soon"), ("--to", "")):
         code, message, _ = refusal_of("read", "a", f"{option}={place}", "--root", stopped)
         assert (code, place in message) == (InvalidInput.exit_code, True), message
-
-
-def test_cursor_beyond_the_head(stopped: Path) -> None:
-    for rewind in ([], ["--rewind"]):
-        code, message, hint = refusal_of("cursor", "set", "a", 11, *rewind, "--root", stopped)
-        assert code == Refused.exit_code
-        assert message.startswith(f"{stopped / 'routes/a/cursors/processed.cursor'}: 11 is beyond the head, 10")
-        assert "head" in hint
-
-
-def test_a_name_where_a_cursor_takes_a_position(stopped: Path) -> None:
-    code, message, hint = refusal_of("cursor", "set", "a", "end", "--root", stopped)
-
-    assert (code, message) == (InvalidInput.exit_code, "end: neither a sequence, the number of a record, nor a time")
-    assert hint == f"wald --root {stopped} cursor set a 10 --group processed"
-
-
-def test_cursor_backwards(stopped: Path) -> None:
-    code, message, hint = refusal_of("cursor", "set", "a", 4, "--root", stopped)
-
-    assert code == Refused.exit_code
-    assert message.startswith(
-        f"{stopped / 'routes/a/cursors/processed.cursor'}: 4 would move the cursor backwards from 5"
-    )
-    assert hint.startswith("wald ")
-    assert hint.endswith("--rewind")
-
-
-@pytest.mark.parametrize("sequence", ["-1", "x", "1.5", ""])
-def test_an_invalid_cursor_position(stopped: Path, sequence: str) -> None:
-    code, _, _ = refusal_of("cursor", "set", "--root", stopped, "--", "a", sequence)
-
-    assert code == InvalidInput.exit_code
+    for sequence in ("-1", "x", "1.5", ""):
+        assert refusal_of("cursor", "set", "--root", stopped, "--", "a", sequence)[0] == InvalidInput.exit_code
 
 
 def test_damaged_cursor(served: Path) -> None:
@@ -239,21 +225,16 @@ def test_damaged_cursor(served: Path) -> None:
         path.write_bytes(reported)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_an_unreadable_config(stopped: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wald.toml"
+    for text, words in (
         ("segment_max_byte = 1", ":1: there is no setting"),
         ("sync = never", ": not TOML"),
         ("sync = 'x'", ":1: sync must"),
-    ],
-)
-def test_unreadable_config(stopped: Path, tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "wald.toml"
-    path.write_text(text)
-    code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
-
-    assert code == InvalidInput.exit_code
-    assert message.startswith(f"{path}{words}")
+    ):
+        path.write_text(text)
+        code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
+        assert (code, message.startswith(f"{path}{words}")) == (InvalidInput.exit_code, True), message
 
 
 def test_absent_config(stopped: Path, tmp_path: Path) -> None:
@@ -262,15 +243,6 @@ def test_absent_config(stopped: Path, tmp_path: Path) -> None:
     assert (code, message) == (InvalidInput.exit_code, f"{tmp_path / 'absent.toml'}: No such file or directory")
     refusal_of("run", "--root", tmp_path / "log", "--config", tmp_path / "absent.toml")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("arguments", [("append", "a", "--retry-for", "0"), ("cut",)], ids=str)
-def test_socket_absent(stopped: Path, arguments: tuple[object, ...]) -> None:
-    code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
-
-    assert code == Unavailable.exit_code
-    assert message == f"{stopped / 'wald.sock'}: no daemon answers (No such file or directory)"
-    assert hint == f"wald --root {stopped} run"
 
 
 def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from running import Daemon, command, run, sidecar
-from users import CONSUMERS, OWNER, User, needs_root
+from users import CONSUMERS, HOST, OWNER, User, needs_root, place_of_owner, with_root
 
 from wald.files import modes
 from wald.files.disk import Disk
@@ -44,9 +43,7 @@ class Log:
 
     def does(self, user: User, line: list[str]) -> None:
         """Run a program as ``user``."""
-        line = [str(self.place / "cold") if word == "../cold" else word for word in line]
-        at = line.index("--") if "--" in line else len(line)
-        line = [*line[:at], "--root", str(self.root), *line[at:]]
+        line = with_root([str(self.place / "cold") if word == "../cold" else word for word in line], self.root)
         done = run([*(user.prefix if user != ROOT else []), *line], stdin=b"x\n" * 3)
         assert done.returncode == 0, (line, done.stderr.decode())
 
@@ -58,10 +55,7 @@ class Log:
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)  # other users cannot enter pytest's
-        os.chown(place, OWNER.user_id, OWNER.group_id)
-        place.chmod(0o755)
+    with place_of_owner() as place:
         (place / "cold").mkdir()
         os.chown(place / "cold", OWNER.user_id, OWNER.group_id)
         yield Log(place)
@@ -76,8 +70,7 @@ def foreign(log: Log) -> set[Path]:
 
 def test_the_owner_continues_after_root_has_run_each_program(log: Log) -> None:
     """Root runs each program first, so root creates all of its files."""
-    host = User("host", OWNER.user_id, OWNER.group_id, (CONSUMERS,))
-    with Daemon(log.root, prefix=host.prefix) as daemon:
+    with Daemon(log.root, prefix=HOST.prefix) as daemon:
         for words in ("ROUTE ADD a", "ROUTE ADD b", "PUB a 2\nx", "CUT"):
             assert daemon.ask(words).startswith("OK ")
         for name, line in PROGRAMS.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from archives import archive
+from damage import flip_bit
 from logs import Built
 from running import output_of, refusal_of
 
@@ -116,9 +117,7 @@ def test_a_damaged_bundle_gives_no_record(built: Built, tmp_path: Path) -> None:
     archive(built, tmp_path / "archive", "a")
     reclaim(built)
     (bundle,) = (tmp_path / "archive").rglob("*.tar")
-    data = bytearray(bundle.read_bytes())
-    data[data.index(b"two")] ^= 1
-    bundle.write_bytes(data)
+    flip_bit(bundle, b"two")
 
     code, message, _ = refusal_of("show", 2, "--root", built.root.path)
     assert (code, "sha256" in message) == (4, True)
@@ -133,11 +132,7 @@ def test_a_reclaimed_record_is_answered_with_when_and_why(built: Built) -> None:
 
 
 def test_a_damaged_record_and_one_that_was_never_issued(built: Built) -> None:
-    path = built.path(1, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"two")] ^= 1
-    path.write_bytes(data)
-
+    flip_bit(built.path(1, Kind.RAW), b"two")
     assert refusal_of("show", 2, "--root", built.root.path)[0] == 4
     assert refusal_of("show", 99, "--root", built.root.path)[0] == 3
     assert refusal_of("show", 0, "--root", built.root.path)[0] == 2

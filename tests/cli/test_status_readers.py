@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from running import Daemon, command, output_of, run
-from users import MEMBER, OWNER, User, needs_root
+from users import MEMBER, OWNER, User, daemon_of, needs_root
 
 pytestmark = needs_root
 
@@ -25,16 +24,12 @@ APART = ["unshare", "--pid", "--fork", "--mount-proc"]
 @pytest.fixture
 def log() -> Iterator[Daemon]:
     """A daemon of ``OWNER`` that runs again after being killed."""
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # other users cannot enter pytest's
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
-            output_of("route", "add", "a", "--root", daemon.root)
-            output_of("append", "a", "--root", daemon.root, stdin=b"x\n")
-            daemon.kill()
-            daemon.start_again()
-            yield daemon
+    with daemon_of(OWNER) as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"x\n")
+        daemon.kill()
+        daemon.start_again()
+        yield daemon
 
 
 def status(user: User, root: Path, *arguments: object, apart: bool = False) -> tuple[int, dict[str, Any]]:

@@ -14,7 +14,6 @@ import termios
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -51,9 +50,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._terminal)

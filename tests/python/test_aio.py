@@ -225,18 +225,6 @@ def test_a_daemon_that_returns_too_late_receives_nothing(tmp_path: Path) -> None
     assert late == []
 
 
-def test_a_block_ends_with_an_error_that_no_call_has_raised(tmp_path: Path) -> None:
-    with Peer(tmp_path / "peer.sock", lambda _number, _request: b"ERR denied no\n") as peer:
-
-        async def main() -> None:
-            async with aio.Producer(tmp_path / "peer.sock") as producer:
-                await producer.publish("a", b"x\n")
-                assert await asyncio.to_thread(peer.hung_up.wait, TIMEOUT_SECONDS)
-
-        with pytest.raises(NotPermitted):
-            run(main())
-
-
 def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path) -> None:
     """The answer to the first request is in the socket when the timer expires."""
     sent, answered, answer_rest = threading.Event(), threading.Event(), threading.Event()
@@ -339,30 +327,6 @@ def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(
     run(main())
     assert seen == [b"1", b"2", b"3"]
     assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had requested the next record
-
-
-def test_a_wait_for_records_that_times_out_blocks_no_later_call(built: Built) -> None:
-    """The current record counts as processed, a commit returns, and a new loop continues after it."""
-    built.lines("a", [b"1"])
-
-    async def follow(consumer: aio.Consumer, got: list[int]) -> None:
-        async with asyncio.timeout(None) as limit:
-            async for record in consumer:
-                got.append(record.sequence)
-                limit.reschedule(0)  # expires once the loop waits for the next record
-
-    async def main() -> None:
-        async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
-            for sequence in (1, 2, 3):
-                got: list[int] = []
-                with pytest.raises(TimeoutError):
-                    await follow(consumer, got)
-                assert got == [sequence]
-                await consumer.commit()
-                assert built.log.cursor("a").sequence == sequence
-                built.lines("a", [b"more"])
-
-    run(main())
 
 
 def test_an_iterator_survives_a_timeout_and_loses_no_record(built: Built) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from damage import flipped
+from damage import flip_bit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import Built
@@ -141,9 +141,7 @@ def test_a_new_group_keeps_what_is_there_from_the_start(built: Built) -> None:
 def test_damage_stops_it_and_the_cursor_stays_in_front(built: Built) -> None:
     built.lines("a", [b"1"])
     built.lines("a", [b"2"])
-    path = built.path(1, Kind.RAW)
-    data = path.read_bytes()
-    path.write_bytes(flipped(data, 8 * data.rindex(b"2\n")))
+    flip_bit(built.path(1, Kind.RAW), b"2\n")
     with pytest.raises(Damaged), consumer(built) as records:
         list(records)
     assert committed(built) == 1

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from running import TIMEOUT_SECONDS
@@ -135,9 +134,7 @@ class Chromium:
         self._driver = driver
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.browser.close()
         self._driver.stop()
 

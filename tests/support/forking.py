@@ -28,8 +28,7 @@ from pathlib import Path
 
 SETTINGS = ("WALD_", "ARCHIVE_", "_WALD_", "COMP_")  # the variables of the environment that only our programs read
 _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_gate", "wald_reclaim")
-# Programs of the tests.
-_SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "working")}
+_SCRIPTS = {str(Path(__file__).with_name("owning.py"))}  # programs of the tests
 _PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # their late imports
 # Codecs that json and sockets import late; another user may not be able to read the interpreter's directory.
 _ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "idna")

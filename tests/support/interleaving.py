@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -60,9 +59,7 @@ class Lock:
         assert not self.held
         self.held = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.held = False
 
 

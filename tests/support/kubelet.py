@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kustomize import Object
@@ -83,9 +82,7 @@ class Pod:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in self._running:
             with contextlib.suppress(OSError, ValueError):  # it has ended, or not begun
                 os.kill(self._first_process(name), signal.SIGKILL)  # `unshare` does not do so after a setpriv

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from forking import SETTINGS, Forked, forks, run_forked
@@ -71,6 +70,13 @@ def launched(
     return (Forked if forks(line, _BARE) else subprocess.Popen)(
         line, stdin=stdin, stdout=stdout, stderr=stderr, env=_BARE
     )
+
+
+def feed(process: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write to the standard input of a process, which stays open."""
+    assert process.stdin is not None
+    process.stdin.write(data)
+    process.stdin.flush()
 
 
 def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes]:
@@ -149,9 +155,7 @@ class Daemon:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -235,9 +239,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

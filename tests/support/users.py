@@ -70,12 +70,25 @@ BOB = User("bob", 54325, 54325, (OWNER.group_id, CONSUMERS))
 
 
 @contextmanager
-def daemon_of(user: User, settings: str = "") -> Iterator[Daemon]:
-    """Start a daemon of this user with these settings. Other users can reach its log, unlike pytest's directories."""
+def place_of_owner() -> Iterator[Path]:
+    """Yield a directory of ``OWNER`` that other users can reach, unlike pytest's directories."""
     with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
+        place = Path(name)
+        os.chown(place, OWNER.user_id, OWNER.group_id)
+        place.chmod(0o755)
+        yield place
+
+
+def with_root(line: list[str], root: Path) -> list[str]:
+    """Return a command line with the option ``--root``, which precedes the command of a drain."""
+    at = line.index("--") if "--" in line else len(line)
+    return [*line[:at], "--root", str(root), *line[at:]]
+
+
+@contextmanager
+def daemon_of(user: User, settings: str = "") -> Iterator[Daemon]:
+    """Start a daemon of this user with these settings."""
+    with place_of_owner() as parent:
         config = parent / "wald.toml"
         config.write_text(settings)
         with Daemon(parent / "log", "--config", config, prefix=user.prefix) as daemon:

@@ -98,22 +98,6 @@ def test_each_that_acknowledges_learns_for_which_of_its_own_it_did_not_count(bui
         assert sorted(s.first for s in work.pending()) == list(range(2, 2 * WORKERS + 1, 2))
 
 
-def test_what_two_acknowledge_together_counts_for_the_one_that_has_it(built: Built) -> None:
-    built.lines("a", [b"x"] * 10)
-
-    def race(work: WorkGroup, name: str) -> list[Refusal]:
-        barrier.wait()
-        return work.ack(name, range(1, 11))
-
-    with group(built) as work, ThreadPoolExecutor(2) as threads:
-        assert len(work.lease("x", 10, wait=30)) == 10
-        barrier = threading.Barrier(2)
-        mine, theirs = threads.map(race, [work, work], ["x", "y"])
-        assert mine == []
-        assert theirs in ([], [Refusal(s, "x") for s in range(1, 11)])
-        assert work.floor == 10
-
-
 def test_a_thread_that_is_alone_waits_until_its_time_is_over_or_records_come(built: Built) -> None:
     """It runs the round itself, and the commit loop has to end its lease."""
     built.lines("a", [b"first"])

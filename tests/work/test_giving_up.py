@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from contents import records
 from damage import peak_bytes
+from draining import drain
 from logs import Built
 from running import Daemon, eventually, output_of
 
@@ -25,9 +26,10 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon with ten records on route a."""
+    """A daemon with routes a and b, and ten records on a."""
     with Daemon(tmp_path / "log") as running:
-        output_of("route", "add", "a", "--root", running.root)
+        for route in "ab":
+            output_of("route", "add", route, "--root", running.root)
         output_of("append", "a", "--root", running.root, stdin=b"".join(b"%d\n" % each for each in range(1, 11)))
         yield running
 
@@ -77,6 +79,18 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
         eventually(lambda: work.given_up == 2)
         assert work.floor == 1
     assert sorted(letters(daemon.root)) == [(b"1", "it has teeth", "1"), (b"3", "it has teeth", "1")]
+
+
+def test_a_dead_letter_that_is_put_back_is_due_when_it_was(daemon: Daemon) -> None:
+    """A stream reader ignores the delay, and its dead letter keeps the due time for workers."""
+    output_of("append", "b", "--delay", "1h", "--root", daemon.root, stdin=b"late\n")
+    assert drain("--root", daemon.root, "b", "--tries", 1, "--exit-at-end", "--", "false").returncode == 10
+    assert drain("--root", daemon.root, "redrive").returncode == 0
+    first, again = records(daemon.root, "b")
+    assert again.headers == first.headers
+    with WorkGroup(daemon.root, "b", "g") as work:
+        output_of("append", "b", "--root", daemon.root, stdin=b"now\n")
+        assert [delivery.record.value for delivery in work.lease("x", wait=30)] == [b"now"]
 
 
 def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: Built) -> None:
@@ -167,18 +181,6 @@ def test_the_tries_that_a_worker_counts_never_go_down(built: Built) -> None:
         work.lease("x", 4, wait=30)
         work.ack("x", [1, 2])
         assert work.failed(1) is None
-
-
-def test_records_behind_one_that_was_given_up_follow_it(tmp_path: Path, daemon: Daemon) -> None:
-    keyed = b'{"key": "k", "value": "11"}\n{"key": "k", "value": "12"}\n'
-    output_of("route", "add", "b", "--root", daemon.root)
-    output_of("append", "b", "--jsonl", "--root", daemon.root, stdin=keyed)
-    with WorkGroup(daemon.root, "b", "g", order="key") as work:
-        assert len(work.lease("x", 2, wait=30)) == 2
-        work.give_up("x", [11], "it has teeth")
-        assert work.ack("x", [12]) == []  # late, but effective
-        eventually(lambda: work.floor == 12)
-    assert [value for value, _, _ in letters(daemon.root)] == [b"11"]
 
 
 def test_a_cursor_that_is_moved_passes_over_records(built: Built) -> None:

@@ -1,106 +1,100 @@
-"""Journal on disk: after a crash, the owner truncates an unfinished line; damage prevents the group from starting."""
+"""Journal on disk: verification finds damage but not a torn line, and only the journal of this group is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from leasing import group, leased
 from logs import Built
 
+from wald.checking.checker import Finding, Level
 from wald.errors import Damaged, Refused
-from wald.format.work import Commit, JournalLine, JournalStart, WorkerLease
+from wald.format.work import JournalStart, encode_work
 from wald.work.group import WorkGroup
-from wald.work.journal import Journal
-
-LINES: list[JournalLine] = [
-    Commit(done=[(1, 1)]),
-    Commit(leased=[WorkerLease("w", 5, [(2, 3)])]),
-    Commit(done=[(2, 2)]),
-]
+from wald.work.snapshot import check_journals
 
 
 @pytest.fixture
 def path(built: Built) -> Path:
-    """A journal with three synced lines after the first."""
+    """Uncompacted journal of group g on route a, with two of five records done."""
     built.lines("a", [b"x"] * 5)
-    journal = opened(built)
-    for line in LINES:
-        journal.append([line])
-        journal.sync()
-    journal.close()
-    return journal.path
-
-
-def opened(built: Built, said: list[JournalLine] | None = None, group: str = "g") -> Journal:
-    lines: list[JournalLine] = [] if said is None else said
-    return Journal(built.root, built.disk, JournalStart(built.log_id, "a", group, 0, 1), lines.append)
-
-
-def lines(built: Built) -> list[JournalLine]:
-    said: list[JournalLine] = []
-    opened(built, said).close()
-    return said
-
-
-def said(path: Path) -> bytes:
-    """Return the lines without the preallocated space."""
-    return path.read_bytes().rstrip(b"\n") + b"\n"
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_damaged_line_keeps_the_group_from_starting(built: Built, path: Path, number: int) -> None:
-    data = path.read_bytes()
-    offset = sum(len(line) for line in data.splitlines(keepends=True)[:number])
-    path.write_bytes(data[: offset + 5] + bytes([data[offset + 5] ^ 1]) + data[offset + 6 :])
-    with pytest.raises(Damaged, match=f"offset {offset}:") as refusal:
-        opened(built)
-    assert f"group show a {path.stem} says" in refusal.value.hint
-
-
-def test_a_line_that_is_gone_from_the_middle_is_damage_if_later_ones_show_it(built: Built, path: Path) -> None:
-    pieces = said(path).splitlines(keepends=True)
-    path.write_bytes(b"".join([pieces[0], bytes(len(pieces[1])), *pieces[2:]]))
-    with pytest.raises(Damaged):
-        opened(built)
-
-
-def test_the_journal_of_another_group_is_not_used(built: Built, path: Path) -> None:
-    path.rename(path.with_name("other.work"))
-    with pytest.raises(Damaged, match="another"):
-        opened(built, group="other")
-
-
-def test_a_damaged_journal_pins(built: Built, path: Path) -> None:
-    with WorkGroup(built.root.path, "a", "h") as work:
-        work.lease("x", 2, wait=5)
+    with group(built) as work:
+        leased(work, 5)
         work.ack("x", [2])
-        work._held.close()
-    journal = built.root.cursor_directory("a") / "h.work"
-    data = journal.read_bytes()
-    journal.write_bytes(data.replace(b'"done": [2, 2]', b'"done": [2, 5]'))
-    with pytest.raises(Damaged):
-        WorkGroup(built.root.path, "a", "h")
-    assert built.log.cursor("a", "h").effective == 0
+        work.ack("x", [4])
+    return built.root.cursor_directory("a") / "g.work"
+
+
+def found(built: Built) -> list[Finding]:
+    return [finding for _, finding in check_journals(built.root, built.log_id)]
+
+
+def levels(built: Built) -> list[Level]:
+    return [each.level for each in found(built)]
+
+
+def test_a_whole_journal_is_good_also_while_its_owner_runs(built: Built, path: Path) -> None:
+    assert levels(built) == [Level.OK]
+    with group(built) as work:
+        work.ack("x", leased(work, 1))
+        assert levels(built) == [Level.OK]
+
+
+def test_each_byte_that_is_another_is_damage_with_its_offset(built: Built, path: Path) -> None:
+    data = path.read_bytes().rstrip(b"\n") + b"\n"
+    *_, last = data.splitlines(keepends=True)
+    for at in range(0, len(data) - len(last), 23):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        (finding,) = found(built)
+        offset = data.rfind(b"\n", 0, at) + 1
+        assert (finding.level, finding.path, finding.offset) == (Level.ERROR, path, offset)
+    with pytest.raises(Damaged, match=f"offset {offset}:") as refusal:
+        group(built)
+    assert "group show a g says" in refusal.value.hint
+
+
+def test_a_line_torn_by_a_crash_is_not_damage(built: Built, path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"2f000000 {")
+    assert levels(built) == [Level.OK, Level.INFO]
+
+
+def test_the_journal_of_another_group_or_of_a_longer_log_is_damage(built: Built, path: Path) -> None:
+    path.write_bytes(encode_work(JournalStart(bytes(16), "a", "g", 0, 1), 0))
+    (finding,) = found(built)
+    assert finding.level is Level.ERROR
+    assert finding.message.startswith("the journal of group g on route a of log 0000")
+    for end, level in ((7, Level.ERROR), (6, Level.OK)):
+        path.write_bytes(encode_work(JournalStart(built.log_id, "a", "g", 2, end), 0))
+        assert levels(built) == [level]
+    path.rename(path.with_name("other.work"))
+    built.log.set_cursor("a", 2, "other")
+    with pytest.raises(Damaged, match="another"):
+        WorkGroup(built.root.path, "a", "other")
+
+
+def test_links_and_directories_are_damage_and_hide_no_journal(built: Built, path: Path) -> None:
+    (path.parent / "planted.work").symlink_to(path)
+    (path.parent / "directory.work").mkdir()
+    assert sorted(level.value for level in levels(built)) == ["error", "error", "ok"]
 
 
 def test_a_removed_group_starts_from_the_beginning(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     for _ in range(2):
-        with WorkGroup(built.root.path, "a", "g") as work:
-            assert len(work.lease("x", wait=5)) == 2
-            work.ack("x", [1, 2])
+        with group(built) as work:
+            work.ack("x", leased(work, 2))
         built.log.cursor("a", "g").path.unlink()
 
 
 def test_a_cursor_is_not_moved_back_below_what_the_workers_have_done(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
-    with WorkGroup(built.root.path, "a", "g") as work:
-        work.lease("x", wait=5)
-        work.ack("x", [1, 2])
+    with group(built) as work:
+        work.ack("x", leased(work, 2))
     with pytest.raises(Refused, match=r"g\.work") as refusal:
         built.log.set_cursor("a", 0, "g", rewind=True)
     assert refusal.value.hint.startswith("stop the workers; rm ")
-    built.root.cursor_directory("a").joinpath("g.work").unlink()
+    (built.root.cursor_directory("a") / "g.work").unlink()
     built.log.set_cursor("a", 0, "g", rewind=True)
-    with WorkGroup(built.root.path, "a", "g") as work:
-        assert len(work.lease("x", wait=5)) == 2
+    with group(built) as work:
+        assert leased(work, 2) == [1, 2]

@@ -128,6 +128,17 @@ def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
         assert lines(built) == [*kept, Commit(done=[(7, 7)])]
 
 
+def filling(journal: Journal, end: int) -> Commit:
+    """Return a line that ends just before this offset of the journal."""
+    begin = lines_end(journal)
+    empty = len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin))
+    return Commit(reasons=[FailureReason("x" * (end - begin - empty), 1, [])])
+
+
+def lines_end(journal: Journal) -> int:
+    return len(journal.path.read_bytes().rstrip(b"\n")) + 1
+
+
 PROGRAM = """
 import os, sys, wald
 work = wald.WorkGroup(sys.argv[1], "a", "g")
@@ -225,10 +236,8 @@ def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built, writes: int
     built.lines("a", [b"x"])
     journal = opened(built, [])
     journal.sync()
-    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (SECTOR_BYTES - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
-    lost = Commit(reasons=[FailureReason(reason, 1, [])])
-    both = [lost, Commit(done=[(2, 2)])]
+    begin = lines_end(journal)
+    both = [filling(journal, SECTOR_BYTES), Commit(done=[(2, 2)])]
     for turn in [both] if writes == 1 else [[each] for each in both]:
         journal.append(turn)
     journal.close()
@@ -242,9 +251,8 @@ def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Bu
     """The line has its end, so it is not torn."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
-    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (SECTOR_BYTES + 1 - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
-    journal.append([Commit(reasons=[FailureReason(reason, 1, [])])])
+    begin = lines_end(journal)
+    journal.append([filling(journal, SECTOR_BYTES + 1)])
     journal.close()
     data = journal.path.read_bytes()
     assert len(data.rstrip(b"\n")) == SECTOR_BYTES
@@ -256,20 +264,18 @@ def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Bu
 
 
 @pytest.mark.parametrize("where", [SECTOR_BYTES - 1, SECTOR_BYTES])
-@pytest.mark.parametrize("byte", [b"!", b"\0"])
-def test_another_byte_in_the_place_of_the_newline_is_damage(built: Built, where: int, byte: bytes) -> None:
+def test_another_byte_in_the_place_of_the_newline_is_damage(built: Built, where: int) -> None:
     """Tested at the end of a sector and at the beginning of the next one, which is otherwise preallocated space."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
-    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (where + 1 - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
-    journal.append([Commit(reasons=[FailureReason(reason, 1, [])])])
+    journal.append([filling(journal, where + 1)])
     journal.close()
     data = journal.path.read_bytes()
     assert data.rstrip(b"\n") == data[:where]
-    journal.path.write_bytes(data[:where] + byte + data[where + 1 :])
-    with pytest.raises(Damaged):
-        lines(built)
+    for byte in (b"!", b"\0"):
+        journal.path.write_bytes(data[:where] + byte + data[where + 1 :])
+        with pytest.raises(Damaged):
+            lines(built)
     journal.path.write_bytes(data[:where])
     assert len(lines(built)) == 0, "a newline that never reached the disk"
 

@@ -108,22 +108,6 @@ FINE = {
         lease(14, "b", record(2, 2), life=2),
         ack(30, "b", 1, 2, 3, life=2),
     ),
-    **{
-        f"back before another has it: {between.kind}, {between.ended_ns}": history(
-            LEASED, between, lease(4, "b", AGAIN), ack(6, "b", 1)
-        )
-        for between in (
-            nack(2, "a", 1),
-            call("release", 2, "a"),
-            call("extend", 2, "a", 1, seconds=1),
-            call("nack", 2, "a", 1, ended=NEVER),
-        )
-    },
-    "a lease that is over": history(*SHORT),
-    "overtaken while not due": history(
-        lease(0, "a", record(2)), lease(4, "b", record(1, due=3)), ack(6, "a", 2), ack(6, "b", 1)
-    ),
-    "a key in no order": history(*KEYED, lease(2, "b", record(2, key="k")), ack(4, "b", 2)),
     "a key in its order": history(
         lease(0, "a", record(1, key="k"), record(2, key="k"), record(3)),
         nack(2, "a", 1),
@@ -135,9 +119,6 @@ FINE = {
         ack(12, "a", 4),
         order="key",
     ),
-    "due by a clock that was ahead": history(*EARLY, offsets=(Offset(2 * SECOND, 20 * SECOND), Offset(3 * SECOND, 0))),
-    "due by a clock that was behind": history(*delayed(0), offsets=(Offset(0, -30 * SECOND), Offset(4 * SECOND, 0))),
-    "within the window": history(*BEYOND, ack(1, "a", 1)),
 }
 ANOTHER = history(lease(0, "a", ONE._replace(number=7)), ack(2, "a", 1))
 TRIES, CURSOR, END = "tries_never_go_down", "the_cursor_is_the_ack_floor", "all_come_to_an_end"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,10 +15,9 @@ from hypothesis import given, settings
 from logs import START_NS, Built
 from running import eventually
 
-from wald.errors import NotFound
 from wald.format.work import Commit, JournalStart, WorkerLease, encode_work
 from wald.work.group import Order, WorkGroup
-from wald.work.snapshot import GroupSnapshot, GroupStatus, read_status, work_file, work_files
+from wald.work.snapshot import GroupSnapshot, GroupStatus, read_status, work_file
 
 TICK_NS = 100_000_000
 RECORDS = 140  # in two pages
@@ -162,34 +160,12 @@ def test_what_waits_is_named_with_its_time(built: Built) -> None:
     assert (list(later.waiting()), later.open) == ([], 4)
 
 
-def test_what_is_being_given_up_is_named_with_its_reason(built: Built) -> None:
-    """No daemon accepts the dead letter, so the record remains in this state."""
-    built.lines("a", [b"1", b"2"])
-    with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:
-        eventually(lambda: work.lease("x", 1))
-        work.nack("x", [1], reason="no such customer")
-        work.lease("x", 1)
-        eventually(lambda: seen(built, START_NS).snapshot.dead)
-        (dead,) = seen(built, START_NS).snapshot.dead
-    assert (dead.sequence, dead.tries, dead.reason) == (1, 1, "no such customer")
-
-
 def test_records_that_were_read_with_those_that_were_leased_count_as_read(built: Built) -> None:
     built.lines("a", [b"%d" % number for number in range(10)])
     with WorkGroup(built.root.path, "a", "g") as work:
         eventually(lambda: work.lease("x", 3))
         snapshot = seen(built, START_NS).snapshot
     assert (snapshot.end, snapshot.open) == (11, 10)
-
-
-def test_the_owner_is_named_and_one_that_ended_is_not(built: Built) -> None:
-    built.lines("a", [b"1"])
-    with WorkGroup(built.root.path, "a", "g"):
-        owner = seen(built, START_NS).owner
-    assert owner is not None
-    assert owner.pid is not None
-    assert sys.executable in owner.command
-    assert seen(built, START_NS).owner is None
 
 
 def test_looking_never_keeps_an_owner_from_starting(built: Built) -> None:
@@ -215,21 +191,6 @@ def test_a_line_that_is_being_written_is_not_damage(built: Built) -> None:
         assert seen(built, START_NS).damage == ""
 
 
-def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
-    built.lines("a", [b"1", b"2"])
-    with WorkGroup(built.root.path, "a", "g") as work:
-        for sequence in (1, 2):
-            eventually(lambda: work.lease("x", 1))
-            work.ack("x", [sequence])
-    path = work_file(built.root, "a", "g").path
-    lines = path.read_bytes().rstrip(b"\n").splitlines(keepends=True)
-    lines[-1] += b"\n"
-    path.write_bytes(b"".join([lines[0], b"x" + lines[1][1:], *lines[2:]]))
-    found = seen(built, START_NS)
-    assert found.damage.startswith(f"offset {len(lines[0])}: ")
-    assert (found.reading.lines, found.reading.behind) == (1, len(lines) - 2)
-
-
 @pytest.mark.parametrize(
     "commit", [Commit(leased=[WorkerLease("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
 )
@@ -241,15 +202,3 @@ def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: C
     start = JournalStart(built.log_id, "a", "g", 0, 1)
     work_file(built.root, "a", "g").path.write_bytes(encode_work(start, 0) + encode_work(commit, 0))
     assert isinstance(seen(built, START_NS).snapshot, GroupSnapshot)
-
-
-def test_work_groups_are_those_with_a_journal(built: Built) -> None:
-    built.lines("a", [b"1"])
-    built.log.set_cursor("a", 0, "stream")
-    with WorkGroup(built.root.path, "a", "g"):
-        pass
-    assert [each.group for each in work_files(built.root, "a")] == ["g"]
-    with pytest.raises(NotFound, match="has only a cursor"):
-        work_file(built.root, "a", "stream")
-    with pytest.raises(NotFound, match="has no work group"):
-        work_file(built.root, "a", "none")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from full_disk import small_file_system
 from mounting import MIB
 from running import Daemon, command, output_of, reclaim, refused, run, wald
-from users import MEMBER, OWNER, needs_root
+from users import MEMBER, OWNER, daemon_of, needs_root
 
 from wald.cli.doctor.command import send
 from wald.log import Log
@@ -123,14 +122,11 @@ def test_a_full_disk_is_reported_in_time(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_user_who_cannot_acknowledge_sends_nothing(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        os.chown(name, OWNER.user_id, OWNER.group_id)
-        Path(name).chmod(0o755)
-        with Daemon(Path(name) / "log", prefix=OWNER.prefix) as daemon:
-            done = run([*OWNER.prefix, *command("doctor", "--canary", "--root", daemon.root)])
-            assert done.returncode == 0, done.stderr
-            code, message, hint = refused(run([*MEMBER.prefix, *command("doctor", "--canary", "--root", daemon.root)]))
-            head = Log(daemon.root).head()
+    with daemon_of(OWNER) as daemon:
+        line = command("doctor", "--canary", "--root", daemon.root)
+        assert run([*OWNER.prefix, *line]).returncode == 0
+        code, message, hint = refused(run([*MEMBER.prefix, *line]))
+        head = Log(daemon.root).head()
 
     assert (code, hint) == (11, f"run it as user {OWNER.user_id}")
     assert message.startswith(f"{daemon.root}/routes/wald.canary/cursors: ")

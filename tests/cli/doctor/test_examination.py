@@ -6,14 +6,13 @@ import os
 import re
 import resource
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from examining import examine, scratch_directories
 from running import Daemon, command, output_of, refusal_of, run, wald
-from users import MEMBER, OWNER, STRANGER, needs_root
+from users import MEMBER, OWNER, STRANGER, needs_root, place_of_owner
 
 
 @pytest.fixture
@@ -25,11 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_place() -> Iterator[Path]:
-    """A directory of ``OWNER`` that other users can reach, unlike pytest's temporary directories."""
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        os.chown(place, OWNER.user_id, OWNER.group_id)
-        place.chmod(0o755)
+    with place_of_owner() as place:
         yield place
 
 
