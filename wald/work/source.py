@@ -1,7 +1,7 @@
 """Records of a route for a work group: read ahead in order by one thread, or read again by sequence.
 
-A cache keeps the batches that were used last. A reader that reads one batch again soon wants the next one, so a second
-thread reads that ahead and the commit loop does not wait for it.
+A cache keeps the batches that were used last. Records are read again in order, so the reader that has read one batch
+again stays open for the next one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from queue import SimpleQueue
+from typing import NamedTuple
 
 from wald.errors import Damaged, WaldError
 from wald.hints import command_line
@@ -36,87 +35,48 @@ class Lost(Exception):
         self.run = run
 
 
-@dataclass(slots=True)
-class CachedBatch:
-    """Records of a batch, or None if those of the run are lost.
-
-    ``is_reread`` is set after reading it again, until the batch behind it has been requested.
-    """
+class CachedBatch(NamedTuple):
+    """Records of a batch, or None if those of the run are lost."""
 
     run: Run
     rows: Rows | None
     size: int
-    is_reread: bool = False
 
     @classmethod
-    def of(cls, batch: Batch, *, is_reread: bool = False) -> CachedBatch:
+    def of(cls, batch: Batch) -> CachedBatch:
         run = Run(batch.first_sequence, batch.last_sequence)
-        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count, is_reread)
+        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count)
 
 
 class BatchCache:
-    """Least recently used cache of batches, with a thread that reads ahead.
+    """Least recently used cache of batches, bounded by ``bytes_max`` unless a single batch is larger."""
 
-    Args:
-        bytes_max: bound of the cache, unless a single batch is larger.
-        batches_from: reads batches starting at a sequence.
-    """
-
-    def __init__(self, bytes_max: int, batches_from: Callable[[int], Iterator[Batch]]) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._batches: OrderedDict[int, CachedBatch] = OrderedDict()
         self._firsts: list[int] = []
-        self._changing = threading.Lock()
-        self._batches_from = batches_from
-        self._requested: SimpleQueue[int | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
 
     def add(self, batch: CachedBatch) -> None:
         first = batch.run.first
-        with self._changing:
-            if first in self._batches:
-                self._evict(first)
-            self._batches[first] = batch
-            insort(self._firsts, first)
-            self._bytes += batch.size
-            while self._bytes > self._bytes_max and len(self._batches) > 1:
-                self._evict(next(iter(self._batches)))
+        if first in self._batches:
+            self._evict(first)
+        self._batches[first] = batch
+        insort(self._firsts, first)
+        self._bytes += batch.size
+        while self._bytes > self._bytes_max and len(self._batches) > 1:
+            self._evict(next(iter(self._batches)))
 
-    def rows(self, first: int, read_end: int) -> Rows | None:
-        """Return the cached batch with record ``first``, or None. The group has read everything before ``read_end``."""
-        with self._changing:
-            place = bisect_right(self._firsts, first) - 1
-            if place < 0:
-                return None
-            base = self._firsts[place]
-            self._batches.move_to_end(base)
-            batch = self._batches[base]
-        if first > batch.run.last:
+    def rows(self, sequence: int) -> Rows | None:
+        """Return the cached batch with this record, or None."""
+        if not (place := bisect_right(self._firsts, sequence)):
             return None
-        if batch.is_reread:
-            batch.is_reread = False
-            if batch.run.last + 1 < read_end:
-                self._read_ahead(batch.run.last + 1)
+        first = self._firsts[place - 1]
+        batch = self._batches[first]
+        if sequence > batch.run.last:
+            return None
+        self._batches.move_to_end(first)
         return batch.rows
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._requested.put(None)
-            self._thread.join()
-
-    def _read_ahead(self, first: int) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._read, name="wald-work-again", daemon=True)
-            self._thread.start()
-        self._requested.put(first)
-
-    def _read(self) -> None:
-        while (first := self._requested.get()) is not None:
-            with suppress(Exception):  # a later read of the same records raises the error
-                for batch in self._batches_from(first):
-                    self.add(CachedBatch.of(batch, is_reread=True))
-                    break
 
     def _evict(self, first: int) -> None:
         self._bytes -= self._batches.pop(first).size
@@ -156,8 +116,9 @@ class Source:
         self._ahead_bytes = 0
         self._is_waiting = False  # for records after all that were read
         self._failed: Exception | None = None
-        self._cache = BatchCache(_CACHE_BYTES, partial(self._log.batches, self._route))
-        self._read_end = start
+        self._cache = BatchCache(_CACHE_BYTES)
+        self._again: Iterator[Batch] = iter(())
+        self._again_end = 0  # the last record that it has read
         self._cancel = threading.Event()
         self._begin(start)
 
@@ -199,15 +160,13 @@ class Source:
                 self._changed.notify_all()
         if batch.rows is not None:
             self._cache.add(batch)
-            self._read_end = batch.run.last + 1
         return batch.rows
 
     def rows(self, first: int) -> Rows:
         """Return the batch of a record that was read before. Raise Lost if the record is lost."""
-        if (rows := self._cache.rows(first, self._read_end)) is not None:
+        if (rows := self._cache.rows(first)) is not None:
             return rows
-        lost: list[Missing] = []
-        batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)  # all of it, for later calls
+        batch, lost = self._read_again(first)
         for missing in lost:
             self._skip(missing)
         is_missing = batch is None or batch.first_sequence > first
@@ -224,11 +183,24 @@ class Source:
                 f"{self._log.root.segments}: record {first} of route {self._route} was read before, but is missing now",
                 hint=f"{command_line(self._log.root.path, 'verify')} checks the log",
             )
-        self._cache.add(CachedBatch.of(batch, is_reread=True))
-        return self.rows(first)
+        cached = CachedBatch.of(batch)
+        self._cache.add(cached)
+        assert cached.rows is not None
+        return cached.rows
+
+    def _read_again(self, first: int) -> tuple[Batch | None, list[Missing]]:
+        """Return the whole batch that has ``first`` or comes after it, and the records missing before that."""
+        batch, lost = None, list[Missing]()
+        if self._again_end < first:
+            with suppress(WaldError, OSError):  # perhaps of records before this one, which are done
+                batch = next(self._again, None)
+        if batch is None or not batch.first_sequence <= first <= batch.last_sequence:
+            self._again = self._log.batches(self._route, first, on_missing=lost.append)
+            batch = next(self._again, None)
+        self._again_end = batch.last_sequence if batch is not None else 0
+        return batch, lost
 
     def close(self) -> None:
-        self._cache.close()
         self._cancel.set()
         with self._changed:
             self._changed.notify_all()
