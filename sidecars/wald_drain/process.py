@@ -85,11 +85,7 @@ class Runner:
     def run(self, run: int, lock: int, stdin: bytes, variables: Mapping[str, str]) -> None:
         """Run the command to its end, which the state file then describes, unless the keeper was killed.
 
-        Args:
-            run: number of the run.
-            lock: descriptor of the state file, locked.
-            stdin: the input of the command, which need not read it to the end.
-            variables: added to the environment of the command.
+        ``lock`` is the descriptor of the state file, locked. The command need not read ``stdin`` to its end.
         """
         batch = sealed(stdin)
         try:
@@ -247,25 +243,14 @@ class NextStep(Enum):
 
 
 def tries_of(count: int, *, halved: bool, tries: int | None) -> int | None:
-    """Return the number of tries for ``count`` records; None: until the command succeeds.
-
-    Args:
-        halved: the records are part of a batch that has failed.
-        tries: of a single record before it is given up; None: it is never given up.
-    """
+    """Return the number of tries for ``count`` records, ``halved`` if of a batch that has failed; None: no limit."""
     if count == 1:
         return tries
     return 1 if halved else min(TRIES_WHOLE, tries or TRIES_WHOLE)
 
 
 def next_step(exit_code: int, *, number: int, tries: int | None, count: int, stopping: bool) -> NextStep:
-    """Return the step after one try.
-
-    Args:
-        exit_code: as in :mod:`subprocess` (a negative number is the signal that ended the command), or UNKNOWN.
-        number: of this try, from 1 to ``tries``, the result of :func:`tries_of`.
-        count: the number of records that the command got.
-    """
+    """Return the step after try ``number`` of ``tries``, the result of :func:`tries_of`, of ``count`` records."""
     if exit_code == 0:
         return NextStep.COMMIT
     if stopping:

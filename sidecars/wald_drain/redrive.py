@@ -76,24 +76,16 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Records on their way to another route.
+    """Records on their way to another route."""
 
-    Attributes:
-        after: the cursor before; the handover is finished once it has moved.
-        reason, tries: why the command did not process them.
-        dead_letter: the route that gets them; None: they are dead letters, and each goes to its original route.
-        at_ns: when this was decided, in ns since 1970. Handing over the same records again is another handover.
-        head: the last record of the log at that time; all copies come after it.
-    """
-
-    after: int
+    after: int  # the cursor before; the handover is finished once it has moved
     first: int
     last: int
     reason: str
     tries: int
-    dead_letter: str | None
-    at_ns: int
-    head: int = 0
+    dead_letter: str | None  # the route that gets them; None: they are dead letters, and return to their routes
+    at_ns: int  # in ns since 1970; handing over the same records again is another handover
+    head: int = 0  # the last record of the log at that time; all copies come after it
 
     @property
     def position(self) -> int:
@@ -130,13 +122,7 @@ class HandoverFile(Ownership):
 
 
 def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: Callable[[str], None]) -> None:
-    """Put back the dead letters after the cursor of ``consumer``, and move the cursor.
-
-    Args:
-        daemon: the root of the log, or the daemon's socket.
-        stop: after it is set, no other batch is begun.
-        report: gets a line for every batch.
-    """
+    """Put back the dead letters after the cursor of ``consumer``, until ``stop`` is set, and move the cursor."""
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handovers = Handovers(consumer, file, daemon=daemon, report=report)
         before = consumer.cursor.effective
@@ -161,12 +147,7 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
 
 
 class Handovers:
-    """Handovers of one consumer, whose file is held.
-
-    Args:
-        daemon: the root of the log, or the daemon's socket.
-        report: gets a line for every handover.
-    """
+    """Handovers of one consumer, whose file is held; ``report`` gets a line for each."""
 
     def __init__(self, consumer: Consumer, file: HandoverFile, *, daemon: Path, report: Callable[[str], None]) -> None:
         self._consumer, self._file, self._daemon, self._report = consumer, file, daemon, report

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from wald.errors import DISK_ERRORS, DISK_FULL, Damaged, DiskFailure, GivenUp, Interrupted, NotFound
@@ -159,11 +160,7 @@ def feed(
     metrics: str | None,
     report: Callable[[str], None],
 ) -> None:
-    """Feed ``route`` to the command of ``job`` until its end or a signal.
-
-    Raises:
-        GivenUp: records went to the dead-letter route.
-    """
+    """Feed ``route`` to the command of ``job`` until its end or a signal; raise GivenUp for dead letters."""
     check_command(job.command)
     counts, consumer = Counts(), Consumer(Log(root), route, group)
     with (
@@ -186,13 +183,13 @@ def feed(
 
 def drain(context: RunContext, runners: Sequence[Runner]) -> int:
     """Process records until the end, if the job ends there, or until ``stop`` is set."""
-    given_up, number = 0, 1
+    given_up: list[int] = []  # the records that each step of a run has given up
+    number = 1
     while True:
         began = time.monotonic()
-        run = _Run(context, runners)
         try:
-            run.run()
-            return given_up + run.given_up
+            _run(context, runners, given_up)
+            return sum(given_up)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -204,7 +201,6 @@ def drain(context: RunContext, runners: Sequence[Runner]) -> int:
             failure.__cause__ = error
         except DiskFailure as error:  # of the daemon
             failure = error
-        given_up += run.given_up
         context.stop.clear()  # a worker that failed has set it
         if context.stop_requested.is_set():
             context.stop.set()
@@ -214,65 +210,49 @@ def drain(context: RunContext, runners: Sequence[Runner]) -> int:
         number = 1 if time.monotonic() - began > _LONG_SECONDS else number
         context.report(f"{failure.message}; again in {pause_seconds(number):g} s")
         if context.stop.wait(pause_seconds(number)):
-            return given_up
+            return sum(given_up)
         number += 1
 
 
-class _Run:
-    """A drain up to its end, or an error."""
+def _run(context: RunContext, runners: Sequence[Runner], given_up: list[int]) -> None:
+    """Drain up to the end, or an error."""
+    consumer, job = context.consumer, context.job
+    root, route, group, disk = consumer.log.root, consumer.route, consumer.group, consumer.disk
+    with ExitStack() as held:
+        file = held.enter_context(HandoverFile(root, route, group, disk))
+        leftovers = held.enter_context(leftovers_of(consumer))
+        if not leftovers.wait(context.stop, context.report_of_route):
+            return
+        given_up.append(Handovers(consumer, file, daemon=job.daemon, report=context.report).finish())
+        leftovers.move_cursor(context.report)
+        if context.is_strict:
+            leftovers.require_order(job.command)
+        if consumer.cursor.state is CursorState.ABSENT:
+            consumer.report_new(context.report, with_workers=not context.is_strict)
+        make = partial(WorkGroup, consumer.log, route, group, order=job.order, dead_letter=job.dead_letter)
+        with threads_without_signals():
+            work = held.enter_context(make(daemon=job.daemon, report=context.report, ownership=file))
+        try:
+            if not context.is_strict:
+                leftovers.settle(work, context.report)
+            _work(Shared(context, work), runners)
+        finally:
+            given_up.append(work.given_up)
 
-    def __init__(self, context: RunContext, runners: Sequence[Runner]) -> None:
-        self.given_up = 0
-        self._context, self._runners = context, runners
-        self._consumer, self._job = context.consumer, context.job
 
-    def run(self) -> None:
-        consumer, context, job = self._consumer, self._context, self._job
-        root, route, group, disk = consumer.log.root, consumer.route, consumer.group, consumer.disk
-        with ExitStack() as held:
-            file = held.enter_context(HandoverFile(root, route, group, disk))
-            leftovers = held.enter_context(leftovers_of(consumer))
-            if not leftovers.wait(context.stop, context.report_of_route):
-                return
-            self.given_up += Handovers(consumer, file, daemon=job.daemon, report=context.report).finish()
-            leftovers.move_cursor(context.report)
-            if context.is_strict:
-                leftovers.require_order(job.command)
-            if consumer.cursor.state is CursorState.ABSENT:
-                consumer.report_new(context.report, with_workers=not context.is_strict)
-            with threads_without_signals():
-                work = WorkGroup(
-                    consumer.log,
-                    route,
-                    group,
-                    order=job.order,
-                    dead_letter=job.dead_letter,
-                    daemon=job.daemon,
-                    report=context.report,
-                    ownership=file,
-                )
-                held.enter_context(work)
-            try:
-                if not context.is_strict:
-                    leftovers.settle(work, context.report)
-                self._work(Shared(context, work))
-            finally:
-                self.given_up += work.given_up
-
-    def _work(self, shared: Shared) -> None:
-        consumer = self._consumer
-        leases = _Leases(shared)
-        with ExitStack() as held:
-            workers = []
-            for runner in self._runners:
-                file = StateFile(consumer.log.root, consumer.route, consumer.group, runner.worker, consumer.disk)
-                workers.append(Worker(shared, runner, held.enter_context(file)))
-            with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads, threads_without_signals():
-                working = [threads.submit(leases.work, worker) for worker in workers]
-            for each in working:
-                each.result()
-            for worker in workers:
-                worker.file.remove()
+def _work(shared: Shared, runners: Sequence[Runner]) -> None:
+    consumer, leases = shared.context.consumer, _Leases(shared)
+    with ExitStack() as held:
+        workers = []
+        for runner in runners:
+            file = StateFile(consumer.log.root, consumer.route, consumer.group, runner.worker, consumer.disk)
+            workers.append(Worker(shared, runner, held.enter_context(file)))
+        with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads, threads_without_signals():
+            working = [threads.submit(leases.work, worker) for worker in workers]
+        for each in working:
+            each.result()
+        for worker in workers:
+            worker.file.remove()
 
 
 class _Leases:

@@ -38,20 +38,13 @@ Identity = tuple[int, int]
 
 
 class LastRun(NamedTuple):
-    """Last run that was not settled.
-
-    Attributes:
-        number: of the try.
-        is_started: the command was started.
-        outcome: exit code and error; None if no line says that it has ended.
-        cursor: of a strict group, when the run began.
-    """
+    """Last run that was not settled."""
 
     sequences: list[int]
-    number: int
+    number: int  # of the try
     is_started: bool
-    outcome: tuple[int, int] | None
-    cursor: Identity | None = None
+    outcome: tuple[int, int] | None  # exit code and error; None if no line says that it has ended
+    cursor: Identity | None = None  # of a strict group, when the run began
 
     @property
     def is_processed(self) -> bool:

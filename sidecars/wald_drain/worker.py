@@ -54,43 +54,29 @@ _LETTER_POLL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Options of a drain.
-
-    Attributes:
-        stdin_format: "raw" or "json".
-        records_max: for one run of the command.
-        tries: of a single record before it is given up; None: it never is.
-        daemon: the root of the log, or the daemon's socket.
-        order: "strict" without workers.
-        letter_max_bytes: size limit of a dead letter; a larger one is not sent.
-    """
+    """Options of a drain."""
 
     command: tuple[str, ...]
-    stdin_format: str
-    records_max: int
-    tries: int | None
+    stdin_format: str  # "raw" or "json"
+    records_max: int  # for one run of the command
+    tries: int | None  # of a single record before it is given up; None: it never is
     dead_letter: str
-    daemon: Path
+    daemon: Path  # the root of the log, or the daemon's socket
     exit_at_end: bool
-    order: Order = "strict"
-    letter_max_bytes: int = REQUEST_MAX_BYTES
+    order: Order = "strict"  # without workers
+    letter_max_bytes: int = REQUEST_MAX_BYTES  # a larger dead letter is not sent
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """State shared by the workers of a drain and its main thread.
-
-    Attributes:
-        stop: once it is set, no command is started: after a signal, and after the error of a worker.
-        report: gets a line for each event; called by many threads.
-        stop_requested: set by a signal before ``stop``; on a busy machine long before.
-    """
+    """State shared by the workers of a drain and its main thread."""
 
     consumer: Consumer
     job: Job
     counts: Counts
-    stop: threading.Event
-    report: Callable[[str], None]
+    stop: threading.Event  # once it is set, no command is started: after a signal, and after the error of a worker
+    report: Callable[[str], None]  # gets a line for each event; called by many threads
+    # set by a signal before ``stop``; on a busy machine long before
     stop_requested: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -123,33 +109,23 @@ def stdin_of(records: Sequence[Record], form: str) -> bytes:
 
 @dataclass(slots=True)
 class FailureState:
-    """Failures of a record alone.
+    """Failures of a record alone."""
 
-    Attributes:
-        since: first failure, on the monotonic clock.
-        tries: failed tries; runs: including those that do not count as tries.
-        last: ending of the last run.
-    """
-
-    since: float
+    since: float  # first failure, on the monotonic clock
     tries: int = 0
-    runs: int = 0
-    last: str = ""
+    runs: int = 0  # including those that do not count as tries
+    last: str = ""  # ending of the last run
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """State that the workers of a group share.
-
-    Attributes:
-        failures: by sequence; only the worker that has a record touches its entry.
-        failing_since: time of the first failure of each worker's batch.
-    """
+    """State that the workers of a group share."""
 
     context: RunContext
     work: WorkGroup
+    # by sequence; only the worker that has a record touches its entry
     failures: dict[int, FailureState] = field(default_factory=dict)
-    failing_since: dict[str, float] = field(default_factory=dict)
+    failing_since: dict[str, float] = field(default_factory=dict)  # the first failure of each worker's batch
 
     def recall(self, got: Sequence[Delivery]) -> None:
         """Read from the journal how often records have failed in an earlier drain."""
@@ -175,12 +151,7 @@ class Shared:
 
 
 class Worker:
-    """Worker number ``runner.worker``, for one thread.
-
-    Attributes:
-        name: of the worker in its group.
-        file: state of its command.
-    """
+    """Worker number ``runner.worker``, for one thread; ``file`` has the state of its command."""
 
     def __init__(self, shared: Shared, runner: Runner, file: StateFile) -> None:
         self.name = worker_name(runner.worker)
@@ -344,8 +315,8 @@ class Worker:
         self._failures = 0
         refused = self._work.ack(self.name, [record.sequence for record in part])
         self.file.settle()
-        now_ns = self._context.consumer.now_ns()
-        self._context.counts.processed(len(part), now_ns=now_ns, failing_since=self._shared.oldest_failure)
+        now_ns, oldest = self._context.consumer.now_ns(), self._shared.oldest_failure
+        self._context.counts.settled(failing_since=oldest, processed=len(part), now_ns=now_ns)
         return NextStep.SKIPPED if refused else NextStep.COMMIT
 
     def _give_up(self, record: Record, state: FailureState) -> NextStep:
@@ -368,7 +339,7 @@ class Worker:
                 if context.stop.wait(_LETTER_POLL_SECONDS):
                     return NextStep.LEAVE
             self._work.ack(self.name, [])  # returns once the cursor is on disk
-        context.counts.gave_up(1, failing_since=self._shared.oldest_failure)
+        context.counts.settled(failing_since=self._shared.oldest_failure, given_up=1)
         return NextStep.GIVE_UP
 
     def _disown_key(self, record: Record) -> None:
@@ -394,22 +365,16 @@ class Result(StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """Counters that the threads of a drain write and the metrics server reads.
-
-    Attributes:
-        given_up: records that went to the dead-letter route.
-        failing_since: time of the first failure of records that are still unprocessed; 0 without one.
-        succeeded_ns: time of the last success in ns since 1970, or 0.
-    """
+    """Counters that the threads of a drain write and the metrics server reads."""
 
     records: int = 0
-    given_up: int = 0
+    given_up: int = 0  # records that went to the dead-letter route
     runs: Counter[Result] = field(default_factory=Counter)
     run_seconds: Histogram = field(
         default_factory=lambda: Histogram(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
     )
-    failing_since: float = 0.0
-    succeeded_ns: int = 0
+    failing_since: float = 0.0  # first failure of records that are still unprocessed; 0 without one
+    succeeded_ns: int = 0  # time of the last success in ns since 1970, or 0
     _changes: threading.Lock = field(default_factory=threading.Lock)
 
     def ran(self, result: Result, seconds: float, *, now: float) -> None:
@@ -419,15 +384,12 @@ class Counts:
             if result is not Result.SUCCESS:
                 self.failing_since = self.failing_since or now
 
-    def processed(self, records: int, *, now_ns: int, failing_since: float = 0.0) -> None:
+    def settled(self, *, failing_since: float, processed: int = 0, given_up: int = 0, now_ns: int = 0) -> None:
+        """Count records that were processed at ``now_ns`` or given up; others fail since ``failing_since``, or 0."""
         with self._changes:
-            self.records += records
-            self.failing_since, self.succeeded_ns = failing_since, now_ns
-
-    def gave_up(self, records: int, *, failing_since: float = 0.0) -> None:
-        with self._changes:
-            self.given_up += records
-            self.failing_since = failing_since
+            self.records += processed
+            self.given_up += given_up
+            self.failing_since, self.succeeded_ns = failing_since, now_ns or self.succeeded_ns
 
 
 def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Metric]:

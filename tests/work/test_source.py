@@ -32,7 +32,9 @@ def test_records_that_follow_each_other_are_read_again_by_one_reader(
     reading = Source(log, "a", 1, lambda: None, lambda _: None, lambda _: None)
     for first in (1, 4, 7):
         eventually(lambda: reading.next(0))
-        assert list((reading.pop() or pytest.fail("lost")).values_of(first, first + 2)) == [b"abc"[first // 3 :][:1]] * 3
+        assert (
+            list((reading.pop() or pytest.fail("lost")).values_of(first, first + 2)) == [b"abc"[first // 3 :][:1]] * 3
+        )
     for first in (2, 4, 7, 1, 8):
         assert list(reading.rows(first).values_of(first, first)) == [b"abc"[(first - 1) // 3 :][:1]]
     reading.close()

@@ -48,8 +48,7 @@ class OwnerGone(Exception):
 def ask_owner(root: Root, route: str, group: str, request: Mapping[str, Any], seconds: float) -> int:
     """Send a request to the owner of a group, and return the number of records that it was applied to.
 
-    Args:
-        seconds: how long to wait for the owner to accept the request, and as long again for its answer.
+    The owner has that number of seconds to accept the request, and as long again to answer it.
     """
     path = root.cursor_directory(route) / f"{group}{ASK_SUFFIX}"
     until = time.monotonic() + seconds

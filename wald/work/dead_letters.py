@@ -152,9 +152,7 @@ def send(
 ) -> list[Durable]:
     """Send payloads to routes. They are on disk when this returns, and never sent twice under the same seed.
 
-    Args:
-        retry_for: seconds to wait for a daemon.
-        sent_before: for a retry, finds in the log the payloads that the daemon may have forgotten.
+    For a retry, ``sent_before`` finds in the log the payloads that the daemon may have forgotten.
     """
     durable: list[Durable] = []
     while window := list(islice(letters, PRODUCER_WINDOW)):
@@ -229,32 +227,20 @@ _log = logging.getLogger("wald.work")
 
 @dataclass(eq=False)
 class Maintenance:
-    """Maintenance of ``group`` on ``route``.
-
-    Args:
-        cursor: the position of the cursor.
-        daemon: where dead letters are sent.
-        report: called with a line for each dead letter and each failure; None to log them.
-        wake: set when there is something to do at once.
-        lost: records that a repair gave up and the group has passed over.
-        moves_cursor: False if the commit loop moves the cursor.
-
-    Attributes:
-        letter_errors: why dead letters could not be written, by sequence.
-    """
+    """Maintenance of ``group`` on ``route``; ``letter_errors`` says why dead letters could not be written."""
 
     _log: Log
     _route: str
     _group: str
-    _cursor: int
+    _cursor: int  # its position
     _owner: Owner
     _loop: CommitLoop
     _: KW_ONLY
-    daemon: Path
-    report: Callable[[str], None] | None
-    wake: threading.Event
-    lost: SimpleQueue[Missing]
-    moves_cursor: bool = True
+    daemon: Path  # where dead letters are sent
+    report: Callable[[str], None] | None  # called with a line for each dead letter and each failure; None to log them
+    wake: threading.Event  # set when there is something to do at once
+    lost: SimpleQueue[Missing]  # records that a repair gave up and the group has passed over
+    moves_cursor: bool = True  # False if the commit loop moves the cursor
 
     def __post_init__(self) -> None:
         identity = self._log.identity.log_id

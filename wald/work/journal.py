@@ -62,11 +62,9 @@ _AGAIN_SECONDS = 0.02
 
 
 class Journal:
-    """Journal of one group, open for its owner. ``is_new`` is True if it was empty.
+    """Journal of the group in ``start``, open for its owner. ``is_new`` is True if it was empty.
 
-    Args:
-        start: the group that it must belong to, and the floor of a new journal.
-        apply: called with each line; if an error follows, the lines are void.
+    ``apply`` is called with each line; if an error follows, the lines are void.
     """
 
     def __init__(self, root: Root, disk: Disk, start: JournalStart, apply: Callable[[JournalLine], None]) -> None:

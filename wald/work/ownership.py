@@ -121,12 +121,7 @@ def commands_of(groups: Sequence[GroupStatus]) -> dict[Path, list[RunningCommand
 
 
 def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, list[RunningCommand]]:
-    """Return the commands that hold each of these files, as far as this user may see their processes.
-
-    Args:
-        files: of workers, or of drains without workers.
-        owners: processes that own groups now.
-    """
+    """Return the commands that hold each of these files, as far as this user may see; ``owners`` own groups now."""
     found: dict[Path, list[RunningCommand]] = {}
     for path, sharing in sharers(files).items():
         left = not set(owners).intersection(sharing)

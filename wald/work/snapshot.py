@@ -113,10 +113,6 @@ class GroupSnapshot:
     ``floor`` is the ack floor, ``end`` the first sequence that the group has not read, and ``open`` the number of
     records between them that are not done. ``dead`` has the records that are being given up, ``failures`` the reasons
     of returned records.
-
-    Args:
-        cursor: position of the group's cursor.
-        now_ns: the time in ns since 1970.
     """
 
     def __init__(self, path: Path, lines: list[JournalLine], cursor: int, now_ns: int) -> None:

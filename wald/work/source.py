@@ -85,20 +85,14 @@ class BatchCache:
 
 @dataclass(eq=False)
 class Source:
-    """Reader of ``route`` from ``start`` that passes over some missing records.
-
-    Args:
-        skip: raises the error of missing records that it does not pass over.
-        arrived: called when there are more records, or when reading has failed, after :meth:`next` returned None.
-        lost: called with the records passed over.
-    """
+    """Reader of ``route`` from ``start`` that passes over some missing records."""
 
     _log: Log
     _route: str
     _start: int
-    _arrived: Callable[[], None]
-    _lost: Callable[[Missing], None]
-    _skip: Callable[[Missing], None]
+    _arrived: Callable[[], None]  # called when there are records, or reading has failed, after :meth:`next` gave None
+    _lost: Callable[[Missing], None]  # called with the records passed over
+    _skip: Callable[[Missing], None]  # raises the error of missing records that it does not pass over
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()

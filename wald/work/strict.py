@@ -55,10 +55,7 @@ def resume(log: Log, disk: Disk, route: str, group: str, floor: int) -> Replay:
 class CursorJournal:
     """Replacement of the journal: each sync moves the cursor to the last record that is done.
 
-    Args:
-        start: the group, and its cursor.
-        owner: the state to make durable.
-        report: gets a line when another process has moved the cursor.
+    ``report`` gets a line when another process has moved the cursor.
     """
 
     is_new = True
