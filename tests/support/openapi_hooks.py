@@ -10,11 +10,11 @@ import re
 from typing import Any
 
 import schemathesis
-from gating import GROUP, ROUTE
 
 from wald_gate.shapes import NAME, WAIT
 
 NDJSON = "application/x-ndjson"
+NAMES = {"route": "orders", "group": "packing"}  # they exist: most requests get past "there is no such route"
 WAIT_SECONDS = 0.01
 
 
@@ -36,7 +36,7 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
     """Bound the time of an answer and use existing names; replace only valid values, by valid ones."""
     operation = case.operation.definition.raw["operationId"]
     is_valid = case.meta is not None and case.meta.generation.mode.is_positive
-    for name, there in (("route", ROUTE), ("group", GROUP)):
+    for name, there in NAMES.items():
         if operation != "add_route" and _is_like(NAME, case.path_parameters.get(name)):
             case.path_parameters[name] = there
     if _is_like(WAIT, case.query.get("wait")):

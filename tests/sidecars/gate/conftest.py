@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gating import Gate
+from gating import Gate, serving
 from running import Daemon
 
 import wald
@@ -42,11 +42,8 @@ def billing(gate: Gate) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A running gate for all tests of a module, on a log with the route orders."""
-    with Daemon(tmp_path_factory.mktemp("shared") / "log") as daemon:
-        daemon.ask("ROUTE ADD orders")
-        with Gate(daemon.root) as running:
-            yield running
-            assert "Traceback" not in running.log
+    with serving(tmp_path_factory.mktemp("shared") / "log") as gate:
+        yield gate
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from pathlib import Path
 from urllib.parse import urlencode, urljoin
 
 import pytest
-from gating import Gate, entry
-from group_requests import GROUP
+from gating import BILLING, ORDERS, Gate, entry
 from proxying import COMMANDS, PORT, PREFIX, Proxy, documented, own_host
 from running import TIMEOUT_SECONDS, Daemon
 
-ORDERS = "/v1/routes/orders/records"
 TOKEN = {"Authorization": "Bearer ann-token"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 HTML = {"Accept": "text/html"}
@@ -93,7 +91,7 @@ def waiting_requests(start: str) -> dict[str, tuple[str, str, bytes | None]]:
         "raw": ("GET", f"{ORDERS}?from={start}&follow=1&format=raw&heartbeat=1", None),
         "events": ("GET", f"{ORDERS}?from={start}&format=events", None),
         "wait": ("GET", f"{ORDERS}?from={start}&wait=300s", None),
-        "lease": ("POST", f"{GROUP}/lease", b'{"worker": "ann", "wait": 300}'),
+        "lease": ("POST", f"{BILLING}/lease", b'{"worker": "ann", "wait": 300}'),
     }
 
 

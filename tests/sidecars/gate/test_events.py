@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsing import Chromium, lack
-from gating import Gate
-from repeating import ORDERS
+from gating import ORDERS, Gate
 from running import Daemon, output_of, reclaim
 
 import wald

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from full_disk import fill, small_file_system
-from gating import Answer, Gate
-from group_requests import GROUP, RECORDS
+from gating import BILLING, ORDERS, Gate, serving
 from logs import Built
 from running import Daemon, eventually, run, sidecar
 from running import refused as refused_command
@@ -29,26 +28,21 @@ from wald_gate.settings import GroupSettings
 NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # named in the settings
 
 
-def post(gate: Gate, verb: str, **fields: Any) -> Answer:
-    return gate.post(f"{GROUP}/{verb}", {"worker": "w1", **fields})
-
-
-def leased(gate: Gate, **fields: Any) -> list[int]:
-    answer = post(gate, "lease", **fields)
-    assert answer.status == 200, answer.body
-    return [record["sequence"] for record in answer.json()["records"]]
-
-
 @pytest.mark.usefixtures("billing")
 def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowledged(gate: Gate) -> None:
-    gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(100)))
-    assert leased(gate) == list(range(1, 101))
-    done = list(range(1, 101, 2))
-    assert post(gate, "ack", sequences=done).json() == {"refused": []}
+    gate.post(ORDERS, b"".join(b"%d\n" % number for number in range(100)))
+    with ThreadPoolExecutor(20) as threads:  # requests at the same time share the opening of the group
+        asked = [threads.submit(gate.leased, f"w{n}", max_records=5) for n in range(20)]
+        leased = {f"w{n}": each.result() for n, each in enumerate(asked)}
+    assert sorted(each for sequences in leased.values() for each in sequences) == list(range(1, 101))
+    for worker, sequences in leased.items():
+        odd = [each for each in sequences if each % 2]
+        assert gate.worked("ack", worker, sequences=odd) == {"refused": []}
     gate.kill()
     gate.start()
-    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, but no other worker has leased it
-    again = post(gate, "lease").json()["records"]
+    late = next(worker for worker, sequences in leased.items() if 2 in sequences)
+    assert gate.worked("ack", late, sequences=[2]) == {"refused": []}  # no other worker has leased it
+    again = gate.worked("lease")["records"]
     assert [(record["sequence"], record["tries"]) for record in again] == [(n, 2) for n in range(4, 101, 2)]
 
 
@@ -56,12 +50,12 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemo
     linked = tmp_path / "other"
     linked.symlink_to(daemon.root)
     with Gate(daemon.root, anew=True) as gate, Gate(linked) as other:
-        gate.post(RECORDS, b"1\n")
+        gate.post(ORDERS, b"1\n")
         gate.make_group("billing")
-        assert leased(gate) == [1]
-        refused = post(other, "lease")
-        assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (423, "locked", "2")
+        assert gate.leased() == [1]
+        refused = other.work("lease")
         said = refused.json()
+        assert (refused.status, said["code"], refused.headers["retry-after"]) == (423, "locked", "2")
         assert said["detail"].startswith(f"process {gate.process.pid} (")
         assert said["detail"].endswith(") works on route orders for group billing")
         assert "30 s after the last request" in said["hint"]
@@ -69,34 +63,20 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemo
         code, message, hint = refused_command(run([*drain, "--", "true"]))
         assert (code, f"process {gate.process.pid}, " in message, "wald_gate" in message) == (5, True, True), message
         assert "a wald-gate releases the group 30 s after the last request" in hint
-        assert [each["worker"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
+        assert [each["worker"] for each in other.get(f"{BILLING}/pending").lines()] == ["w1"]
         gate.kill()
-        assert leased(other) == [1]
+        assert other.leased() == [1]
 
 
-def test_a_group_of_another_process_is_taken_over_when_that_has_ended(gate: Gate) -> None:
-    gate.post(RECORDS, b"1\n")
+def test_a_group_of_another_process_is_taken_over_when_that_has_ended_and_left_at_the_end(gate: Gate) -> None:
+    gate.post(ORDERS, b"1\n2\n")
     with wald.WorkGroup(gate.root, "orders", "billing") as work:
-        assert len(work.lease("elsewhere", wait=60)) == 1
-        assert post(gate, "lease").status == 423
-        [entry] = gate.get(f"{GROUP}/pending").lines()
+        assert len(work.lease("elsewhere", wait=60)) == 2
+        assert gate.work("lease").status == 423
+        [entry] = gate.get(f"{BILLING}/pending").lines()
         assert (entry["kind"], entry["worker"]) == ("out", "elsewhere")
-    assert leased(gate) == [1]
-
-
-@pytest.mark.usefixtures("billing")
-def test_requests_at_the_same_time_share_the_opening_of_a_group(gate: Gate) -> None:
-    gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(32)))
-    with ThreadPoolExecutor(32) as threads:
-        asked = [threads.submit(leased, gate, worker=f"w{n}", max_records=1) for n in range(32)]
-        assert sorted(sequence for each in asked for sequence in each.result()) == list(range(1, 33))
-
-
-@pytest.mark.usefixtures("billing")
-def test_at_its_end_the_gate_moves_the_cursor_and_leaves_the_group(gate: Gate) -> None:
-    gate.post(RECORDS, b"1\n2\n")
-    assert leased(gate) == [1, 2]
-    assert post(gate, "ack", sequences=[1, 2]).json() == {"refused": []}
+    assert gate.leased() == [1, 2]
+    assert gate.worked("ack", sequences=[1, 2]) == {"refused": []}
     assert gate.stop() == 0
     assert wald.open(gate.root).cursor("orders", "billing").sequence == 2
     with wald.WorkGroup(gate.root, "orders", "billing") as work:
@@ -104,28 +84,24 @@ def test_at_its_end_the_gate_moves_the_cursor_and_leaves_the_group(gate: Gate) -
 
 
 @pytest.mark.usefixtures("billing")
-def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
-    gate.post(RECORDS, b"1\n")
-    assert leased(gate) == [1]
+def test_a_damaged_journal_is_an_error_until_it_is_gone_and_a_replaced_one_ends_a_wait(gate: Gate) -> None:
+    gate.post(ORDERS, b"1\n")
+    assert gate.leased() == [1]
     gate.kill()
     journal = gate.root / "routes" / "orders" / "cursors" / "billing.work"
     whole = journal.read_bytes()
     journal.write_bytes(b"x" + whole[1:])
     gate.start()
     for _ in range(2):
-        answer = post(gate, "lease")
+        answer = gate.work("lease")
         assert (answer.status, answer.json()["code"]) == (500, "damaged")
     journal.write_bytes(whole)
-    assert leased(gate) == [1]
-
-
-@pytest.mark.usefixtures("billing")
-def test_a_waiting_lease_gets_the_error_if_the_journal_is_replaced(gate: Gate) -> None:
+    assert gate.leased() == [1]
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(post, gate, "lease", wait=300)
-        eventually(lambda: b"\nwald_gate_waiting_leases 1" in gate.get("/metrics").body)
-        (gate.root / "routes" / "orders" / "cursors" / "billing.work").unlink()
-        gate.post(RECORDS, b"1\n")
+        asked = threads.submit(gate.work, "lease", wait=300)
+        eventually(lambda: gate.metric("wald_gate_waiting_leases") == 1)
+        journal.unlink()
+        gate.post(ORDERS, b"2\n")
         answer = asked.result()
     assert (answer.status, answer.json()["code"]) == (503, "replaced")
 
@@ -149,55 +125,46 @@ def test_a_late_answer_that_fails_stays_incomplete() -> None:
     assert sent[-1]["more_body"]
 
 
-def test_a_group_of_a_route_that_is_not_there_is_not_found(gate: Gate) -> None:
-    for verb in ("lease", "release"):
-        answer = gate.post(f"/v1/routes/nowhere/groups/billing/{verb}", {"worker": "w1"})
-        assert (answer.status, answer.json()["code"]) == (404, "not-found")
-    assert gate.get(f"{GROUP}/pending").status == 404
-
-
 def test_a_name_that_is_misspelt_makes_no_group(gate: Gate) -> None:
-    gate.post(RECORDS, b"1\n2\n")
+    gate.post(ORDERS, b"1\n2\n")
     for verb in ("lease", "ack", "nack", "extend", "release"):
-        sequences = {} if verb == "lease" else {"sequences": [1]}
-        answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", {"worker": "w1", **sequences})
+        fields = {"worker": "w1"} | ({} if verb == "lease" else {"sequences": [1]})
+        answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", fields)
         assert (answer.status, answer.json()["code"]) == (404, "not-found"), verb
         assert answer.json()["detail"] == "there is no group 'biling' on route orders"
         assert answer.json()["hint"] == 'PUT {"sequence": "earliest"} to /v1/routes/orders/cursors/biling creates it'
-    assert not list(gate.root.rglob("biling*"))
+        answer = gate.post(f"/v1/routes/nowhere/groups/billing/{verb}", fields)
+        assert (answer.status, answer.json()["code"]) == (404, "not-found"), verb
+    assert gate.get(f"{BILLING}/pending").status == 404
+    assert not list(gate.root.rglob("bil*"))
     gate.make_group("biling")
     assert gate.post("/v1/routes/orders/groups/biling/lease", {"worker": "w1"}).status == 200
 
 
 @pytest.mark.usefixtures("billing")
 def test_a_retired_route_is_worked_on_to_its_end(gate: Gate, daemon: Daemon) -> None:
-    gate.post(RECORDS, b"1\n2\n")
-    assert leased(gate, max_records=1) == [1]
+    gate.post(ORDERS, b"1\n2\n")
+    assert gate.leased(max_records=1) == [1]
     daemon.ask("ROUTE RETIRE orders")
-    assert leased(gate) == [2]
-    assert post(gate, "ack", sequences=[1, 2]).json() == {"refused": []}
+    assert gate.leased() == [2]
+    assert gate.worked("ack", sequences=[1, 2]) == {"refused": []}
 
 
 def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    with (
-        small_file_system(tmp_path / "disk", 100 << 20) as disk,
-        Daemon(disk / "log") as daemon,
-        Gate(daemon.root) as gate,
-    ):
-        daemon.ask("ROUTE ADD orders")
-        gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(20_000)))
+    with small_file_system(tmp_path / "disk", 100 << 20) as disk, serving(disk / "log") as gate:
+        gate.post(ORDERS, b"".join(b"%d\n" % number for number in range(20_000)))
         gate.make_group("billing")
-        assert leased(gate, max_records=1) == [1]
+        assert gate.leased(max_records=1) == [1]
         fillers = (disk / f"fill-{number}" for number in count())
         acknowledged: set[int] = set()
 
         def is_full() -> bool:
             """Return True if the disk is full; preallocated space and space that the daemon frees last a while."""
             fill(next(fillers))
-            got = post(gate, "lease", max_records=100)
+            got = gate.work("lease", max_records=100)
             if got.status == 200:
                 sequences = [record["sequence"] for record in got.json()["records"]][::2]
-                answer = post(gate, "ack", sequences=sequences)
+                answer = gate.work("ack", sequences=sequences)
                 if answer.status == 200:
                     acknowledged.update(sequences)
                     return False
@@ -208,8 +175,8 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
         eventually(is_full)
         for each in disk.glob("fill-*"):
             each.unlink()
-        eventually(lambda: post(gate, "lease", max_records=1).status == 200)
-        again = set(leased(gate, worker="w2", max_records=10_000))
+        eventually(lambda: gate.work("lease", max_records=1).status == 200)
+        again = set(gate.leased("w2", max_records=10_000))
         assert again
         assert not again & acknowledged
 
@@ -274,21 +241,6 @@ async def too_many(groups: Groups, route: str, group: str) -> None:
     assert (refused.value.status, refused.value.code) == (503, "too-many-groups")
 
 
-def test_a_group_in_use_makes_no_room_and_an_idle_one_does(built: Built) -> None:
-    built.lines("a", [b"1"])
-    for group in ("u1", "u2"):
-        built.log.set_cursor("a", 0, group=group)
-
-    async def main(groups: Groups) -> None:
-        async with groups.use("a", "u1"):
-            await too_many(groups, "a", "u2")
-        async with groups.use("a", "u2"):
-            assert groups.count == 1
-            assert await asyncio.to_thread(is_free, built, "u1")
-
-    hosting(built, main, groups_max=1)
-
-
 def test_a_route_takes_half_of_the_places_and_what_the_settings_name_has_its_own(built: Built) -> None:
     for route in ("a", "b"):
         built.lines(route, [b"1"])
@@ -297,14 +249,14 @@ def test_a_route_takes_half_of_the_places_and_what_the_settings_name_has_its_own
 
     async def main(groups: Groups) -> None:
         async with AsyncExitStack() as stack:
-            for name in ("a/u1", "a/u2"):
-                await stack.enter_async_context(groups.use(*name.split("/")))
-            await too_many(groups, "a", "u3")
-            for name in ("b/u1", "b/u2"):
-                await stack.enter_async_context(groups.use(*name.split("/")))
-            await too_many(groups, "b", "u3")
+            for route in ("a", "b"):
+                for group in ("u1", "u2"):
+                    await stack.enter_async_context(groups.use(route, group))
+                await too_many(groups, route, "u3")
             for name in ("a/g", "a/g1", "b/g"):
                 await stack.enter_async_context(groups.use(*name.split("/")))
+        async with groups.use("a", "u3"):  # the group that is idle for longest makes room
+            assert await asyncio.to_thread(is_free, built, "u2")
 
     hosting(built, main, groups_max=4)
 
@@ -325,7 +277,6 @@ def test_a_group_that_cannot_be_opened_is_tried_again_by_the_next_request(built:
     hosting(built, main)
 
 
-HELD_BACK = "inject=fdatasync:delay_enter=60000000"
 FDATASYNC = 75  # the system call number on x86-64
 
 
@@ -335,30 +286,21 @@ def is_syncing(gate: Gate) -> bool:
     return any(hangs_in(int(thread.name), FDATASYNC) for thread in threads)
 
 
-def tries(answer: Answer) -> list[tuple[int, int]]:
-    assert answer.status == 200, answer.body
-    return [(record["sequence"], record["tries"]) for record in answer.json()["records"]]
-
-
 @pytest.mark.usefixtures("billing")
-def test_no_answer_leaves_before_the_disk_has_what_is_done(gate: Gate, tmp_path: Path) -> None:
-    gate.post(RECORDS, b"1\n2\n3\n")
-    assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]
+def test_no_answer_leaves_before_the_disk_has_what_is_done_and_none_if_the_sync_fails(
+    gate: Gate, tmp_path: Path
+) -> None:
+    gate.post(ORDERS, b"1\n2\n3\n4\n")
+    assert gate.leased(max_records=1) == [1]
     with ThreadPoolExecutor(1) as threads:
-        with traced(gate.process.pid, tmp_path / "trace", HELD_BACK, threads=True):
-            asked = threads.submit(post, gate, "lease", max_records=1, done=[1])
+        with traced(gate.process.pid, tmp_path / "delay", "inject=fdatasync:delay_enter=60000000", threads=True):
+            asked = threads.submit(gate.leased, max_records=1, done=[1])
             eventually(lambda: is_syncing(gate))
             assert gate.get("/healthz").status == 200  # the event loop runs and has built the response by now
             assert not asked.done()
-        assert tries(asked.result()) == [(2, 1)]
-
-
-@pytest.mark.usefixtures("billing")
-def test_after_a_sync_that_fails_no_record_is_answered_and_those_leased_come_again(gate: Gate, tmp_path: Path) -> None:
-    gate.post(RECORDS, b"1\n2\n3\n")
-    assert tries(post(gate, "lease", max_records=1)) == [(1, 1)]
-    with traced(gate.process.pid, tmp_path / "trace", "inject=fdatasync:error=EIO", threads=True):
-        failed = post(gate, "lease", max_records=1, done=[1])
+        assert asked.result() == [2]
+    with traced(gate.process.pid, tmp_path / "fail", "inject=fdatasync:error=EIO", threads=True):
+        failed = gate.work("lease", max_records=1, done=[2])
     assert (failed.status, failed.json()["code"]) == (503, "disk")
-    again = tries(post(gate, "lease", wait=60))
-    assert [each for each in again if each[0] > 1] == [(2, 2), (3, 1)]
+    again = gate.worked("lease", wait=60)["records"]
+    assert [(each["sequence"], each["tries"]) for each in again if each["sequence"] > 2] == [(3, 2), (4, 1)]

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 import openapi_generator_cli
 import programs
 import pytest
-from gating import GROUP, Gate, entry
+from gating import NDJSON, ORDERS, Gate, entry
 from json_page import sections
 from logs import Built
 from reading import result_of
@@ -31,7 +31,7 @@ from wald_gate.shapes import encoded
 
 SUPPORT = Path(__file__).parents[2] / "support"
 ROUTE = "/v1/routes/orders"
-OF_GROUP = f"{ROUTE}/groups/{GROUP}"
+OF_GROUP = f"{ROUTE}/groups/packing"
 SHAPES = {verb.name: verb.answers for verb in VERBS}
 SHAPES_OF_COMMANDS: dict[str, Any] = {
     "wald route list": schema.Routes,
@@ -87,17 +87,17 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
     timed = {"value": "1", "key": "ann", "headers": {"a": "b"}, "event_time_ns": 5}
     lines = [timed, {"value_base64": "/w=="}, {"value": "3"}]
     body = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    answers = {"append": gate.post(f"{ROUTE}/records", body, "application/x-ndjson")}
+    answers = {"append": gate.post(ORDERS, body, NDJSON)}
     answers |= {"add_route": gate.post("/v1/routes/made"), "cut": gate.post("/v1/cut")}
-    gate.make_group(GROUP)
+    gate.make_group("packing")
     taken: dict[str, Any] = {"worker": "w"}
     answers["lease"] = gate.post(f"{OF_GROUP}/lease", taken)
     answers["nack"] = gate.post(f"{OF_GROUP}/nack", taken | {"sequences": [1, 9], "delay": 60})
     answers["extend"] = gate.post(f"{OF_GROUP}/extend", taken | {"sequences": [2]})
     answers["ack"] = gate.post(f"{OF_GROUP}/ack", taken | {"sequences": [3]})
-    answers["set_cursor"] = gate.ask("PUT", f"{ROUTE}/cursors/g", b'{"sequence": 1}')
+    answers["set_cursor"] = gate.put(f"{ROUTE}/cursors/g", {"sequence": 1})
     for name, path in (
-        ("records", f"{ROUTE}/records"),
+        ("records", ORDERS),
         ("cursor", f"{ROUTE}/cursors/g"),
         ("pending", f"{OF_GROUP}/pending"),
         ("groups", f"{ROUTE}/groups"),
@@ -119,7 +119,7 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
         assert answer.status == 200, answer.body
         media_type = answer.headers["content-type"]
         described = verbs[name]["responses"]["200"]["content"][media_type]["schema"]
-        found = answer.lines() if media_type == "application/x-ndjson" else answer.json()
+        found = answer.lines() if media_type == NDJSON else answer.json()
         assert list(differences(document, described, found)) == [], name
 
 
@@ -140,20 +140,15 @@ def test_a_fact_is_described_as_docs_json_describes_what_its_command_prints(comm
 @pytest.mark.slow
 def test_a_stranger_finds_no_answer_that_the_document_does_not_allow(gate: Gate, tmp_path: Path) -> None:
     """Schemathesis sends about 750 requests, with all checks except those of request chains."""
-    gate.post(f"{ROUTE}/records", b'one\n{"two": 2}\n\xff\n')
-    gate.make_group(GROUP)
+    gate.post(ORDERS, b'one\n{"two": 2}\n\xff\n')
+    gate.make_group("packing")
     gate.post(f"{OF_GROUP}/lease", {"worker": "ann", "max_records": 1})
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     program = [sys.executable, "-m", "schemathesis.cli", "run", f"{gate.origin}/openapi.json", "--no-color"]
     bounded = ["--seed", str(SEED), "--max-examples", "30", "--generation-database", "none"]
-    done = subprocess.run(
-        [*program, *bounded, "--continue-on-failure"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    command = [*program, *bounded, "--continue-on-failure"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Tested: {len(VERBS)}\n" in done.stdout
@@ -165,7 +160,7 @@ CURSOR = "/v1/routes/orders/cursors/billing"
 
 def test_a_fact_is_what_its_command_prints(shared: Gate) -> None:
     """The responses differ only in the schema key, which versions the command's output."""
-    shared.post("/v1/routes/orders/records", b"one\ntwo\n")
+    shared.post(ORDERS, b"one\ntwo\n")
     for path, command in (
         ("routes", ("route", "list")),
         ("head", ("head",)),
@@ -204,17 +199,9 @@ def test_a_parameter_of_a_request_without_parameters_is_refused(shared: Gate) ->
 
 
 def test_a_cursor_moves_forward_and_back_only_if_that_is_meant(shared: Gate) -> None:
-    last = shared.post("/v1/routes/orders/records", b"one\ntwo\n").json()["last"]
-    moved = [
-        shared.ask("PUT", CURSOR, json.dumps(body).encode()).status
-        for body in (
-            {"sequence": 2},
-            {"sequence": 1},
-            {"sequence": 1, "rewind": True},
-            {"sequnce": 1},
-            {"sequence": last + 1},
-        )
-    ]
+    last = shared.post(ORDERS, b"one\ntwo\n").json()["last"]
+    bodies = ({"sequence": 2}, {"sequence": 1}, {"sequence": 1, "rewind": True}, {"sequnce": 1}, {"sequence": last + 1})
+    moved = [shared.put(CURSOR, body).status for body in bodies]
 
     assert moved == [200, 409, 200, 400, 409]
     assert shared.get(CURSOR).json()["sequence"] == 1
@@ -280,11 +267,10 @@ ANSWERS = {
 
 
 @pytest.fixture
-def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
+def guarded(daemon: Daemon) -> Iterator[Gate]:
     """A gate that requires a token."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text(entry("shop", read=["orders"], write=["orders"], work=["orders"]))
-    with Gate(daemon.root, "--tokens", tokens) as running:
+    tokens = entry("shop", read=["orders"], write=["orders"], work=["orders"])
+    with Gate(daemon.root, tokens=tokens) as running:
         yield running
 
 

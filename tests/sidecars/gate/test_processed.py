@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gating import Answer, Gate
-from group_requests import GROUP, RECORDS
+from gating import ORDERS, Answer, Gate, received
 from running import Daemon, eventually, wald
 
 import wald as library
@@ -19,23 +15,17 @@ CURSOR = "/v1/routes/orders/cursors/billing"
 
 
 def put_cursor(gate: Gate, sequence: int) -> None:
-    answer = gate.ask("PUT", CURSOR, json.dumps({"sequence": sequence}).encode())
+    answer = gate.put(CURSOR, {"sequence": sequence})
     assert answer.status == 200, answer.body
-
-
-def verb(gate: Gate, name: str, **fields: Any) -> Any:
-    answer = gate.post(f"{GROUP}/{name}", {"worker": "w1", **fields})
-    assert answer.status == 200, answer.body
-    return answer.json()
 
 
 def post(gate: Gate, body: bytes, wait: str = "60s") -> Answer:
-    return gate.post(f"{RECORDS}?wait_processed=billing&wait={wait}", body)
+    return gate.post(f"{ORDERS}?wait_processed=billing&wait={wait}", body)
 
 
 def stored_records(gate: Gate) -> int:
     """Return the number of records on the route."""
-    return len(gate.get(RECORDS).lines())
+    return len(gate.get(ORDERS).lines())
 
 
 def test_the_answer_comes_when_the_cursor_of_a_stream_group_has_passed(gate: Gate) -> None:
@@ -51,16 +41,16 @@ def test_the_answer_comes_when_the_cursor_of_a_stream_group_has_passed(gate: Gat
 
 @pytest.mark.usefixtures("billing")
 def test_the_answer_comes_when_workers_have_acknowledged_above_the_floor(gate: Gate) -> None:
-    gate.post(RECORDS, b"stays open\n")
-    assert len(verb(gate, "lease", max_records=1)["records"]) == 1
+    gate.post(ORDERS, b"stays open\n")
+    assert gate.leased(max_records=1) == [1]
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(post, gate, b"two\nthree\n")
-        got = verb(gate, "lease", wait=60)["records"]
+        got = gate.leased(wait=60)
         while len(got) < 2:
-            got += verb(gate, "lease", wait=60)["records"]
-        verb(gate, "ack", sequences=[3])
+            got += gate.leased(wait=60)
+        gate.work("ack", sequences=[3])
         assert not waiting.done()
-        verb(gate, "ack", sequences=[2])
+        gate.work("ack", sequences=[2])
         assert waiting.result().status == 200
     assert gate.get(CURSOR).json()["sequence"] == 0
 
@@ -84,22 +74,18 @@ def test_what_is_not_processed_in_time_is_stored_all_the_same(gate: Gate) -> Non
     assert '"status": 504' not in gate.log  # a 504 here is not a failure of the gate
 
 
-def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:
+def test_nothing_is_stored_for_a_group_that_has_not_begun_or_a_wrong_query(gate: Gate) -> None:
     answer = post(gate, b"one\n")
     assert (answer.status, answer.json()["code"]) == (404, "not-found")
     assert stored_records(gate) == 0
     assert wald("--root", gate.root, "append", "orders", "--wait-processed", "billing", stdin=b"x\n").returncode == 3
+    put_cursor(gate, 0)
+    for query in ("wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"):
+        assert gate.post(f"{ORDERS}?{query}", b"one\n").status == 400
     assert stored_records(gate) == 0
 
 
-def test_nothing_is_stored_for_a_wrong_query(gate: Gate) -> None:
-    for query in ["wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"]:
-        put_cursor(gate, 0)
-        assert gate.post(f"{RECORDS}?{query}", b"one\n").status == 400
-        assert stored_records(gate) == 0
-
-
-def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(gate: Gate) -> None:
+def test_the_end_of_the_group_or_of_the_gate_is_an_error_that_says_what_is_stored(gate: Gate) -> None:
     put_cursor(gate, 0)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(post, gate, b"one\n")
@@ -108,33 +94,24 @@ def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(
         assert removed.returncode == 0, removed.stderr
         answer = waiting.result()
         assert (answer.status, answer.json()["stored"]["last"]) == (404, 1)
+        put_cursor(gate, 1)
+        waiting = threads.submit(post, gate, b"two\n")
+        eventually(lambda: stored_records(gate) == 2)
+        assert gate.stop() == 0
+        assert (waiting.result().status, waiting.result().json()["stored"]["count"]) == (504, 1)
 
 
 def test_many_producers_wait_without_a_thread_each(gate: Gate) -> None:
     put_cursor(gate, 0)
     before = threads_of(gate)
-    body = b"one\n"
-    head = f"POST {RECORDS}?wait_processed=billing HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n".encode()
-    waiting = []
-    for _ in range(60):
-        connection = socket.create_connection(("127.0.0.1", gate.port))
-        connection.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        waiting.append(connection)
+    asked = f"POST {ORDERS}?wait_processed=billing"
+    waiting = [gate.begin(asked, "Connection: close", body=b"one\n") for _ in range(60)]
     eventually(lambda: stored_records(gate) == 60)
     assert threads_of(gate) < before + 30
     put_cursor(gate, 60)
     for connection in waiting:
-        with connection, connection.makefile("rb") as answer:
-            assert b" 200 " in answer.readline()
-
-
-def test_the_gate_ends_while_producers_wait(gate: Gate) -> None:
-    put_cursor(gate, 0)
-    with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(post, gate, b"one\n")
-        eventually(lambda: stored_records(gate) == 1)
-        assert gate.stop() == 0
-        assert (waiting.result().status, waiting.result().json()["stored"]["count"]) == (504, 1)
+        with connection:
+            assert received(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_append_ends_once_the_group_has_processed_all_of_it(daemon: Daemon) -> None:

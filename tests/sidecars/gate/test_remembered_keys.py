@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from contents import values
 from copied_back import copy, copy_back
-from gating import Gate
-from group_requests import GROUP, lease
-from repeating import ORDERS, begun, outcome, release, send
+from gating import NDJSON, ORDERS, Gate
+from repeating import outcome, release, send
 from running import Daemon, eventually, output_of, reclaim
 from tracing import traced
 
@@ -46,32 +45,10 @@ def take_away(root: Path) -> None:
     shutil.rmtree(table(root).parent)
 
 
-def truncate(root: Path) -> None:
-    path = table(root)
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def write_nonsense(root: Path) -> None:
-    path = table(root)
-    path.write_bytes(b"nonsense" * (path.stat().st_size // 8))
-
-
 def change(root: Path, at: int) -> None:
     content = bytearray(table(root).read_bytes())
     content[at] ^= 1
     table(root).write_bytes(content)
-
-
-def give_to_another_log(root: Path) -> None:
-    change(root, len(b"wald keys, version 1\n"))
-
-
-def make_older(root: Path) -> None:
-    change(root, len(b"wald keys, version"))
-
-
-def damage_an_entry(root: Path) -> None:
-    change(root, 72 + 20)
 
 
 def forbid(root: Path) -> None:
@@ -79,17 +56,30 @@ def forbid(root: Path) -> None:
     table(root).parent.write_bytes(b"")
 
 
+SPOILED: list[Callable[[Path], object]] = [
+    take_away,
+    lambda root: os.truncate(table(root), table(root).stat().st_size - 100),
+    lambda root: table(root).write_bytes(b"nonsense" * (table(root).stat().st_size // 8)),
+    lambda root: change(root, len(b"wald keys, version 1\n")),  # of another log
+    lambda root: change(root, len(b"wald keys, version")),  # of an older format
+    lambda root: change(root, 72 + 20),  # an entry
+    forbid,
+]
+
+
 @pytest.mark.parametrize("end", [Gate.kill, pytest.param(Gate.stop, marks=pytest.mark.slow)])
 def test_without_its_table_a_key_is_found_in_the_log(gate: Gate, root: Path, end: Callable[[Gate], None]) -> None:
+    for number in range(300):  # more than the gate reads, and saves in the table, at once
+        gate.post(ORDERS, b"%d" % number)
     first = send(gate, "k", PARTS)
-    for spoil in (take_away, truncate, write_nonsense, give_to_another_log, make_older, damage_an_entry, forbid):
+    for spoil in SPOILED:
         assert table(root).exists()
         end(gate)
         spoil(root)
         gate.start()
 
         assert outcome(send(gate, "k", PARTS)) == (200, True, first.body)
-        assert len(values(root, "orders")) == 10_000
+        assert len(values(root, "orders")) == 10_300
     assert "Traceback" not in gate.log
 
 
@@ -295,7 +285,8 @@ def test_a_table_of_another_past_of_the_log_is_not_believed(
 
 def test_a_body_that_was_stored_in_part_is_completed(gate: Gate, root: Path) -> None:
     """The client disconnects in the middle of the body."""
-    connection = begun(gate, "k", PARTS[:600_000], length=len(PARTS))
+    asked = f"POST {ORDERS}", "Idempotency-Key: k"
+    connection = gate.begin(*asked, body=PARTS[:600_000], more=len(PARTS) - 600_000)
     eventually(lambda: values(root, "orders"))
     busy = send(gate, "k", PARTS)
     assert (busy.status, busy.json()["code"], busy.headers["retry-after"]) == (409, "under-way", "1")
@@ -349,9 +340,7 @@ def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(
     """Its last batch is reclaimed, but an older one is not, because another group has not read that route."""
     daemon.ask("ROUTE ADD others")
     in_orders, in_others = keys_of_slot(7), keys_of_slot(7, "others")
-    older = gate.ask(
-        "POST", "/v1/routes/others/records", b"x", {"Content-Type": "text/plain", "Idempotency-Key": next(in_others)}
-    )
+    older = send(gate, next(in_others), b"x", path="/v1/routes/others/records")
     assert daemon.ask("CUT").startswith("OK cut")
     send(gate, next(in_orders))
     send(gate, next(in_orders))
@@ -365,33 +354,19 @@ def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(
     assert send(gate, next(in_orders)).json() == {"first": 6, "last": 7, "count": 2}
 
 
-def test_a_long_log_is_read_to_its_end(gate: Gate, root: Path) -> None:
-    """The gate reads the whole log before it looks up the first key, and saves the table in portions."""
-    for number in range(300):
-        gate.post(ORDERS, b"%d" % number)
-    first = send(gate, "k")
-    gate.stop()
-    take_away(root)
-    gate.start()
-
-    assert outcome(send(gate, "k")) == (200, True, first.body)
-
-
 def test_a_mark_of_a_producer_is_not_believed(gate: Gate, root: Path) -> None:
     """Records read with their headers may be stored again; those headers do not register keys."""
-    first = send(gate, "k", b'{"value": "a"}\n', "application/x-ndjson")
+    first = send(gate, "k", b'{"value": "a"}\n', NDJSON)
     copied = gate.get(ORDERS).body
-    gate.post(ORDERS, copied, "application/x-ndjson")
+    gate.post(ORDERS, copied, NDJSON)
     gate.stop()
     take_away(root)
     gate.start()
 
-    assert outcome(send(gate, "k", b'{"value": "a"}\n', "application/x-ndjson")) == (200, True, first.body)
-    assert send(gate, "copy", copied, "application/x-ndjson").json()["count"] == 1
+    assert outcome(send(gate, "k", b'{"value": "a"}\n', NDJSON)) == (200, True, first.body)
+    assert send(gate, "copy", copied, NDJSON).json()["count"] == 1
 
 
-OTHER = "the log was replaced by another log"
-OLDER = "the log was replaced by an older copy"
 NEW = [b"new %d\n" % number for number in range(9)]
 
 
@@ -406,7 +381,10 @@ def older_copy(daemon: Daemon, root: Path) -> None:
     copy_back(daemon, root, root.with_name("copy"))
 
 
-@pytest.mark.parametrize(("replace", "sentence"), [(another_log, OTHER), (older_copy, OLDER)])
+@pytest.mark.parametrize(
+    ("replace", "sentence"),
+    [(another_log, "the log was replaced by another log"), (older_copy, "the log was replaced by an older copy")],
+)
 def test_nothing_of_the_log_that_was_there_is_answered(
     gate: Gate, daemon: Daemon, root: Path, replace: Callable[[Daemon, Path], None], sentence: str
 ) -> None:
@@ -416,7 +394,7 @@ def test_nothing_of_the_log_that_was_there_is_answered(
     send(gate, "k", b"lost 2\nlost 3\n")
     left = 2
     while left:  # a lease may return only the records read ahead so far
-        left -= len(lease(gate, max_records=left, wait=30))
+        left -= len(gate.leased(max_records=left, wait=30))
     with gate.asked("GET", f"{ORDERS}?from=2&follow=1&format=raw") as following:
         assert following.read(len(b"lost 2\nlost 3\n")) == b"lost 2\nlost 3\n"
         replace(daemon, root)
@@ -425,8 +403,8 @@ def test_nothing_of_the_log_that_was_there_is_answered(
             following.read()
 
     for answer in (
-        gate.post(f"{GROUP}/lease", {"worker": "w1"}),
-        gate.post(f"{GROUP}/ack", {"worker": "w1", "sequences": [1, 2]}),
+        gate.work("lease"),
+        gate.work("ack", sequences=[1, 2]),
         gate.post(ORDERS, b"x\n"),
         gate.get("/v1/head"),
     ):

@@ -8,17 +8,17 @@ import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
 from clocks import moved
 from contents import values
-from gating import Gate
-from repeating import ORDERS, begun, outcome, release, send
+from gating import NDJSON, ORDERS, TEXT, Gate
+from repeating import outcome, release, send
 from running import Daemon, eventually
 from tracing import traced
 
@@ -36,10 +36,10 @@ def test_a_repeated_request_gets_the_first_answer(shared: Gate, stored: Stored) 
     json_lines = b'{"value": "a", "headers": {"h": "1"}, "event_time_ns": 5}\n{"value": "b"}\n'
     for number, (media_type, body, records) in enumerate(
         (
-            ("text/plain", b"one\ntwo", 2),
-            ("text/plain", LINES, 4_000),
+            (TEXT, b"one\ntwo", 2),
+            (TEXT, LINES, 4_000),
             ("application/octet-stream", b"a\nb\0", 1),
-            ("application/x-ndjson", json_lines, 2),
+            (NDJSON, json_lines, 2),
         )
     ):
         key = f"8e03978e-{number}"
@@ -57,8 +57,8 @@ def test_a_repeated_request_gets_the_first_answer(shared: Gate, stored: Stored) 
 def test_a_key_changes_nothing_but_a_header_of_the_first_record(gate: Gate, root: Path) -> None:
     first = b'{"value": "a", "headers": {"h": "1"}, "key": "x", "event_time_ns": 5}\n'
     lines = first + b'{"value": "b", "key": "y", "event_time_ns": 6}\n'
-    gate.post(ORDERS, lines, "application/x-ndjson")
-    send(gate, "k", lines, "application/x-ndjson")
+    gate.post(ORDERS, lines, NDJSON)
+    send(gate, "k", lines, NDJSON)
 
     plain, other, keyed, last = library.open(root).records("orders")
     without = json.loads(keyed.headers or b"")
@@ -70,8 +70,11 @@ def test_a_key_changes_nothing_but_a_header_of_the_first_record(gate: Gate, root
     assert last._replace(sequence=2, append_time_ns=0) == other._replace(append_time_ns=0)
 
 
-def test_another_body_under_a_key_is_refused_and_not_stored(shared: Gate, stored: Stored) -> None:
+def test_another_body_under_a_key_and_an_invalid_key_are_refused_and_not_stored(shared: Gate, stored: Stored) -> None:
     short = b"one\ntwo\n"
+    for key in ("", " ", '"', "a b", "x" * 256, '"a"b"', "caf\u00e9"):
+        answer = send(shared, key)
+        assert (answer.status, answer.json()["code"]) == (400, "invalid")
     for key, body, others in (
         ("short", short, (b"one\nthree\n", b"one\n", short + b"three\n")),
         ("long", LINES, (LINES + b"more\n", LINES[: LINES.rindex(b"line")])),
@@ -83,31 +86,13 @@ def test_another_body_under_a_key_is_refused_and_not_stored(shared: Gate, stored
         assert b"".join(value + b"\n" for value in stored()) == body
 
 
-def test_a_route_has_keys_of_its_own(gate: Gate, daemon: Daemon, root: Path) -> None:
-    daemon.ask("ROUTE ADD others")
-    send(gate, "k")
-
-    answer = gate.ask(
-        "POST", "/v1/routes/others/records", b"three\n", {"Content-Type": "text/plain", "Idempotency-Key": "k"}
-    )
-
-    assert answer.json() == {"first": 3, "last": 3, "count": 1}
-
-
-def test_an_invalid_key_is_refused(shared: Gate, stored: Stored) -> None:
-    for key in ("", " ", '"', "a b", "x" * 256, '"a"b"', "caf\u00e9"):
-        answer = send(shared, key)
-        assert (answer.status, answer.json()["code"]) == (400, "invalid")
-    assert stored() == []
-
-
 def test_an_invalid_line_can_be_corrected_under_the_same_key(gate: Gate, root: Path) -> None:
     """Only whole parts before the wrong line are stored, and the corrected body has the same parts."""
     good = [b'{"value": "%d"}\n' % number for number in range(20_000)]
     wrong = [*good[:-1], b"}\n"]
 
-    refused = send(gate, "k", b"".join(wrong), "application/x-ndjson")
-    corrected = send(gate, "k", b"".join(good), "application/x-ndjson")
+    refused = send(gate, "k", b"".join(wrong), NDJSON)
+    corrected = send(gate, "k", b"".join(good), NDJSON)
 
     assert (refused.status, corrected.status) == (400, 200)
     assert 0 < refused.json()["stored"]["count"] < 20_000
@@ -126,7 +111,10 @@ def test_of_fifty_at_once_one_is_stored(gate: Gate, root: Path) -> None:
     assert len(values(root, "orders")) == 4_000
 
 
-def test_a_retry_is_recognised_after_a_kill_of_both(gate: Gate, daemon: Daemon, root: Path) -> None:
+def test_a_retry_is_recognised_after_a_kill_of_both_and_another_route_has_its_own_keys(
+    gate: Gate, daemon: Daemon
+) -> None:
+    daemon.ask("ROUTE ADD others")
     first = send(gate, "k", LINES)
     gate.kill()
     daemon.kill()
@@ -134,7 +122,7 @@ def test_a_retry_is_recognised_after_a_kill_of_both(gate: Gate, daemon: Daemon, 
     gate.start()
 
     assert outcome(send(gate, "k", LINES)) == (200, True, first.body)
-    assert send(gate, "other").json()["first"] == 4_001
+    assert send(gate, "k", path="/v1/routes/others/records").json() == {"first": 4_001, "last": 4_002, "count": 2}
 
 
 def test_a_retry_is_recognised_while_the_first_request_is_still_in_the_daemon(
@@ -203,8 +191,10 @@ def test_a_key_is_forgotten_after_a_day(root: Path, *, has_table: bool) -> None:
 @pytest.mark.parametrize("has_table", [True, False])
 def test_the_day_begins_with_the_part_that_was_stored_last(root: Path, *, has_table: bool) -> None:
     """If a body was cut off and completed later, the last day of the log has only its end."""
-    with at(root, -25) as gate, begun(gate, "k", LINES[:300_000], length=len(LINES)):
-        eventually(lambda: values(root, "orders"))
+    with at(root, -25) as gate:
+        cut = gate.begin(f"POST {ORDERS}", "Idempotency-Key: k", body=LINES[:300_000], more=len(LINES) - 300_000)
+        with cut:
+            eventually(lambda: values(root, "orders"))
     with at(root, -23) as gate:
         whole = send(gate, "k", LINES)
         assert whole.json() == {"first": 1, "last": 4_000, "count": 4_000}
@@ -259,16 +249,26 @@ async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> 
     return found
 
 
+@asynccontextmanager
+async def publishing(daemon: Daemon) -> AsyncIterator[IdempotentPublisher]:
+    """Yield the idempotent publisher of a gate."""
+    to_daemon = daemons.DaemonClient(daemon.root, daemon.socket_path, patience=30)
+    repeats = IdempotentPublisher(library.open(daemon.root), to_daemon)
+    try:
+        yield repeats
+    finally:
+        await repeats.close()
+        await to_daemon.close()
+
+
 @pytest.mark.parametrize("by_reclaim", [True, False])
 def test_the_number_of_a_slot_is_known_of_what_is_not_read(
-    daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch, *, by_reclaim: bool
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, *, by_reclaim: bool
 ) -> None:
     """Another gate used the slot in the meantime, and its records are older than one day or reclaimed."""
 
     async def test() -> None:
-        to_daemon = daemons.DaemonClient(root, daemon.socket_path, patience=30)
-        one, other = (IdempotentPublisher(library.open(root), to_daemon) for _ in range(2))
-        try:
+        async with publishing(daemon) as one, publishing(daemon) as other:
             assert await store(one, 1, [b"a"]) == [1]
             assert await store(other, 2, [b"b"]) == [2]
             if by_reclaim:
@@ -276,34 +276,22 @@ def test_the_number_of_a_slot_is_known_of_what_is_not_read(
             else:
                 monkeypatch.setattr(keys, "_KEPT_NS", 0)
             assert await store(one, 3, [b"c"]) == [3]
-        finally:
-            await one.close()
-            await other.close()
-            await to_daemon.close()
 
     asyncio.run(test())
 
 
-def test_the_parts_that_came_last_are_remembered(daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_that_came_last_are_remembered(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one part of a key is among the latest, all parts of that key are remembered."""
     monkeypatch.setattr(keys, "KEPT_PARTS", 4)
 
     async def test() -> None:
-        to_daemon = daemons.DaemonClient(root, daemon.socket_path, patience=30)
-        repeats = IdempotentPublisher(library.open(root), to_daemon)
-        try:
+        async with publishing(daemon) as repeats:
             assert await store(repeats, 1, [b"forgotten"]) == [1]
             assert await store(repeats, 2, [b"a", b"b", b"c"]) == [2, 3, 4]
             for key in range(3, 6):
                 assert await store(repeats, key, [b"x"]) == [key + 2]
-        finally:
-            await repeats.close()
-        repeats = IdempotentPublisher(library.open(root), to_daemon)
-        try:
+        async with publishing(daemon) as repeats:
             assert await store(repeats, 2, [b"a", b"b", b"c"]) == [2, 3, 4]
             assert await store(repeats, 1, [b"forgotten"]) == [8]
-        finally:
-            await repeats.close()
-            await to_daemon.close()
 
     asyncio.run(test())

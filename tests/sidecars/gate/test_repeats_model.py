@@ -20,11 +20,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from gating import Answer, Gate
+from gating import ORDERS, Answer, Gate
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from repeating import begun, send
+from repeating import send
 from running import Daemon, eventually
 
 import wald as library
@@ -114,7 +114,9 @@ class Clients(RuleBasedStateMachine):
         """Disconnect in the middle of the body."""
         key = self._key(number)
         whole = _bytes(key, body)
-        with begun(self.site.gates[gate], key, whole[: int(share * len(whole))], length=len(whole)):
+        sent = whole[: int(share * len(whole))]
+        asked = f"POST {ORDERS}", f"Idempotency-Key: {key}"
+        with self.site.gates[gate].begin(*asked, body=sent, more=len(whole) - len(sent)):
             self._sent[key].add(body)
 
     @rule(gate=GATES, number=KEYS, body=BODIES, moment=MOMENTS, who=VICTIMS)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from gating import Gate, entry
-from running import Daemon, eventually, launched, refused, run, sidecar
+from gating import ORDERS, Gate, entry
+from running import Daemon, launched, refused, run, sidecar
 
 from wald.errors import InvalidInput, NotFound
 from wald_gate.auth.tokens import clients_in
 from wald_gate.settings import GroupSettings, Settings, load
-
-ORDERS = "/v1/routes/orders/records"
 
 
 def written(directory: Path, text: str) -> Path:
@@ -27,21 +24,16 @@ def written(directory: Path, text: str) -> Path:
 
 
 def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
-    path = written(tmp_path, 'uds = "a.sock"\nlisten = "127.0.0.1:1"\n[limits]\nbody_max_bytes = "64MiB"\n')
+    group = '[groups."orders/billing"]\norder = "key"\nmax_tries = 5\nwindow = 10\n'
+    limits = '[limits]\nbody_max_bytes = "64MiB"\n'
+    path = written(tmp_path, f'uds = "a.sock"\nlisten = "127.0.0.1:1"\n{limits}{group}')
 
     found = load(path, {"listen": "127.0.0.1:2", "hosts": ("log.example",)})
 
     assert (found.listen, found.uds, found.hosts, found.key) == ("127.0.0.1:2", "a.sock", ("log.example",), "")
     assert (found.limits.body_max_bytes, found.limits.json_max_bytes) == (64 << 20, 4 << 20)
-    assert load(None, {}) == Settings()
-
-
-def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
-    path = written(tmp_path, '[groups."orders/billing"]\norder = "key"\nmax_tries = 5\nwindow = 10\n')
-
-    found = load(path, {})
-
     assert found.groups["orders/billing"] == GroupSettings("key", 5, "dead_letter", 10)
+    assert load(None, {}) == Settings()
     assert GroupSettings() == GroupSettings("log", 0, "dead_letter", 1_000_000)
 
 
@@ -60,7 +52,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
         ('[groups."dead_letter/b"]\nmax_tries = 2', "its own dead-letter route", "dead_letter = ROUTE"),
         (
             "trusted_proxies = ['10.0.0.1/8']",
-            "gate.toml:1: trusted_proxies must be a list of addresses",
+            "gate.toml:1: trusted_proxies must be a list of",
             "wald-gate serve --help",
         ),
         ("hosts = 'a b'", "hosts must be a list of host names", "wald-gate serve --help"),
@@ -103,36 +95,25 @@ def test_check_says_what_a_file_of_tokens_does_not_do(daemon: Daemon, tmp_path: 
 
 def test_tables_of_groups_whose_routes_are_not_there_are_said(daemon: Daemon, tmp_path: Path) -> None:
     known, typo = '[groups."orders/packing"]\n', '[groups."oders/packing"]\ndead_letter = "unpacked"\n'
-    path = written(tmp_path, known + typo)
-
-    done = run(sidecar("gate", "--root", daemon.root, "--check", "--config", path))
+    done = run(sidecar("gate", "--root", daemon.root, "--check", "--config", written(tmp_path, known + typo)))
 
     assert done.returncode == 0
     use, dead_letter = done.stderr.decode().splitlines()
     assert use == """wald-gate: [groups."oders/packing"] has no effect: there is no route 'oders'"""
     assert """[groups."oders/packing"]: dead_letter: there is no route 'unpacked' yet""" in dead_letter
-    with Gate(daemon.root, "--config", path) as gate:
+    with Gate(daemon.root, config=known + typo) as gate:
         assert use in gate.log
-        written(tmp_path, known)
-        before = len(gate.log)
-        gate.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "limits and hosts are read again" in gate.log[before:])
-        assert "of no use" not in gate.log[before:]
+        assert "has no effect" not in gate.reload(config=known)
 
 
-def test_sighup_changes_limits_and_reports_what_waits_for_a_restart(daemon: Daemon, tmp_path: Path) -> None:
-    path = written(tmp_path, "")
-    with Gate(daemon.root, "--config", path) as gate:
-        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 200
-        written(tmp_path, 'uds = "a.sock"\n[limits]\nbody_max_bytes = 1024\n')
-        gate.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "changes of uds take effect after a restart" in gate.log)
-        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
-
-        written(tmp_path, "[limits]\nbody_max_byts = 1\n")
-        gate.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "body_max_byts" in gate.log)
-        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
+def test_sighup_changes_limits_and_reports_what_waits_for_a_restart(daemon: Daemon) -> None:
+    with Gate(daemon.root, config="") as gate:
+        assert gate.post(ORDERS, b"x" * 5000).status == 200
+        said = gate.reload(config='uds = "a.sock"\n[limits]\nbody_max_bytes = 1024\n')
+        assert "changes of uds take effect after a restart" in said
+        assert gate.post(ORDERS, b"x" * 5000).status == 413
+        assert "body_max_byts" in gate.reload(config="[limits]\nbody_max_byts = 1\n")
+        assert gate.post(ORDERS, b"x" * 5000).status == 413
 
 
 @pytest.mark.parametrize("package", ["httptools", "uvloop"])
@@ -164,33 +145,28 @@ def token(*arguments: object) -> subprocess.CompletedProcess[bytes]:
     return run(sidecar("gate", "token", *arguments))
 
 
-def test_a_token_that_was_added_is_one_for_the_gate(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_token_that_was_added_is_one_for_the_gate_and_without_rights_one_for_metrics(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     path = tmp_path / "tokens"
     made = token("add", "shop", "--tokens", path, "--read", "ord*").stdout.decode().strip()
+    added = token("add", "prom", "--tokens", path)
 
     assert made.startswith("wald_")
     assert made not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
+    assert b"prom may: no route, only /metrics" in added.stderr
+    assert b"prom: token: no route, only /metrics" in token("list", "--tokens", path).stdout
     with Gate(daemon.root, "--tokens", path) as gate:
         assert gate.get(ORDERS, authorization=f"Bearer {made}").status == 200
         assert gate.get(ORDERS, authorization=f"Bearer {made[:-1]}").status == 401
         assert gate.get(f"{ORDERS}?access_token={made}").status == 401
-        refusal = gate.get(ORDERS)
-        assert refusal.headers["www-authenticate"].startswith("Bearer")
-        assert made not in gate.log
-
-
-def test_a_token_without_rights_is_for_metrics(daemon: Daemon, tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    added = token("add", "prom", "--tokens", path)
-
-    assert b"prom may: no route, only /metrics" in added.stderr
-    assert b"prom: token: no route, only /metrics" in token("list", "--tokens", path).stdout
-    authorization = f"Bearer {added.stdout.decode().strip()}"
-    with Gate(daemon.root, "--tokens", path) as gate:
+        assert gate.get(ORDERS).headers["www-authenticate"].startswith("Bearer")
+        authorization = f"Bearer {added.stdout.decode().strip()}"
         assert b"wald_gate_stored_records_total" in gate.get("/metrics", authorization=authorization).body
         assert gate.get(ORDERS, authorization=authorization).status == 403
         assert gate.post(ORDERS, b"1\n").status == 401
+        assert made not in gate.log
 
 
 def test_add_says_what_the_client_may(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
-from gating import Gate
+from gating import ORDERS, Gate, received
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar
 
 from wald.errors import InvalidInput
@@ -25,8 +24,6 @@ from wald_gate.http.server import Listening
 from wald_gate.http.tls import Handshake, expiry, first_expiry, server_context
 from wald_gate.limits import ConnectionPool
 from wald_gate.settings import LimitSettings, Settings
-
-ORDERS = "/v1/routes/orders/records"
 
 
 def openssl(*arguments: object) -> None:
@@ -79,13 +76,11 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def gate(daemon: Daemon, authority: Authority, tmp_path: Path) -> Iterator[Gate]:
     """A gate with TLS on which the client shop may read orders."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text(json.dumps({"name": "shop", "certificate": "shop.example", "read": ["orders"]}) + "\n")
-    served = tmp_path / "gate.pem"
+    tokens = json.dumps({"name": "shop", "certificate": "shop.example", "read": ["orders"]}) + "\n"
+    served, authorities = tmp_path / "gate.pem", tmp_path / "authorities.pem"
     served.write_bytes(authority.sign("gate").read_bytes())
-    authorities = tmp_path / "authorities.pem"
     authorities.write_bytes(authority.certificate.read_bytes())
-    with Gate(daemon.root, "--certificate", served, "--tokens", tokens, "--client-ca", authorities) as running:
+    with Gate(daemon.root, "--certificate", served, "--client-ca", authorities, tokens=tokens) as running:
         yield running
 
 
@@ -100,17 +95,21 @@ def connected(gate: Gate, context: ssl.SSLContext) -> http.client.HTTPSConnectio
     return http.client.HTTPSConnection("localhost", gate.port, context=context, timeout=TIMEOUT_SECONDS)
 
 
-def status(connection: http.client.HTTPSConnection, path: str = ORDERS) -> int:
+def answered(connection: http.client.HTTPSConnection, path: str = ORDERS) -> tuple[int, str]:
     connection.request("GET", path)
     answer = connection.getresponse()
-    answer.read()
-    return answer.status
+    return answer.status, answer.read().decode()
 
 
 def asked(gate: Gate, context: ssl.SSLContext, path: str = ORDERS) -> int:
     """Return the status of a request over a new connection."""
     with closing(connected(gate, context)) as connection:
-        return status(connection, path)
+        return answered(connection, path)[0]
+
+
+def metrics(gate: Gate, context: ssl.SSLContext) -> str:
+    with closing(connected(gate, context)) as connection:
+        return answered(connection, "/metrics")[1]
 
 
 def is_refused(gate: Gate, context: ssl.SSLContext) -> bool:
@@ -128,13 +127,12 @@ def expiry_of(path: Path) -> float:
     return ssl.cert_time_to_seconds(done.stdout.decode().strip().removeprefix("notAfter="))
 
 
-def test_the_expiry_of_a_certificate_is_read_from_it(authority: Authority) -> None:
+def test_the_expiry_of_the_first_certificate_to_expire_is_read_and_what_is_none_is_refused(
+    authority: Authority,
+) -> None:
     for days in [1, 9_000, 12_000]:
         path = authority.sign("gate", days=days)
         assert first_expiry(path) == expiry_of(path)
-
-
-def test_the_first_certificate_to_expire_counts_and_what_is_none_is_refused(authority: Authority) -> None:
     soon, late = authority.sign("gate", days=1), authority.sign("gate", days=9)
     both = authority.directory / "both.pem"
     both.write_text(late.read_text() + soon.read_text())
@@ -151,21 +149,18 @@ def test_metrics_say_when_certificates_expire_and_of_new_ones_after_sighup(gate:
     client = trusting(authority, authority.sign("shop.example"))
 
     def said() -> dict[str, float]:
-        with closing(connected(gate, client)) as connection:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        found = re.findall(r'^wald_gate_certificate_expiry_timestamp_seconds{file="(\w+)"} (\S+)$', text, re.MULTILINE)
+        pattern = r'^wald_gate_certificate_expiry_timestamp_seconds{file="(\w+)"} (\S+)$'
+        found = re.findall(pattern, metrics(gate, client), re.MULTILINE)
         return {name: float(value) for name, value in found}
 
     served = gate.root.with_name("gate.pem")
     assert said() == {"certificate": expiry_of(served), "authorities": expiry_of(authority.certificate)}
     served.write_text(authority.sign("gate", days=30).read_text())
-    gate.process.send_signal(signal.SIGHUP)
-    eventually(lambda: said()["certificate"] == expiry_of(served))
+    gate.reload()
     after = said()
+    assert after["certificate"] == expiry_of(served)
     served.write_text("no certificate")
-    gate.process.send_signal(signal.SIGHUP)
-    eventually(lambda: "the previous ones remain effective" in gate.log)
+    assert "the previous ones remain effective" in gate.reload()
     assert said() == after
 
 
@@ -229,25 +224,18 @@ def test_what_a_client_sends_after_its_certificate_is_refused_is_not_kept(
 def test_sighup_takes_new_certificates_while_connections_go_on(
     gate: Gate, authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
-    other = stranger
-    old = connected(gate, trusting(authority, authority.sign("shop.example")))
-    assert status(old) == 200
-
-    (tmp_path / "gate.pem").write_bytes(other.sign("gate").read_bytes())
-    both = authority.certificate.read_bytes() + other.certificate.read_bytes()
-    (tmp_path / "authorities.pem").write_bytes(both)
-    gate.process.send_signal(signal.SIGHUP)
-    new = trusting(other, other.sign("shop.example"))
-    eventually(lambda: not is_refused(gate, new))
-
-    assert asked(gate, new) == 200
-    assert status(old) == 200
-
-    (tmp_path / "gate.pem").write_bytes(authority.certificate.read_bytes())
-    gate.process.send_signal(signal.SIGHUP)
-    eventually(lambda: "gate.pem" in gate.log)
-    assert asked(gate, new) == 200
-    old.close()
+    with closing(connected(gate, trusting(authority, authority.sign("shop.example")))) as old:
+        assert answered(old)[0] == 200
+        (tmp_path / "gate.pem").write_bytes(stranger.sign("gate").read_bytes())
+        both = authority.certificate.read_bytes() + stranger.certificate.read_bytes()
+        (tmp_path / "authorities.pem").write_bytes(both)
+        gate.reload()
+        new = trusting(stranger, stranger.sign("shop.example"))
+        assert asked(gate, new) == 200
+        assert answered(old)[0] == 200
+        (tmp_path / "gate.pem").write_bytes(authority.certificate.read_bytes())
+        assert "gate.pem" in gate.reload()
+        assert asked(gate, new) == 200
 
 
 def test_errors_name_the_file_that_is_wrong(authority: Authority) -> None:
@@ -289,41 +277,32 @@ def test_files_that_others_may_write_are_refused_also_at_sighup(
                 tmp_path / "gate.pem", tmp_path / "gate.pem", tmp_path / "authorities.pem"
             )
         assert found.value.hint == f"chmod go-w {path}"
-        hint = f"hint: {found.value.hint}\n"
-        gate.process.send_signal(signal.SIGHUP)
-        eventually(partial(lambda said: said in gate.log, hint))
+        assert f"hint: {found.value.hint}\n" in gate.reload()
         assert asked(gate, shop) == 200
         path.chmod(0o640)
 
 
-def test_a_certificate_that_has_expired_is_said(authority: Authority, root: Path) -> None:
+def test_check_says_what_is_wrong_with_a_certificate(authority: Authority, root: Path) -> None:
     line = sidecar("gate", "--root", root, "--check", "--certificate")
-
     assert b"expired" not in run([*line, str(authority.sign("gate"))]).stderr
     expired = authority.sign("gate", days=-1)
     assert f"wald-gate: {expired}: a certificate in it has expired on 20" in run([*line, str(expired)]).stderr.decode()
-
-
-def test_a_certificate_without_a_key_in_its_file_needs_one(authority: Authority, root: Path) -> None:
-    certificate = authority.directory / "alone.pem"
-    pem = authority.sign("a").read_text()
-    certificate.write_text(
-        pem[pem.index("-----BEGIN CERT") : pem.index("-----END CERT")] + "-----END CERTIFICATE-----\n"
+    pem = str(authority.sign("gate"))
+    without_tokens = run([*line, pem, "--client-ca", str(authority.certificate)])
+    assert b"--client-ca: client certificates need TLS" in without_tokens.stderr
+    alone, text = authority.directory / "alone.pem", Path(pem).read_text()
+    alone.write_text(text[text.index("-----BEGIN CERT") : text.index("-----END CERT")] + "-----END CERTIFICATE-----\n")
+    assert refused(run([*line, str(alone)])) == (
+        InvalidInput.exit_code,
+        f"{alone}: the file has no private key",
+        f"--certificate {alone} --key FILE",
     )
-
-    code, message, hint = refused(run(sidecar("gate", "--root", root, "--check", "--certificate", certificate)))
-
-    assert (code, message) == (InvalidInput.exit_code, f"{certificate}: the file has no private key")
-    assert hint == f"--certificate {certificate} --key FILE"
-
-
-def test_beyond_loopback_is_every_other_address() -> None:
-    for host in ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"]:
-        with pytest.raises(InvalidInput, match="without TLS and tokens"):
-            Listening(Settings(listen=f"{host}:0"))
 
 
 def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authority, root: Path) -> None:
+    for host in ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"]:
+        with pytest.raises(InvalidInput, match="without TLS and tokens"):
+            Listening(Settings(listen=f"{host}:0"))
     line = sidecar("gate", "--root", root, "--check", "--listen", "0.0.0.0:0")
     certificate = ["--certificate", str(authority.sign("gate"))]
     tokens = authority.directory / "tokens"
@@ -334,18 +313,6 @@ def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authorit
     assert b"without TLS" in run([*line, "--tokens", str(tokens)]).stderr
     assert run([*line, *certificate, "--tokens", str(tokens)]).returncode == 0
     assert run([*line, "--insecure"]).returncode == 0
-
-
-def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: Authority, root: Path) -> None:
-    pem = authority.sign("gate")
-    line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--client-ca", authority.certificate)
-
-    assert b"--client-ca: client certificates need TLS" in run(line).stderr
-
-
-def silent(gate: Gate) -> socket.socket:
-    """Return a connection that sends no handshake."""
-    return socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -359,9 +326,7 @@ def is_closed(connection: socket.socket) -> bool:
 @contextmanager
 def limited(daemon: Daemon, authority: Authority, limits: str) -> Iterator[Gate]:
     """A gate with TLS and without tokens."""
-    config = daemon.root.with_name("gate.toml")
-    config.write_text(f"[limits]\n{limits}\n")
-    with Gate(daemon.root, "--config", config, "--certificate", authority.sign("gate")) as gate:
+    with Gate(daemon.root, "--certificate", authority.sign("gate"), config=f"[limits]\n{limits}\n") as gate:
         yield gate
         assert gate.stop() == 0
         assert "Traceback" not in gate.log
@@ -369,7 +334,7 @@ def limited(daemon: Daemon, authority: Authority, limits: str) -> Iterator[Gate]
 
 def test_handshakes_that_do_not_go_on_end_in_time(daemon: Daemon, authority: Authority) -> None:
     with limited(daemon, authority, "head_timeout = 1\nconnections_max = 10") as gate, ExitStack() as stack:
-        slow = [stack.enter_context(silent(gate)) for _ in range(9)]
+        slow = [stack.enter_context(gate.connect()) for _ in range(9)]
         for each in slow[::2]:
             each.sendall(b"\x16\x03\x01\x02")  # the first bytes of a handshake record
         assert asked(gate, trusting(authority)) == 200
@@ -383,12 +348,10 @@ def test_a_handshake_has_a_place_and_the_one_that_waits_for_longest_makes_way(
     client = trusting(authority)
     with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 3") as gate, ExitStack() as stack:
         idle = stack.enter_context(closing(connected(gate, client)))
-        assert status(idle) == 200
-        held = [stack.enter_context(silent(gate)) for _ in range(3)]
+        assert answered(idle)[0] == 200
+        held = [stack.enter_context(gate.connect()) for _ in range(3)]
         assert is_closed(idle.sock)
-        with closing(connected(gate, client)) as again:
-            again.request("GET", "/metrics")
-            text = again.getresponse().read().decode()
+        text = metrics(gate, client)
         assert is_closed(held[0])
         assert 'wald_gate_connections{state="handshake"} 2.0' in text
         assert 'wald_gate_connections{state="idle"} 0.0' in text
@@ -401,21 +364,13 @@ def test_handshakes_that_make_way_before_they_begin_give_their_places_back(
     """The evicted connections were accepted together with those that evict them."""
 
     with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 4") as gate:
-
-        def handshakes() -> str:
-            with closing(connected(gate, trusting(authority))) as connection:
-                connection.request("GET", "/metrics")
-                found = re.search(r'connections{state="handshake"} (\S+)', connection.getresponse().read().decode())
-            assert found
-            return found[1]
-
         gate.process.send_signal(signal.SIGSTOP)
-        burst = [silent(gate) for _ in range(60)]
+        burst = [gate.connect() for _ in range(60)]
         gate.process.send_signal(signal.SIGCONT)
         assert all(map(is_closed, burst[:40]))
         for each in burst:
             each.close()
-        eventually(lambda: handshakes() == "0.0")
+        eventually(lambda: 'connections{state="handshake"} 0.0' in metrics(gate, trusting(authority)))
 
 
 def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_place_back(
@@ -423,8 +378,8 @@ def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_pla
 ) -> None:
     limits = "head_timeout = 3600\nconnections_per_address = 2"
     with limited(daemon, authority, limits) as gate, ExitStack() as stack:
-        held = [stack.enter_context(silent(gate)) for _ in range(2)]
-        assert is_closed(stack.enter_context(silent(gate)))
+        held = [stack.enter_context(gate.connect()) for _ in range(2)]
+        assert is_closed(stack.enter_context(gate.connect()))
         held[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
         eventually(lambda: not is_refused(gate, trusting(authority)))
         held[1].close()
@@ -442,8 +397,7 @@ def test_an_authority_that_was_removed_gives_no_right_any_more(
     stack = ExitStack()
 
     def asking(session: ssl.SSLSession | None, path: str = ORDERS) -> ssl.SSLSocket:
-        plain = socket.create_connection(("localhost", gate.port), timeout=TIMEOUT_SECONDS)
-        stack.callback(plain.close)
+        plain = stack.enter_context(gate.connect())
         connection = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost", session=session))
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
@@ -453,11 +407,11 @@ def test_an_authority_that_was_removed_gives_no_right_any_more(
         stands, follows = asking(None), asking(None, f"{ORDERS}?follow=1")
         assert asking(stands.session).session_reused
         (tmp_path / "authorities.pem").write_bytes(stranger.certificate.read_bytes())
-        gate.process.send_signal(signal.SIGHUP)
+        gate.reload()
         while stands.recv(1 << 16):
             pass
         output_of("append", "orders", "--root", gate.root, stdin=b"news\n")
-        assert b"news" not in b"".join(iter(lambda: follows.recv(1 << 16), b""))
+        assert b"news" not in received(follows)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             asking(stands.session)
 
@@ -475,12 +429,12 @@ def test_a_certificate_that_signs_no_other_and_was_removed_gives_no_right_any_mo
     authorities = tmp_path / "authorities.pem"
     with authorities.open("ab") as file:
         file.write(b"# Caf\xe9\n" + pinned.read_bytes())
-    gate.process.send_signal(signal.SIGHUP)
-    eventually(lambda: not is_refused(gate, context))
+    gate.reload()
+    assert not is_refused(gate, context)
     with closing(connected(gate, context)) as stands:
-        assert status(stands) == 200
+        assert answered(stands)[0] == 200
         authorities.write_bytes(authority.certificate.read_bytes())
-        gate.process.send_signal(signal.SIGHUP)
-        eventually(lambda: is_refused(gate, context))
+        gate.reload()
+        assert is_refused(gate, context)
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            status(stands)
+            answered(stands)[0]
