@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from gating import ORDERS, TEXT, Answer, Gate
-from running import Daemon, reclaim
+from running import TIMEOUT_SECONDS, Daemon, reclaim
 
 import wald as library
+from wald.client.payloads import column_payloads
+from wald_gate.records_in.daemon import DaemonClient
+from wald_gate.records_in.publisher import IdempotentPublisher
 
 
 def send(
@@ -28,3 +34,26 @@ def release(daemon: Daemon) -> None:
     log.set_cursor("orders", head.sequence)
     assert daemon.ask("CUT").startswith("OK cut")
     reclaim(daemon.root, "--grace", "0")
+
+
+@asynccontextmanager
+async def publishing(daemon: Daemon) -> AsyncIterator[IdempotentPublisher]:
+    """Yield the idempotent publisher of a gate in this process."""
+    to_daemon = DaemonClient(daemon.root, daemon.socket_path, patience=TIMEOUT_SECONDS)
+    repeats = IdempotentPublisher(library.open(daemon.root), to_daemon)
+    try:
+        yield repeats
+    finally:
+        await repeats.close()
+        await to_daemon.close()
+
+
+async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> list[int]:
+    """Store the parts of a body and return their sequences; all keys share one slot."""
+    found: list[int] = []
+    of_slot = bytes([7] + [key] * 15)
+    async with repeats.request(of_slot, "orders", lambda durable, _, __: found.append(durable.first)) as request:
+        for value in values:
+            await request.add(*column_payloads([value]), columns=True)
+        await request.finish()
+    return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -436,10 +437,10 @@ def test_clients_that_take_nothing_cost_bounded_memory_and_are_cut_off(daemon: D
 
 
 RECORD = b"x" * (12 << 20)
-LARGE_LEASE = {"max_bytes": 16 << 20, "lease_for": 3600}
+LARGE_LEASE: dict[str, Any] = {"max_bytes": 16 << 20, "lease_for": 3600}
 
 
-def lease(gate: Gate, **fields: int) -> Answer:
+def lease(gate: Gate, **fields: Any) -> Answer:
     return gate.work("lease", "second", **{**LARGE_LEASE, **fields})
 
 

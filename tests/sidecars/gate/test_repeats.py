@@ -8,9 +8,9 @@ import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -18,15 +18,12 @@ import pytest
 from clocks import moved
 from contents import values
 from gating import NDJSON, ORDERS, TEXT, Gate
-from repeating import outcome, release, send
+from repeating import outcome, publishing, release, send, store
 from running import Daemon, eventually
 from tracing import traced
 
 import wald as library
-from wald.client.payloads import column_payloads
-from wald_gate.records_in import daemon as daemons
 from wald_gate.records_in import keys
-from wald_gate.records_in.publisher import IdempotentPublisher
 
 Stored = Callable[[], list[bytes]]
 LINES = b"".join(b"line %0100d\n" % number for number in range(4_000))  # several parts
@@ -236,29 +233,6 @@ def test_a_clock_that_goes_back_forgets_no_key(root: Path) -> None:
         assert send(gate, "new").json()["first"] == 3
     with at(root, -48) as gate:
         assert outcome(send(gate, "k")) == (200, True, first.body)
-
-
-async def store(repeats: IdempotentPublisher, key: int, values: list[bytes]) -> list[int]:
-    """Store the parts of a body and return their sequences; all keys share one slot."""
-    found: list[int] = []
-    of_slot = bytes([7] + [key] * 15)
-    async with repeats.request(of_slot, "orders", lambda durable, _, __: found.append(durable.first)) as request:
-        for value in values:
-            await request.add(*column_payloads([value]), columns=True)
-        await request.finish()
-    return found
-
-
-@asynccontextmanager
-async def publishing(daemon: Daemon) -> AsyncIterator[IdempotentPublisher]:
-    """Yield the idempotent publisher of a gate."""
-    to_daemon = daemons.DaemonClient(daemon.root, daemon.socket_path, patience=30)
-    repeats = IdempotentPublisher(library.open(daemon.root), to_daemon)
-    try:
-        yield repeats
-    finally:
-        await repeats.close()
-        await to_daemon.close()
 
 
 @pytest.mark.parametrize("by_reclaim", [True, False])
