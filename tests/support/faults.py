@@ -181,5 +181,23 @@ def until_it_survives(make: Callable[[int], Disk]) -> Iterator[Disk]:
     return map(make, itertools.count())
 
 
+def after_each_death(act: Callable[[int, DyingDisk], object], *, part: float = 0.0, least: int) -> Iterator[int]:
+    """Act on disks that die at step 0, 1, 2 …, until one survives; yield the number of each attempt after it.
+
+    Checks that there are more than ``least`` steps.
+    """
+    for number in itertools.count():
+        disk = DyingDisk(number, part=part)
+        try:
+            act(number, disk)
+        except Died:
+            disk.abandon()
+            yield number
+        else:
+            assert number > least
+            yield number
+            return
+
+
 def _path(descriptor: int) -> Path:
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))

@@ -72,16 +72,39 @@ def reclaim(
     built: Built,
     limits: Limits = ANYTHING_READ,
     *,
+    root: Root | None = None,
     disk: Disk | None = None,
     grace_ns: int = 0,
     shrink_pinned: bool = False,
 ) -> None:
-    """Make a pass in a fresh instance without caches."""
-    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
+    """Make a pass in a fresh instance without caches; ``root`` is a copy of the log."""
+    root, disk = root or built.root, disk or built.disk
+    reclaimer = Reclaimer(root, disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
     finally:
         reclaimer.ledger.close()
+
+
+def four_segments(path: Path, *, read: int = 0) -> Built:
+    """Build sealed segments 1, 3, 5 and 7, each with a record of route a and one of route b; 9 is active."""
+    built = Built(path)
+    for _ in range(4):
+        built.lines("a", [b"x"])
+        built.lines("b", [b"y"])
+        built.cut()
+        built.seal()
+    for route in "ab" if read else "":
+        built.log.set_cursor(route, read)
+    return built
+
+
+def archived(built: Built, route: str, last: int, *, first: int = 1, after: int | None = None) -> None:
+    """Write the ledger line of a bundle."""
+    line = {"event": "archived", "route": route, "first": first, "last": last, "bundle": f"{route}{last}"}
+    archive = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    archive.append(line | {"after": first - 1 if after is None else after})
+    archive.close()
 
 
 def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:

@@ -84,15 +84,6 @@ def test_after_a_reboot_an_age_goes_on_from_what_was_witnessed(built: Built) -> 
     assert bases(built.root) == []
 
 
-def test_an_age_adds_up_over_boots_of_which_each_is_shorter(built: Built) -> None:
-    for number in range(5):
-        built.boot = f"boot {number}"
-        reclaim(built, Limits(min_age_ns=8 * HOUR_NS))
-        built.now_ns += 2 * HOUR_NS
-        reclaim(built, Limits(min_age_ns=8 * HOUR_NS))
-        assert bases(built.root) == ([1] if number < 3 else [])
-
-
 @pytest.mark.parametrize("spoil", ["lost", "damaged"])
 def test_without_the_ledger_of_the_segments_it_counts_from_its_own_first_look(
     built: Built, spoil: str, capsys: pytest.CaptureFixture[str]
@@ -135,23 +126,16 @@ def put(root: Root, *lines: Entry) -> None:
     written.close()
 
 
-def test_a_segment_is_as_old_as_the_first_line_about_it_and_none_about_others(built: Built) -> None:
-    """After a repair, a segment may begin within the range of another one's line."""
-    put(built.root, sealed(1, 0), sealed(5, 60), sealed(5, 90))
+def test_a_segment_is_as_old_as_the_first_line_about_it_in_the_ledger_that_is_there(built: Built) -> None:
+    """After a repair, a segment may begin within the range of another one's line; a replaced ledger may be older."""
     ages = Ages(built.root, lambda: Moment("boot", 100))
-    ages.update([1, 5])
-    assert [ages.at_least_ns(base) for base in (1, 5)] == [100, 40]
-
-
-def test_a_ledger_that_is_replaced_tells_its_own_ages(built: Built) -> None:
-    """The ages in the former ledger may be too large."""
-    put(built.root, sealed(1, 0))
-    ages = Ages(built.root, lambda: Moment("boot", 100))
-    ages.update([1])
-    assert ages.at_least_ns(1) == 100
-    put(built.root, sealed(5, 0), sealed(1, 90))
-    ages.update([1])
-    assert ages.at_least_ns(1) == 10
+    for lines, expected in (
+        ((sealed(1, 0), sealed(5, 60), sealed(5, 90)), [100, 40]),
+        ((sealed(5, 0), sealed(1, 90)), [10, 100]),
+    ):
+        put(built.root, *lines)
+        ages.update([1, 5])
+        assert [ages.at_least_ns(base) for base in (1, 5)] == expected
 
 
 def test_each_part_of_the_ledgers_is_decoded_once_however_many_segments_are_asked_about(built: Built) -> None:

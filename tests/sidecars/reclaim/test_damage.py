@@ -47,30 +47,19 @@ def damaged(path: Path, order: str, at: bytes) -> Built:
 
 def pins(built: Built) -> list[tuple[str, int]]:
     """Return the pins of the first segment: each group, and the record that it must reach."""
-    status = next(each for each in Backlog(built.view).segments())
-    return [(pin.route, pin.needs) for pin in status.pins]
+    return [(pin.route, pin.needs) for pin in status(built).pins]
 
 
-@pytest.mark.parametrize(
-    ("at", "needed"),
-    [
-        (b"line 1", {"a": 3, "b": 4}),
-        (b"line 2", {"a": 3, "b": 4}),
-        (b"line 3", {"a": 3, "b": 4}),
-        (b"line 4", {"a": 4, "b": 4}),
-    ],
-)
-def test_a_route_has_to_be_past_the_last_record_that_is_lost(tmp_path: Path, at: bytes, needed: dict[str, int]) -> None:
-    built = damaged(tmp_path, "abab", at)
+@pytest.mark.parametrize(("at", "a"), [(b"line 1", 3), (b"line 2", 3), (b"line 3", 3), (b"line 4", 4)])
+def test_a_route_has_to_be_past_the_last_record_that_is_lost(tmp_path: Path, at: bytes, a: int) -> None:
+    built, needed = damaged(tmp_path, "abab", at), {"a": a, "b": 4}
     assert dict(pins(built)) == needed
     for route, sequence in needed.items():
-        for other in needed:
-            built.log.set_cursor(other, 6 if other != route else sequence - 1, rewind=True)
+        put(built, **({"a": 6, "b": 6} | {route: sequence - 1}))
         assert pins(built) == [(route, sequence)]
         reclaim(built)
         assert bases(built.root) == [1, 5]
-    for route, sequence in needed.items():
-        built.log.set_cursor(route, sequence, rewind=True)
+    put(built, **needed)
     reclaim(built)
 
     assert bases(built.root) == [5]
@@ -80,13 +69,11 @@ def test_a_route_has_to_be_past_the_last_record_that_is_lost(tmp_path: Path, at:
 
 def test_a_segment_of_which_no_record_is_left_never_goes(tmp_path: Path) -> None:
     built = damaged(tmp_path, "a", b"line 1")
-    for route in "ab":
-        built.log.set_cursor(route, 3)
+    put(built, a=3, b=3)
     reclaim(built)
 
     assert bases(built.root)[0] == 1
-    (status,) = [each for each in Backlog(built.view).segments() if each.segment.base_sequence == 1]
-    assert "their routes are unknown" in status.problem
+    assert "their routes are unknown" in status(built).problem
     assert errors(built.root.path)
 
 
@@ -94,15 +81,12 @@ def test_a_segment_without_an_index_goes_as_it_would_with_one(tmp_path: Path) ->
     built = damaged(tmp_path, "ab", b"line 1")
     path = built.path(1, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-9])
-    for route in "ab":
-        built.log.set_cursor(route, 4)
-    built.log.set_cursor("b", 1, rewind=True)
+    put(built, a=4, b=1)
     assert pins(built) == [("b", 2)]
     reclaim(built)
     assert bases(built.root) == [1, 3]
-    built.log.set_cursor("b", 2)
+    put(built, b=2)
     reclaim(built)
-
     assert bases(built.root) == [3]
     assert ledger(built.root.path)[0]["damaged"] is True
 
@@ -147,14 +131,15 @@ def cut_short(framed: Built, number: int) -> None:
     os.truncate(framed.path(1, Kind.SEALED), frames(framed)[number].offset + 9)
 
 
+def cut_out(framed: Built, number: int) -> None:
+    """Remove a frame; the others are whole, and follow each other."""
+    whole, frame = framed.path(1, Kind.SEALED).read_bytes(), frames(framed)[number]
+    framed.path(1, Kind.SEALED).write_bytes(whole[: frame.offset] + whole[frame.offset + frame.compressed_bytes :])
+
+
 def forget_sealing(framed: Built) -> None:
     """Remove the ledger of the sealer."""
     (framed.root.ledger / "segments.jsonl").unlink()
-
-
-def lose_rest_unknown(framed: Built) -> None:
-    lose_rest(framed, 1)
-    forget_sealing(framed)
 
 
 def put(framed: Built, **cursors: int) -> None:
@@ -162,12 +147,18 @@ def put(framed: Built, **cursors: int) -> None:
         framed.log.set_cursor(route, sequence, rewind=True)
 
 
+def lose_rest_unknown(framed: Built) -> None:
+    lose_rest(framed, 1)
+    forget_sealing(framed)
+
+
 def status(framed: Built) -> SegmentStatus:
     return next(s for s in Backlog(framed.view).segments() if s.segment.base_sequence == 1)
 
 
-@pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("spoilt", "number"), [(lose_rest, 1), (lose_rest, 2), (cut_short, 1), (cut_short, 2), (cut_out, 4)]
+)
 def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
     framed: Built, spoilt: Callable[[Built, int], None], number: int
 ) -> None:
@@ -175,7 +166,7 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
     put(framed, a=7)
     reclaim(framed)
     assert bases(framed.root) == [1]
-    assert [(pin.route, pin.needs) for pin in status(framed).pins] == [("b", 5)]
+    assert pins(framed) == [("b", 5)]
     assert status(framed).last_sequence == 5
 
     put(framed, b=5)
@@ -189,38 +180,6 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
     }
     assert audit_deletion(reported, History(framed.root).sealing_of(1)).errors == ()
     assert errors(framed.root.path) == []
-
-
-def test_a_route_that_has_read_its_last_record_need_not_pass_those_of_others(framed: Built) -> None:
-    """The ledger tells whose the lost ones were."""
-    lose_rest(framed, 3)
-    put(framed, a=2, b=5)
-    reclaim(framed)
-
-    assert bases(framed.root) == [6]
-
-
-def test_a_frame_of_which_no_byte_is_left_is_missed(framed: Built) -> None:
-    """The others are whole, and follow each other; the ledger tells of a record more."""
-    whole, (*_, last) = framed.path(1, Kind.SEALED).read_bytes(), frames(framed)
-    framed.path(1, Kind.SEALED).write_bytes(whole[: last.offset] + whole[last.offset + last.compressed_bytes :])
-    put(framed, a=7, b=4)
-    reclaim(framed)
-    assert bases(framed.root) == [1]
-    assert [(pin.route, pin.needs) for pin in status(framed).pins] == [("b", 5)]
-
-
-def test_whose_frames_are_whole_is_not_damaged_though_its_successor_is_lost(framed: Built) -> None:
-    path = framed.path(1, Kind.SEALED)
-    path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
-    framed.path(6, Kind.SEALED).unlink()
-    put(framed, a=7, b=5)
-    reclaim(framed)
-    (line,) = ledger(framed.root.path)
-
-    assert line["base"] == 1
-    assert "damaged" not in line
-    assert line["sha256"]
 
 
 @pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
@@ -261,28 +220,25 @@ def test_what_to_type_names_the_file_that_is_there(framed: Built, spoilt: Callab
         assert set(re.findall(r"/\S*\.wal\S*?(?=:? )", done.stderr.decode())) == {str(path)}
 
 
-def test_without_that_line_the_frames_alone_tell_while_all_of_them_are_there(framed: Built) -> None:
-    whole = framed.path(1, Kind.SEALED).read_bytes()
-    spoil_places(framed, whole, [len(whole) - 1])
-    forget_sealing(framed)
-    put(framed, a=7, b=4)
-    reclaim(framed)
-    assert bases(framed.root) == [1]
-    put(framed, b=5)
-    reclaim(framed)
-    assert bases(framed.root) == []
-
-
-def test_frames_that_are_all_there_tell_it_all_when_the_segment_behind_is_gone(framed: Built) -> None:
+@pytest.mark.parametrize("successor", ["reclaimed", "lost"])
+def test_a_segment_of_whole_frames_is_not_damaged_though_its_index_and_its_successor_are(
+    framed: Built, successor: str
+) -> None:
     """By its name alone it could extend to the next existing segment; the ledger proves that it does not."""
     whole = framed.path(1, Kind.SEALED).read_bytes()
-    spoil_places(framed, whole, [len(whole) - 1])
-    framed.reclaim(6)
-    put(framed, a=2, b=5)
+    if successor == "reclaimed":
+        spoil_places(framed, whole, [len(whole) - 1])
+        framed.reclaim(6)
+    else:
+        spoil_places(framed, whole, [len(whole) - 60])
+        framed.path(6, Kind.SEALED).unlink()
+    put(framed, a=2 if successor == "reclaimed" else 7, b=5)
     reclaim(framed)
 
+    line = next(line for line in ledger(framed.root.path) if line["base"] == 1)
     assert bases(framed.root) == []
-    assert "damaged" not in next(line for line in ledger(framed.root.path) if line["base"] == 1)
+    assert "damaged" not in line
+    assert line["sha256"]
 
 
 @pytest.mark.parametrize("damage", [b'{"event": "sealed"', None])

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from contents import errors
-from faults import Died, DyingDisk, until_it_survives
+from faults import after_each_death
 from golden.samples import ledger_of
 from logs import Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
+from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.names import Kind
 from wald.retention.audit import audit_deletion
@@ -56,6 +57,7 @@ def rewrite(root: Root, entries: list[dict[str, Any]]) -> None:
 
 
 def test_many_routes_are_listed_once_for_all_segments_recorded_together(built: Built) -> None:
+    """Each deletion has the routes that its segment held."""
     before = held(built.root)
     reclaim(built)
     shared, *lines = ledger(built.root.path)
@@ -66,33 +68,20 @@ def test_many_routes_are_listed_once_for_all_segments_recorded_together(built: B
     assert ["routes" in line for line in lines] == [False, True, False, False]
     assert (shared["base"], shared["last"]) == (1, built.last)
     last, end = {name: final for routes in before.values() for name, _, _, final, _ in routes}, built.last
-    assert shared["routes"] == [
-        *(
-            {"route": name, "count": 6, "first": 1 + 2 * n, "last": last[name], "cursors": {"processed": end}}
-            for n, name in enumerate(MANY)
-        ),
-        {"route": "z", "count": 2, "first": end - 1, "last": end, "cursors": {"processed": end}},
-    ]
+    every = [(name, 6, 1 + 2 * n, last[name]) for n, name in enumerate(MANY)]
+    assert shared["routes"] == [listed(*each, end) for each in [*every, ("z", 2, end - 1, end)]]
+    history = History(built.root)
+    for base, routes in before.items():
+        assert (history.deletion_of(base) or {})["routes"] == [listed(*each[:4], end) for each in routes]
+    reclaimed = history.reclaimed_segments(1, end)
+    assert {each.first: len(each.routes or ()) for each in reclaimed} == {base: len(before[base]) for base in before}
+    assert f"cursors: r01/processed at {end}" in built.log.where(3).message
+    assert rulings(built.root) == dict.fromkeys(before, ())
     assert errors(built.root.path) == []
 
 
-def test_each_deletion_has_the_routes_that_its_segment_held(built: Built) -> None:
-    before = held(built.root)
-    reclaim(built)
-    history = History(built.root)
-
-    for base, routes in before.items():
-        entry = history.deletion_of(base)
-        assert entry is not None
-        assert entry["routes"] == [
-            {"route": name, "count": count, "first": first, "last": last, "cursors": {"processed": built.last}}
-            for name, count, first, last, _ in routes
-        ]
-    assert {each.first: len(each.routes or ()) for each in history.reclaimed_segments(1, built.last)} == {
-        base: len(routes) for base, routes in before.items()
-    }
-    assert f"cursors: r01/processed at {built.last}" in built.log.where(3).message
-    assert rulings(built.root) == dict.fromkeys(before, ())
+def listed(route: str, count: int, first: int, last: int, cursor: int) -> dict[str, object]:
+    return {"route": route, "count": count, "first": first, "last": last, "cursors": {"processed": cursor}}
 
 
 def test_without_the_sealers_ledger_the_shared_line_still_proves_each_deletion(built: Built) -> None:
@@ -134,6 +123,7 @@ def test_a_cursor_that_had_not_reached_a_segments_last_record_makes_that_deletio
 
 
 def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_line(built: Built) -> None:
+    """Without it, the shared line of the earlier time proves nothing."""
     reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
     reclaimer.look(now_ns=built.now_ns)
     built.log.set_cursor("r05", 0, rewind=True)
@@ -144,28 +134,14 @@ def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_l
     reclaimer.look(now_ns=built.now_ns + 2)
     reclaimer.ledger.close()
 
-    events = [entry["event"] for entry in ledger(built.root.path)]
-    assert events.count("evidence") == 2
-    entry = History(built.root).deletion_of(1)
-    assert entry is not None
-    audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
-    assert audited == ["r06"]
-    assert not any(rulings(built.root).values())
-
-
-def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
-    reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
-    reclaimer.look(now_ns=built.now_ns)
-    built.log.set_cursor("r05", 0, rewind=True)
-    reclaimer.look(now_ns=built.now_ns + 1)
-    built.log.set_cursor("r05", built.last)
-    reclaimer.look(now_ns=built.now_ns + 2)
-    reclaimer.ledger.close()
     lines = ledger(built.root.path)
     first, second = [number for number, line in enumerate(lines) if line["event"] == "evidence"]
     assert lines[first]["base"] == lines[second]["base"]
-    rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
+    entry = History(built.root).deletion_of(1) or {}
+    assert [each["route"] for each in entry["routes"] if "audit" in each["cursors"]] == ["r06"]
+    assert not any(rulings(built.root).values())
 
+    rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
     found = rulings(built.root)
     assert found[1] == ("its 'evidence' line is missing (read), so nothing proves that the deletion was allowed",)
     assert found[1 + 2 * HALF] == ()
@@ -229,31 +205,21 @@ def test_a_deletion_that_is_counted_again_lists_its_routes_itself(tmp_path: Path
 @pytest.mark.parametrize("part", [0.0, 0.5])
 def test_a_crash_at_any_step_is_finished_by_the_next_run(tmp_path: Path, part: float) -> None:
     made = make(tmp_path / "made")
-    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
-        root = Root(shutil.copytree(made.root.path, tmp_path / str(number)))
-        try:
-            look(root, made, disk)
-            survived = True
-        except Died:
-            disk.abandon()  # type: ignore[attr-defined]
-            survived = False
+
+    def copy(number: int) -> Root:
+        return Root(tmp_path / str(number))
+
+    def die(number: int, disk: Disk) -> None:
+        shutil.copytree(made.root.path, copy(number).path)
+        reclaim(made, root=copy(number), disk=disk)
+
+    for number in after_each_death(die, part=part, least=8):
+        root = copy(number)
         assert errors(root.path) == []
-        look(root, made, made.disk)
+        reclaim(made, root=root)
         assert bases(root) == bases(root, Kind.RELEASED) == bases(root, Kind.DELETING) == []
-        assert sorted(entry["base"] for entry in ledger(root.path) if entry["event"] == "reclaimed") == sorted(
-            held(root)
-        )
+        deleted = [entry["base"] for entry in ledger(root.path) if entry["event"] == "reclaimed"]
+        assert sorted(deleted) == sorted(held(root))
         assert rulings(root) == dict.fromkeys(held(root), ())
         assert errors(root.path) == []
         shutil.rmtree(root.path)
-        if survived:
-            break
-    assert number > 8
-
-
-def look(root: Root, made: Built, disk: Any) -> None:
-    reclaimer = Reclaimer(root, disk)
-    try:
-        reclaimer.look(now_ns=made.now_ns)
-    finally:
-        reclaimer.ledger.close()

@@ -134,10 +134,15 @@ def test_a_pin_counts_like_a_cursor(built: Built) -> None:
     assert handover_pins(built.root, built.log_id) == []
 
 
-def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
+@pytest.mark.parametrize("removed", ["group", "route"])
+def test_the_pin_of_a_removed_group_and_that_of_a_retired_route_do_not_count(built: Built, removed: str) -> None:
     built.log.set_cursor("b", 0, "g")
     PinWriter(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
-    remove_cursor(built.root, "b", "g", disk=built.disk)
+    assert pins(built) == [("b/g", 1)]
+    if removed == "group":
+        remove_cursor(built.root, "b", "g", disk=built.disk)
+    else:
+        retire_route(built.root, built.disk, "b", now="now")
 
     assert pins(built) == []
 
@@ -145,8 +150,12 @@ def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
 needs_to_give_files = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
-def others(path: Path) -> None:
-    os.chown(path, 54321, 54321)
+def others(path: Path, user: int = 54321) -> None:
+    os.chown(path, user, user)
+
+
+def given(path: Path) -> None:
+    others(path, 54322)
 
 
 def consumers_pin(built: Built, *, cursor: bytes | None = b"0\n") -> Path:
@@ -166,10 +175,6 @@ def test_the_pin_of_a_cursor_owner_counts_with_the_cursor_of_the_same_user(built
     consumers_pin(built)
 
     assert pins(built) == [("b/g", 0)]
-
-
-def given(path: Path) -> None:
-    os.chown(path, 54322, 54322)
 
 
 def linked(path: Path) -> None:
@@ -216,13 +221,6 @@ def test_more_files_of_groups_than_are_looked_at_pin_all(built: Built, monkeypat
     assert f"{path.parent}: more than" in "".join(read_cursor_snapshot(built.root, log_id=built.log_id).problems())
 
 
-def test_the_pin_of_a_retired_route_does_not_count(built: Built) -> None:
-    PinWriter(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 0})
-    assert pins(built) == [("b/g", 0)]
-    retire_route(built.root, built.disk, "b", now="now")
-    assert pins(built) == []
-
-
 def line(log_id: bytes, **fields: object) -> bytes:
     return encode_line({"pin": 1, "log": log_id.hex(), "drain": {}, "work": {}} | fields)
 
@@ -264,11 +262,8 @@ def test_a_pin_of_many_routes_with_long_names_is_small_enough() -> None:
     assert set(decode_pin(data, bytes(16))["work"]) == set(routes)
 
 
-def test_a_pin_that_the_disk_fails_to_read_counts_as_a_pin_of_everything(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
-    built.lines("a", [b"one"])
-    built.lines("dead", [b"copy"])
-    PinWriter(built.root, built.disk, "a", "g", built.log_id, "drain").pin({"dead": 1})
+def test_a_pin_that_the_disk_fails_to_read_counts_as_a_pin_of_everything(built: Built) -> None:
+    PinWriter(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
     real = os.open
 
     def failing(path: str | Path, flags: int, *more: int, **options: int) -> int:
@@ -279,17 +274,14 @@ def test_a_pin_that_the_disk_fails_to_read_counts_as_a_pin_of_everything(tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", failing)
         (pin,) = handover_pins(built.root, built.log_id)
-    assert (pin.positions, pin.problem) == ({"a": 0, "dead": 0}, "Input/output error")
+    assert (pin.positions, pin.problem) == ({"b": 0, "a": 0}, "Input/output error")
 
 
-def test_the_pin_of_workers_that_were_killed_ends_with_the_reader_that_takes_their_place(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
-    built.lines("a", [b"one"])
-    built.lines("dead", [b"copy"])
-    with WorkGroup(built.root.path, "a", "g") as group:
+def test_the_pin_of_workers_that_were_killed_ends_with_the_reader_that_takes_their_place(built: Built) -> None:
+    with WorkGroup(built.root.path, "b", "g") as group:
         group.ack("w", [delivery.record.sequence for delivery in group.lease("w", 1)])
-    PinWriter(built.root, built.disk, "a", "g", built.log_id, "work").pin({"dead": 1})
+    PinWriter(built.root, built.disk, "b", "g", built.log_id, "work").pin({"a": 1})
 
-    succeed_workers(built.log, "a", "g")
+    succeed_workers(built.log, "b", "g")
 
     assert handover_pins(built.root, built.log_id) == []

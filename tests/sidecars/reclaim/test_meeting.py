@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faults import Died, DyingDisk, SteppingDisk
+from faults import SteppingDisk, after_each_death
 from interleaving import PausingDisk, Schedule, interleavings, pausing
 from logs import Built
-from reclaiming import Reclaimer, bases, ledger, rulings
+from reclaiming import Reclaimer, bases, four_segments, ledger, reclaim, rulings
 from running import Daemon, eventually, output_of, run, sidecar, wald
 from tracing import strace
 
@@ -46,19 +46,6 @@ class Gap(SteppingDisk):
         self.left -= 1
 
 
-def make(path: Path) -> Built:
-    """Sealed segments 1, 3, 5 and 7, each a record of route a and one of route b, all read; then an active one."""
-    built = Built(path)
-    for _ in range(4):
-        built.lines("a", [b"x"])
-        built.lines("b", [b"y"])
-        built.cut()
-    built.seal()
-    built.log.set_cursor("a", 8)
-    built.log.set_cursor("b", 8)
-    return built
-
-
 def rewind(built: Built) -> Cursor:
     return built.log.set_cursor("a", 2, rewind=True)
 
@@ -78,19 +65,15 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
     """With one look the grace period is over at once; with two it ends between them."""
     reported: list[str] = []
     for number in range(100):
-        built = make(tmp_path / f"{number}")
+        built = four_segments(tmp_path / f"{number}", read=8)
         found: list[Cursor] = []
         disk = Gap(number, partial(append_to, found, set_cursor, built))
         for look in range(looks):
-            reclaimer = Reclaimer(built.root, disk, grace_ns=0 if look == looks - 1 else 10**18)
-            reclaimer.look(now_ns=built.now_ns)
-            reclaimer.ledger.close()
+            reclaim(built, disk=disk, grace_ns=0 if look == looks - 1 else 10**18)
         if not found:
             break
         cursor = found[0]
-        Reclaimer(built.root, built.disk, grace_ns=10**18).look(
-            now_ns=built.now_ns
-        )  # the next run, as the message says
+        reclaim(built, grace_ns=10**18)  # the next run, as the message says
         if "to restore them" in cursor.message or not cursor.message:
             records = [record.sequence for record in built.log.records("a", "cursor", group=cursor.group)]
             assert records == [3, 5, 7], (number, cursor.message)
@@ -108,11 +91,11 @@ def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
     found: list[Cursor] = []
 
     def delete() -> None:
-        for _ in reclaim.delete(released, released, now_ns=now_ns):
+        for _ in deleter.delete(released, released, now_ns=now_ns):
             pass
 
     reclaimer = Reclaimer(root, PausingDisk(schedule, "rename", "unlink"))
-    reclaim = reclaimer.deleter()
+    deleter = reclaimer.deleter()
     released = reclaimer.survey.released()
     schedule.run(delete, lambda: found.append(Log(root.path).set_cursor("a", 0, rewind=True)))
     reclaimer.ledger.close()
@@ -128,7 +111,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
     built.cut()
     built.seal()
     built.log.set_cursor("a", 1)
-    Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
+    reclaim(built, grace_ns=10**18)
     reported = []
     for number, schedule in enumerate(interleavings()):
         root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
@@ -142,7 +125,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
             pausing(patched, schedule, "wald_reclaim.survey.read_cursor_snapshot")
             message = meet(root, schedule, now_ns=built.now_ns).message
         if "to restore them" in message:
-            Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as the message says
+            reclaim(built, root=root, grace_ns=10**18)  # the next run, as the message says
             assert bases(root) == [1]
         if "to see why" not in message:
             order = [choice for choice, _ in schedule.taken]
@@ -155,8 +138,8 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
 
 def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tmp_path: Path) -> None:
     """It is deleted under cursors that were read before, or restored if it is read again."""
-    built = make(tmp_path / "root")
-    Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
+    built = four_segments(tmp_path / "root", read=8)
+    reclaim(built, grace_ns=10**18)
     built.path(3, Kind.RELEASED).write_bytes(b"damaged")
     assert "records 3 to 7 of a are released" in rewind(built).message
     built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
@@ -167,7 +150,7 @@ def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tm
 
 
 def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_back(tmp_path: Path) -> None:
-    built = make(tmp_path / "root")
+    built = four_segments(tmp_path / "root", read=8)
     reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
     reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
@@ -191,21 +174,21 @@ def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_bac
 
 def test_what_a_killed_run_was_about_to_delete_is_judged_again(tmp_path: Path) -> None:
     """It has its last name; a group that needs it by now gets it back."""
-    built = make(tmp_path / "root")
+    built = four_segments(tmp_path / "root", read=8)
     for base in (1, 3):
         built.path(base, Kind.SEALED).rename(built.path(base, Kind.DELETING))
     cursor = rewind(built)
     assert "to see why" in cursor.message  # whether they still can be saved is not known to who sets a cursor
-    Reclaimer(built.root, built.disk).look(now_ns=built.now_ns)
+    reclaim(built)
 
     assert bases(built.root) == [3, 5, 7]
     assert bases(built.root, Kind.DELETING) == []
 
 
 def test_who_moves_a_cursor_forward_is_told_nothing(tmp_path: Path) -> None:
-    built = make(tmp_path / "root")
+    built = four_segments(tmp_path / "root", read=8)
     rewind(built)
-    Reclaimer(built.root, built.disk).look(now_ns=built.now_ns)
+    reclaim(built)
 
     assert built.log.set_cursor("a", 4).message == ""
     assert "records 1 to 1 of a" not in built.log.set_cursor("a", 2, rewind=True).message
@@ -263,11 +246,7 @@ def cut_log(tmp_path: Path) -> Built:
 
 
 def reclaim_once(root: Root, disk: Disk, cut_log: Built) -> None:
-    reclaimer = Reclaimer(root, disk)
-    try:
-        reclaimer.look(now_ns=cut_log.now_ns)
-    finally:
-        reclaimer.ledger.close()
+    reclaim(cut_log, root=root, disk=disk)
 
 
 def seal_all(root: Root, disk: Disk, cut_log: Built) -> None:
@@ -319,24 +298,17 @@ def test_every_order_of_the_steps_of_both_leaves_a_legal_deletion_of_what_there_
 
 @pytest.mark.parametrize(("dying", "other"), [(reclaim_once, seal_all), (seal_all, reclaim_once)])
 def test_one_dies_before_any_of_its_steps_and_the_other_goes_on(
-    cut_log: Built,
-    tmp_path: Path,
-    dying: Callable[[Root, Disk, Built], None],
-    other: Callable[[Root, Disk, Built], None],
+    cut_log: Built, tmp_path: Path, dying: Work, other: Work
 ) -> None:
-    for steps in range(100):
-        root = Root(shutil.copytree(cut_log.root.path, tmp_path / "root"))
-        died, disk = False, DyingDisk(steps)
-        try:
-            dying(root, disk, cut_log)
-        except Died:
-            died = True
-        disk.abandon()
+    root = Root(tmp_path / "root")
+
+    def die(number: int, disk: Disk) -> None:
+        shutil.copytree(cut_log.root.path, root.path)
+        dying(root, disk, cut_log)
+
+    for _ in after_each_death(die, least=5):
         if dying is seal_all:
             remove_temporaries(root, cut_log.disk)  # the next start of the daemon
         other(root, cut_log.disk, cut_log)
         check(root, cut_log)
         shutil.rmtree(root.path)
-        if not died:
-            break
-    assert steps > 5

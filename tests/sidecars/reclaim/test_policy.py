@@ -116,12 +116,6 @@ def test_the_verdict_names_the_rule() -> None:
         assert verdict_of(limits, **changes) is verdict
 
 
-def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
-    before = RouteFacts(0, BYTES, RECORDS, 0, 0, is_read=False, unread_bytes=BYTES)
-
-    assert judge_route(before, RouteLimits(max_age_ns=1, expire=True), None) is Verdict.UNREAD
-
-
 def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule() -> None:
     """Each limit is absent, the exact value, or one less."""
     for expire in [False, True]:
@@ -171,16 +165,7 @@ def test_a_segment_without_records_goes_by_the_limits_of_the_log() -> None:
     assert judge(facts(), Limits(), []) is Verdict.READ
 
 
-def test_a_route_with_a_table_of_its_own_does_not_take_over_what_the_others_lose() -> None:
-    limits = Limits(of_routes={"own": RouteLimits(max_bytes=1)}, others=EXPIRE)
-
-    assert (limits.of("own").expire, limits.of("any").expire) == (False, True)
-    assert (limits.may_lose("own"), limits.may_lose("any")) == (False, True)
-    assert limits.by_route
-    assert not Limits(others=EXPIRE).by_route
-
-
-UPPER = ("max_age", "max_bytes", "max_records")
+UPPER = {"max_age": "max_age_ns", "max_bytes": "max_bytes", "max_records": "max_records"}
 
 
 @pytest.fixture
@@ -191,16 +176,13 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("limit", UPPER)
 def test_0_lifts_a_limit_of_the_log_as_option_and_in_the_file(file: Path, limit: str) -> None:
     file.write_text(f'[retention]\nlog_{limit} = 0\nunread = "expire"\n')
-    as_option = load_settings(None, {limit: 0}).limits
-    assert as_option == Limits()
+    assert load_settings(None, {limit: 0}).limits == Limits()
     assert load_settings(file, {}).limits.max_bytes is None
 
     file.write_text("[retention]\nlog_max_age = 7\nlog_max_bytes = 7\nlog_max_records = 7\n")
-    set_in_file = load_settings(file, {}).limits
-    lifted = load_settings(file, {limit: 0}).limits
-    names = {"max_age": "max_age_ns"}
-    assert [getattr(set_in_file, names.get(each, each)) is None for each in UPPER] == [False] * 3
-    assert [each for each in UPPER if getattr(lifted, names.get(each, each)) is None] == [limit]
+    for options, lifted in (({}, []), ({limit: 0}, [limit])):
+        limits = load_settings(file, options).limits
+        assert [each for each, name in UPPER.items() if getattr(limits, name) is None] == lifted
 
 
 def test_without_a_limit_nothing_can_expire() -> None:
@@ -262,23 +244,6 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
 
         assert json.loads(text) == expected
         assert text == json.dumps(json.loads(text), separators=(",", ":"))
-
-
-def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
-    segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
-    together = merge_tables(segments)
-
-    by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
-    assert sorted(together) == [
-        (
-            name,
-            sum(entry.count for entry in entries),
-            entries[0].first,
-            entries[-1].last,
-            sum(entry.payload_bytes for entry in entries),
-        )
-        for name, entries in by_route.items()
-    ]
 
 
 SEGMENT = Segment(1, Kind.SEALED, Path("1.wal.zst"))

@@ -138,9 +138,7 @@ def test_what_a_cursor_needs_outlives_a_power_cut(tmp_path: Path) -> None:
         at = built.log.cursor("a").effective
         assert at in ((1,) if state.acknowledged else (1, 3)), state.after
         assert needed(built) == [2, 3][at - 1 :], state.after
-        reclaimer = Reclaimer(built.root, built.disk)
-        reclaimer.look(now_ns=built.now_ns)
-        reclaimer.ledger.close()
+        reclaim(built)
         assert needed(built) == [2, 3][at - 1 :], state.after
         assert bases(built.root, Kind.RELEASED) == bases(built.root, Kind.DELETING) == []
         assert errors(built.root.path) == []

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from logs import SECOND_NS, Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
-from wald.files.routes import retire_route
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry, RouteTable
 from wald_reclaim.evidence import RecordedDeletion
 from wald_reclaim.policy import Limits, RouteAmounts, RouteFacts, RouteLimits, Verdict, judge_route
+
+SIX_RECORDS = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_unread_records_beyond_the_limits_of_their_route_go(built: Built, own: R
 
 
 def test_the_line_has_the_rule_of_each_route(built: Built) -> None:
-    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}))
+    reclaim(built, SIX_RECORDS)
     (line,) = ledger(built.root.path)
 
     assert line["rule"] == "each_route"
@@ -71,16 +72,6 @@ def test_the_line_has_the_rule_of_each_route(built: Built) -> None:
         ("a", "max_records", {"processed": 0}),
         ("b", "read", {"processed": 12}),
     ]
-
-
-def test_a_segment_stays_while_one_route_does_not_agree(built: Built) -> None:
-    built.log.set_cursor("b", 0, rewind=True)
-    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2, expire=True)}))
-    assert bases(built.root) == [1, 4, 7, 10]
-
-    built.log.set_cursor("b", 6)
-    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2, expire=True)}))
-    assert bases(built.root) == [7, 10]
 
 
 def test_a_route_that_says_keep_loses_nothing_to_the_limits_of_the_log(built: Built) -> None:
@@ -140,49 +131,24 @@ def test_a_quota_counts_what_is_unread_only(built: Built) -> None:
     assert losses(built) == [(1, "each_route", {"a": 2})]
 
 
-def test_a_retired_route_has_nothing_to_lose(built: Built) -> None:
-    retire_route(built.root, built.disk, "a", now="")
-    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2)}))
-
-    assert losses(built) == [
-        (1, "each_route", None),
-        (4, "each_route", None),
-        (7, "each_route", None),
-        (10, "read", None),
-    ]
-
-
-def test_what_is_lost_is_counted_again_before_it_is_deleted(built: Built) -> None:
-    """A cursor may move within the lost records while the segment is released."""
-    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
-    reclaim(built, limits, grace_ns=60 * SECOND_NS)
-    built.log.set_cursor("a", 1)
-    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+@pytest.mark.parametrize(("cursor", "lost"), [(1, {"a": 1}), (2, {})])
+def test_what_is_lost_is_counted_again_before_it_is_deleted(built: Built, cursor: int, lost: dict[str, int]) -> None:
+    """One process; a cursor moves within the lost records, or behind them, while the segment is released."""
+    reclaimer = Reclaimer(built.root, built.disk, SIX_RECORDS, 60 * SECOND_NS)
+    reclaimer.look(now_ns=built.now_ns)
+    built.log.set_cursor("a", cursor)
+    reclaimer.look(now_ns=built.now_ns + SECOND_NS)
     assert losses(built) == [(1, "each_route", {"a": 2})]
 
-    built.now_ns += 61 * SECOND_NS
-    reclaim(built, limits, grace_ns=60 * SECOND_NS)
-    first, kept, again = ledger(built.root.path)
-    assert (first["lost"], kept["event"], again["lost"]) == ({"a": 2}, "kept", {"a": 1})
-    assert bases(built.root, Kind.RELEASED) == []
-
-
-def test_a_loss_is_counted_again_if_all_of_it_was_read_before_the_deletion(built: Built) -> None:
-    """One process, whose pass during the grace period finds that no group needs the segment any more."""
-    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
-    reclaimer = Reclaimer(built.root, built.disk, limits, 60 * SECOND_NS)
-    reclaimer.look(now_ns=built.now_ns)
-    built.log.set_cursor("a", 2)
-    for seconds in (1, 61):
-        reclaimer.look(now_ns=built.now_ns + seconds * SECOND_NS)
+    reclaimer.look(now_ns=built.now_ns + 61 * SECOND_NS)
     reclaimer.ledger.close()
     first, kept, again = ledger(built.root.path)
-    assert (first["lost"], kept["event"], again.get("lost", {})) == ({"a": 2}, "kept", {})
+    assert (first["lost"], kept["event"], again.get("lost", {})) == ({"a": 2}, "kept", lost)
     assert bases(built.root, Kind.RELEASED) == []
 
 
 def test_a_loss_is_counted_again_after_a_kill_between_its_line_and_the_release(built: Built) -> None:
-    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
+    limits = SIX_RECORDS
     for last in range(20):  # until the line is durable; the rename is the next step
         disk = DyingDisk(last)
         with suppress(Died):
@@ -197,37 +163,17 @@ def test_a_loss_is_counted_again_after_a_kill_between_its_line_and_the_release(b
     assert bases(built.root) == [4, 7, 10]
 
 
-def test_a_route_that_had_read_it_gets_it_back(built: Built) -> None:
-    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
-    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+@pytest.mark.parametrize("limits_remain", [True, False])
+def test_a_released_segment_comes_back_for_a_route_that_had_read_it_and_without_the_limits(
+    built: Built, limits_remain: bool
+) -> None:
+    reclaim(built, SIX_RECORDS, grace_ns=60 * SECOND_NS)
     assert bases(built.root) == [4, 7, 10]
-
-    built.log.set_cursor("b", 0, rewind=True)
-    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    if limits_remain:
+        built.log.set_cursor("b", 0, rewind=True)
+    reclaim(built, SIX_RECORDS if limits_remain else Limits(), grace_ns=60 * SECOND_NS)
     assert bases(built.root) == [1, 4, 7, 10]
     assert ledger(built.root.path)[-1]["event"] == "kept"
-
-
-def test_limits_that_are_gone_do_not_let_go_what_was_released_by_them(built: Built) -> None:
-    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}), grace_ns=60 * SECOND_NS)
-    assert bases(built.root) == [4, 7, 10]
-
-    reclaim(built, Limits())
-    assert bases(built.root) == [1, 4, 7, 10]
-
-
-def test_the_limits_move_on_with_the_log(built: Built) -> None:
-    """One process counts newer segments again when a segment is added or removed."""
-    reclaimer = Reclaimer(built.root, built.disk, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}))
-    reclaimer.look(now_ns=built.now_ns)
-    assert bases(built.root) == [4, 7, 10]
-
-    built.lines("a", [b"x"])
-    built.cut()
-    built.seal()
-    reclaimer.look(now_ns=built.now_ns)
-    assert bases(built.root) == [7, 10, 13]
-    reclaimer.ledger.close()
 
 
 LIMITS = st.builds(

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from typing import Any
 import full_disk
 import pytest
 from archives import archive
-from faults import Died, DyingDisk
+from damage import flip_bit
+from faults import after_each_death
 from logs import Built
 from reclaiming import EXPIRE, bases, ledger, reclaim
 from repairing import repair
@@ -39,7 +38,6 @@ from wald.segments.view import State
 from wald_reclaim.policy import Limits
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
-NOISE = BYTES[:6000]
 
 
 @pytest.fixture
@@ -86,6 +84,13 @@ def illegal(built: Built) -> list[str]:
     return [each for ruling in rulings for each in ruling.errors]
 
 
+def assert_one_form(built: Built, records: list[bytes]) -> None:
+    """Check that the shrunk form is alone, whole and allowed."""
+    assert (unread(built), errors(built), illegal(built)) == (records, [], [])
+    assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
+    assert sizes(built)[0] < 8000
+
+
 def sizes(built: Built) -> list[int]:
     return [path.stat().st_size for path in sorted(built.root.segments.glob("*.wal.zst"))]
 
@@ -104,12 +109,6 @@ def test_a_stuck_route_costs_its_own_bytes(built: Built) -> None:
     assert line["runs"] == {"web": [0, 1, 1, 8]}
 
 
-def test_without_the_option_nothing_is_rewritten(built: Built) -> None:
-    before = sizes(built)
-    reclaim(built)
-    assert sizes(built) == before
-
-
 def test_a_shrunk_segment_is_deleted_once_the_rest_is_read(built: Built) -> None:
     reclaim(built, shrink_pinned=True)
     built.log.set_cursor("stuck", 12)
@@ -124,32 +123,6 @@ def test_a_shrunk_segment_is_deleted_once_the_rest_is_read(built: Built) -> None
     assert built.log.where(1).state is State.RECLAIMED
 
 
-def test_where_names_the_shrink_that_dropped_a_record_after_its_segment_is_deleted(built: Built) -> None:
-    """Record 2 is of stuck, the others to 10 are of web."""
-    reclaim(built, shrink_pinned=True)
-    built.log.set_cursor("stuck", 12)
-    reclaim(built)
-    dropped, left = built.log.where(1), built.log.where(2)
-
-    assert dropped.reclaimed is not None
-    assert (dropped.reclaimed["event"], dropped.reclaimed["rule"]) == ("shrunk", "shrink_pinned")
-    assert "by the rule 'shrink_pinned'; cursors: web/processed at 21" in dropped.message
-    assert left.reclaimed is not None
-    assert left.reclaimed["event"] == "reclaimed"
-    assert left.message.endswith("by the rule 'read'; cursors: stuck/processed at 12")
-
-
-def test_the_summary_counts_what_is_kept_after_shrinking(built: Built) -> None:
-    done = run(sidecar("reclaim", "--root", built.root.path, "--shrink-pinned", "--json"))
-    summary = json.loads(done.stdout.splitlines()[-1])
-    again = run(sidecar("reclaim", "--root", built.root.path, "--json"))
-
-    assert summary["shrunk_segments"] == 2
-    assert summary["pinned_alone"] == {"stuck": sum(sizes(built))}
-    after = json.loads(again.stdout.splitlines()[-1])
-    assert (summary["kept_bytes"], summary["pinned_alone"]) == (after["kept_bytes"], after["pinned_alone"])
-
-
 def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None:
     reclaim(built, shrink_pinned=True)
     cursor = built.log.set_cursor("web", 3, rewind=True)
@@ -161,10 +134,20 @@ def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None
     assert "web/processed at 21" in where.message
 
 
-def test_what_is_young_or_among_the_newest_bytes_stays_whole(built: Built) -> None:
+@pytest.mark.parametrize(
+    ("limits", "web", "shrink_pinned"),
+    [
+        pytest.param(Limits(), 21, False, id="not asked for"),
+        pytest.param(Limits(keep_bytes=1 << 30), 21, True, id="newest bytes"),
+        pytest.param(Limits(min_age_ns=10**18), 21, True, id="young"),
+        pytest.param(Limits(require_archived=True), 21, True, id="not archived"),
+        pytest.param(Limits(), 4, True, id="needed for the greater part"),
+    ],
+)
+def test_a_segment_stays_whole(built: Built, limits: Limits, web: int, shrink_pinned: bool) -> None:
     before = sizes(built)
-    reclaim(built, Limits(keep_bytes=1 << 30), shrink_pinned=True)
-    reclaim(built, Limits(min_age_ns=10**18), shrink_pinned=True)
+    built.log.set_cursor("web", web, rewind=True)
+    reclaim(built, limits, shrink_pinned=shrink_pinned)
     assert sizes(built) == before
 
 
@@ -175,24 +158,10 @@ def test_limits_count_the_records_that_a_shrink_has_left(built: Built) -> None:
     assert bases(built.root) == before
 
 
-def test_what_is_not_archived_stays_if_that_is_required(built: Built) -> None:
-    before = sizes(built)
-    reclaim(built, Limits(require_archived=True), shrink_pinned=True)
-    assert sizes(built) == before
-
-
-def test_a_segment_that_is_needed_for_the_greater_part_stays(built: Built) -> None:
-    built.log.set_cursor("web", 4, rewind=True)
-    before = sizes(built)
-    reclaim(built, shrink_pinned=True)
-    assert sizes(built) == before
-
-
 def test_a_damaged_segment_is_not_touched(built: Built) -> None:
     path = built.path(1, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[4000] ^= 1
-    path.write_bytes(bytes(data))
+    flip_bit(path, 4000)
+    data = path.read_bytes()
     reclaim(built, shrink_pinned=True)
 
     assert path.read_bytes() == data
@@ -243,9 +212,7 @@ def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_p
         built = Built(path)
         assert (unread(built), errors(built)) == (records, [])
         reclaim(built, shrink_pinned=True)
-        assert (unread(built), errors(built), illegal(built)) == (records, [], [])
-        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
-        assert sizes(built)[0] < 8000
+        assert_one_form(built, records)
         built.crash()
         if not killed:
             break
@@ -265,32 +232,20 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
         origin.log.set_cursor("web", origin.last)
     records = unread(origin)
     origin.crash()
+    logs, ends = [], set()
 
-    ends = set()
-    for number in itertools.count():
-        disk = DyingDisk(number)
-        path = tmp_path / f"log{number}"
-        shutil.copytree(tmp_path / "origin", path)
-        built = Built(path)
-        died = False
-        try:
-            reclaim(built, disk=disk, shrink_pinned=True)
-        except Died:
-            died = True
-            disk.abandon()
-            assert unread(built) == records
-            assert errors(built) == []
-            reclaim(built, shrink_pinned=True)
-        assert unread(built) == records
-        assert errors(built) == illegal(built) == []
-        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
+    def die(number: int, disk: Disk) -> None:
+        logs.append(Built(shutil.copytree(tmp_path / "origin", tmp_path / f"log{number}")))
+        reclaim(logs[-1], disk=disk, shrink_pinned=True)
+
+    for _ in after_each_death(die, least=10):
+        built = logs[-1]
+        assert (unread(built), errors(built)) == (records, [])
+        reclaim(built, shrink_pinned=True)
+        assert_one_form(built, records)
         ends.add(sizes(built)[0])
         built.crash()
-        if not died:
-            break
-    assert number > 10
     assert len(ends) == 1
-    assert ends.pop() < 8000
 
 
 @pytest.mark.slow
@@ -319,33 +274,19 @@ def test_hundreds_of_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: 
 
 
 def test_the_command_shrinks_and_reports(built: Built) -> None:
-    def run(*options: str) -> str:
-        command = [sys.executable, "-m", "wald_reclaim", "--root", str(built.root.path), "--shrink-pinned", *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    def run_reclaim(*options: str) -> list[str]:
+        return run(sidecar("reclaim", "--root", built.root.path, *options)).stdout.decode().splitlines()
 
     before = sizes(built)
-    assert "would shrink 00000000000000000001.wal.zst: about 54" in run("--dry-run")
+    assert "would shrink 00000000000000000001.wal.zst: about 54" in run_reclaim("--shrink-pinned", "--dry-run")[0]
     assert sizes(built) == before
-    (shrunk, _, end) = [json.loads(line) for line in run("--json").splitlines()]
+    (shrunk, _, end) = map(json.loads, run_reclaim("--shrink-pinned", "--json"))
     assert (shrunk["event"], shrunk["segment"], shrunk["was_bytes"]) == ("shrunk", 1, before[0])
     assert shrunk["bytes"] == sizes(built)[0]
-    assert end["shrunk_segments"] == 2
-    assert "shrunk" not in run()
-
-
-def test_the_history_proves_that_a_shrink_was_legal(built: Built) -> None:
-    reclaim(built, shrink_pinned=True)
-    built.log.set_cursor("stuck", 12)
-    reclaim(built, shrink_pinned=True)
-
-    events = [event for event in DeletionAudit(built.root).events() if event.ledger == "reclaim.jsonl"]
-    assert [(event.entry["event"], event.ruling and event.ruling.errors) for event in events] == [
-        ("shrunk", ()),
-        ("shrunk", ()),
-        ("reclaimed", ()),
-        ("reclaimed", ()),
-    ]
-    assert events[0].routes == {"web", "stuck"}
+    assert (end["shrunk_segments"], end["pinned_alone"]) == (2, {"stuck": sum(sizes(built))})
+    assert "shrunk" not in "".join(run_reclaim("--shrink-pinned"))
+    (again,) = map(json.loads, run_reclaim("--json"))
+    assert (end["kept_bytes"], end["pinned_alone"]) == (again["kept_bytes"], again["pinned_alone"])
 
 
 def test_a_shrink_that_drops_what_a_group_has_not_read_is_not_legal(built: Built) -> None:

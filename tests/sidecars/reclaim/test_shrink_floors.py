@@ -9,21 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from damage import flip_bit
 from faults import Died, TracingDisk
 from logs import Built
-from reclaiming import Reclaimer, ledger, reclaim
+from reclaiming import Reclaimer, archived, ledger, reclaim
 from running import wald
 from shrinking import shrink_file
 
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.files.disk import Disk
-from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.files.routes import retire_route
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.format.sealed_index import RouteTable, SealedIndex
-from wald.reading.lookup import Whereabouts
 from wald.retention.audit import audit_shrink
 from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.history import History
@@ -66,12 +65,9 @@ def left(floored: Built, floors: Floors, tmp_path: Path) -> set[int]:
 
 def bundled(floored: Built, through: int) -> Callable[[str, int, int], bool]:
     """Archive web up to a record; return the look-up of archived ranges."""
-    path = floored.root.ledger / "archive.jsonl"
-    path.unlink(missing_ok=True)
-    archive = Ledger(path, floored.disk)
+    (floored.root.ledger / "archive.jsonl").unlink(missing_ok=True)
     if through:
-        archive.append({"event": "archived", "route": "web", "first": 1, "last": through, "after": 0, "bundle": "b"})
-    archive.close()
+        archived(floored, "web", through)
     return History(floored.root).all_archived
 
 
@@ -223,12 +219,6 @@ def whole(interrupted: Built) -> Path:
     return path.with_name(path.name + WHOLE_SUFFIX)
 
 
-def damage(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(bytes(data))
-
-
 def values(interrupted: Built, route: str, *, unread: bool = False) -> list[bytes]:
     batches = interrupted.log.batches(route, "cursor" if unread else 1)
     return [record.value for batch in batches for record in batch.records()]
@@ -246,7 +236,7 @@ def index_offset(path: Path) -> int:
 @pytest.mark.parametrize("in_index", [False, True])
 def test_repair_puts_the_whole_form_back(interrupted: Built, *, in_index: bool, rewound: bool) -> None:
     path = interrupted.path(1, Kind.SEALED)
-    damage(path, index_offset(path) if in_index else 3000)
+    flip_bit(path, index_offset(path) if in_index else 3000)
     if rewound:
         interrupted.log.set_cursor("web", 0, rewind=True)
     done = wald("repair", "--root", interrupted.root.path)
@@ -262,7 +252,7 @@ def test_repair_puts_the_whole_form_back(interrupted: Built, *, in_index: bool, 
 
 
 def test_reclaim_does_not_trust_a_form_that_was_damaged_meanwhile(interrupted: Built) -> None:
-    damage(interrupted.path(1, Kind.SEALED), 3000)
+    flip_bit(interrupted.path(1, Kind.SEALED), 3000)
     reclaim(interrupted, shrink_pinned=True)
 
     assert not whole(interrupted).exists()
@@ -272,7 +262,7 @@ def test_reclaim_does_not_trust_a_form_that_was_damaged_meanwhile(interrupted: B
 
 def test_reclaim_keeps_the_good_form_beside_a_damaged_old_one(interrupted: Built) -> None:
     """And repair clears the damaged one away."""
-    damage(whole(interrupted), 3000)
+    flip_bit(whole(interrupted), 3000)
     reclaim(interrupted, shrink_pinned=True)
     assert whole(interrupted).exists()
     assert len(values(interrupted, "stuck")) == 2
@@ -285,18 +275,6 @@ def test_reclaim_keeps_the_good_form_beside_a_damaged_old_one(interrupted: Built
     assert findings(interrupted) == []
 
 
-def test_a_form_of_a_segment_that_was_reclaimed_meanwhile_is_removed(interrupted: Built) -> None:
-    kept = whole(interrupted).with_name("kept")
-    shutil.move(whole(interrupted), kept)
-    interrupted.log.set_cursor("stuck", 10)
-    reclaim(interrupted)
-    assert not interrupted.path(1, Kind.SEALED).exists()
-    shutil.move(kept, whole(interrupted))
-    reclaim(interrupted, shrink_pinned=True)
-
-    assert not [path.name for path in interrupted.root.segments.iterdir() if "zst" in path.name]
-
-
 def test_it_may_not_be_deleted_by_hand(interrupted: Built) -> None:
     done = wald("inspect", whole(interrupted))
     assert b"delete it?  no" in done.stdout.replace(b"    ", b"  "), done.stdout
@@ -304,15 +282,6 @@ def test_it_may_not_be_deleted_by_hand(interrupted: Built) -> None:
         f"{whole(interrupted).name}: left by an interrupted shrinking"
         in wald("verify", "--root", interrupted.root.path).stdout.decode()
     )
-
-
-def test_a_later_pass_keeps_the_new_form_if_nobody_needs_the_old_one(interrupted: Built) -> None:
-    """Also one that shrinks nothing itself."""
-    path = interrupted.path(1, Kind.SEALED)
-    shrunk = path.read_bytes()
-    reclaim(interrupted)
-    assert path.read_bytes() == shrunk
-    assert not whole(interrupted).exists()
 
 
 SEEDS = [0, pytest.param(range(2, 14), marks=pytest.mark.slow)]
@@ -339,10 +308,6 @@ def interleaved(path: Path, seed: int) -> tuple[Built, dict[int, str]]:
 
 def readable(built: Built, routes: dict[int, str]) -> set[int]:
     return {record.sequence for record in built.log.records()} & routes.keys()
-
-
-def where(built: Built, sequence: int) -> Whereabouts:
-    return built.log.where(sequence)
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
@@ -372,7 +337,7 @@ def hold(built: Built, routes: dict[int, str], removed: dict[int, int]) -> None:
     """Ask about every record."""
     lines = ledger(built.root.path)
     for sequence, route in routes.items():
-        found = where(built, sequence)
+        found = built.log.where(sequence)
         if sequence not in removed:
             assert (found.state, found.route) == (State.SEALED, route)
             continue

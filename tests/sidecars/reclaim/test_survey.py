@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from contents import errors
-from damage import flipped
+from damage import flip_bit, flipped
 from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
-from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
+from reclaiming import EXPIRE, Reclaimer, archived, bases, ledger, reclaim, rulings
 
 from wald.files.layout import TEMPORARY
 from wald.files.ledger_read import parts_of
@@ -131,7 +131,7 @@ def test_a_released_segment_is_taken_back_if_it_has_to_be_archived_by_then(
     reclaimer.grace_ns = LONG_NS
     reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root, Kind.RELEASED) == [1]
-    archive(built, web=10)
+    archived(built, "web", 10)
     if again:
         reclaimer.ledger.close()
         reclaim(built, ARCHIVED, grace_ns=LONG_NS)
@@ -145,17 +145,10 @@ def test_a_released_segment_is_taken_back_if_it_has_to_be_archived_by_then(
 def test_a_released_segment_that_is_archived_stays_released(built: Built) -> None:
     built.log.set_cursor("stuck", 2)
     reclaim(built, grace_ns=LONG_NS)
-    archive(built, web=10, stuck=2)
+    archived(built, "web", 10)
+    archived(built, "stuck", 2)
     reclaim(built, ARCHIVED, grace_ns=LONG_NS)
     assert bases(built.root, Kind.RELEASED) == [1]
-
-
-def archive(built: Built, **lasts: int) -> None:
-    """Write the ledger of an archive of these routes up to these records."""
-    ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
-    for route, last in lasts.items():
-        ledger.append({"event": "archived", "route": route, "first": 1, "last": last, "after": 0, "bundle": route})
-    ledger.close()
 
 
 def test_only_what_its_line_gives_up_is_lost_with_a_released_segment(built: Built) -> None:
@@ -219,12 +212,8 @@ def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: 
 
 def test_a_segment_of_which_only_the_end_is_archived_stays(built: Built) -> None:
     built.log.set_cursor("stuck", built.last)
-    packed = Ledger(built.root.ledger / "archive.jsonl", built.disk)
-    for route, first in (("web", 5), ("stuck", 1)):
-        packed.append(
-            {"event": "archived", "route": route, "first": first, "last": 31, "after": first - 1, "bundle": "b"}
-        )
-    packed.close()
+    archived(built, "web", 31, first=5)
+    archived(built, "stuck", 31)
     verdicts = {base: decision.verdict for base, decision in decide(built, ARCHIVED).items()}
     assert verdicts == {1: Verdict.NOT_ARCHIVED, 11: Verdict.READ, 21: Verdict.READ}
 
@@ -284,14 +273,18 @@ def cut_log(tmp_path: Path) -> Built:
     return cut_log
 
 
+def read_all(cut_log: Built) -> None:
+    cut_log.log.set_cursor("a", 4)
+    cut_log.log.set_cursor("b", 5)
+
+
 def raw(cut_log: Built) -> list[int]:
     return bases(cut_log.root, Kind.RAW)
 
 
 def test_a_raw_segment_that_everybody_has_read_goes(cut_log: Built) -> None:
     """The active segment stays; the ledger describes the deleted one, and its sparse index is deleted too."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     reclaim(cut_log)
 
     assert raw(cut_log) == [5]
@@ -308,18 +301,9 @@ def test_a_raw_segment_that_everybody_has_read_goes(cut_log: Built) -> None:
     assert errors(cut_log.root.path) == []
 
 
-def test_a_raw_segment_that_somebody_has_not_read_stays(cut_log: Built) -> None:
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 2)
-    reclaim(cut_log)
-
-    assert raw(cut_log) == [1, 5]
-
-
 def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(cut_log: Built) -> None:
     """Readable all the time."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     reclaim(cut_log, grace_ns=10**18)
     assert [segment.kind for segment in list_segments(cut_log.root).released] == [Kind.RAW_RELEASED] * 2
     assert cut_log.log.where(2).state is State.RELEASED
@@ -346,8 +330,7 @@ class _SealingMeanwhile(Unsynced):
 
 def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(cut_log: Built) -> None:
     """It went from under RECLAIM, which called the disk broken."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     reclaim(cut_log, disk=_SealingMeanwhile(cut_log))
     assert bases(cut_log.root, Kind.SEALED) == [1, 4]
     assert [record.value for record in cut_log.log.records("a", start=1)] == [b"1", b"2", b"4"]
@@ -370,20 +353,16 @@ def test_what_is_unread_and_expires_is_counted(cut_log: Built) -> None:
 
 def test_a_damaged_raw_segment_is_left_to_the_sealer(cut_log: Built) -> None:
     """The routes in the damaged part are unknown."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     path = cut_log.path(1, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, path.stat().st_size - 3)
     reclaim(cut_log)
 
     assert raw(cut_log) == [1, 5]
 
 
 def test_a_segment_that_is_being_sealed_is_left_alone(cut_log: Built) -> None:
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     temporary = cut_log.path(1, Kind.SEALED)
     temporary.with_name(f"{temporary.name}.1{TEMPORARY}").touch()
     reclaim(cut_log)
@@ -393,8 +372,7 @@ def test_a_segment_that_is_being_sealed_is_left_alone(cut_log: Built) -> None:
 
 def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(cut_log: Built) -> None:
     """It has made its temporary file before the segment was renamed: the segment gets its name back, and is sealed."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     temporary = cut_log.path(1, Kind.SEALED).with_name(f"{cut_log.path(1, Kind.SEALED).name}.1{TEMPORARY}")
     reclaimer = Reclaimer(cut_log.root, cut_log.disk)
     rename = cut_log.disk.rename_to_free
@@ -418,8 +396,7 @@ def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(cut_log: Built) -> 
 
 def test_a_sealer_that_comes_too_late_makes_nothing(cut_log: Built) -> None:
     """The segment is gone: no sealed form of it appears again."""
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     seen = segments_to_seal(cut_log.root, 5)
     reclaim(cut_log)
     for segment in seen:
@@ -435,8 +412,7 @@ def test_watching_it_leaves_the_sealer_a_while(cut_log: Built) -> None:
     now = [0.0]
     reclaimer = Reclaimer(cut_log.root, cut_log.disk, clock=lambda: now[0])
     reclaimer.look(now_ns=cut_log.now_ns)
-    cut_log.log.set_cursor("a", 4)
-    cut_log.log.set_cursor("b", 5)
+    read_all(cut_log)
     cut_log.cut()
     cut_log.lines("a", [b"6"])
     reclaimer.look(now_ns=cut_log.now_ns)

@@ -128,30 +128,3 @@ def test_a_segment_whose_index_is_damaged_goes_once_it_is_read_by_what_its_frame
         "b": (3, 6),
     }
     assert errors(built.root.path) == []
-
-
-def test_of_a_segment_without_index_and_with_a_damaged_frame_each_route_has_to_be_past_what_is_lost(
-    built: Built,
-) -> None:
-    spoil(built, 2)  # records 5 and 6
-    spoil_index(built)
-    built.log.set_cursor("b", 5, rewind=True)
-    reclaim(built)
-    assert bases(built.root) == [1, 7]
-    built.log.set_cursor("b", 6)
-    reclaim(built)
-
-    assert bases(built.root) == [7]
-    assert line(built)["damaged"] is True
-
-
-def test_a_segment_of_which_nothing_can_be_read_stays_and_what_to_type_is_said(built: Built) -> None:
-    path = built.path(1, Kind.SEALED)
-    path.write_bytes(bytes(path.stat().st_size))
-    done = reclaim(built)
-    words = output_of("explain", "--root", built.root.path).decode()
-
-    assert bases(built.root) == [1]
-    gives_up = "give up the lost records: wald "
-    assert gives_up in done.stderr.decode()
-    assert gives_up in words
