@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from faults import Died, DyingDisk
 from logs import Built, Unsynced
 from running import refused, run
 
@@ -19,7 +21,7 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.names import DEFAULT_GROUP
-from wald_archive.bundle import Bytes, Size
+from wald_archive.bundle import Bytes, Records, Size
 from wald_archive.codecs import Codec
 from wald_archive.ledger import Recorded, Request, recorded_at
 from wald_archive.lookup import runs_of
@@ -56,6 +58,17 @@ def archive(
         return list(packer.archive(Request(route, group, size or Bytes(1 << 20), codec, software, to)))
     finally:
         ledger.close()
+
+
+def interrupt(source: Built | Path, place: Path, step: int = 12, *, part: float = 0.0, **options: Any) -> bool:
+    """Archive in bundles of seven records, and die at a step; return False if the run ended before."""
+    disk = DyingDisk(step, part=part)
+    try:
+        archive(source, place, **{"size": Records(7), "disk": disk} | options)
+    except Died:
+        disk.abandon()
+        return True
+    return False
 
 
 def findings(*places: Path | str | Destination, root: Root | None = None) -> list[Finding]:

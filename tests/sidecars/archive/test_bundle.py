@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -42,7 +41,6 @@ from wald_archive.bundle import (
     Records,
     bundle,
     bundle_batches,
-    content_bytes,
     parse_index_entry,
     parts,
 )
@@ -60,40 +58,6 @@ def made(built: Built, route: str = "a", codec: Codec = Codec.NONE) -> tuple[Bun
     return facts, b"".join(chunks)
 
 
-def members(tar: bytes) -> dict[str, tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
-        return {member.name: member for member in opened.getmembers()}
-
-
-def test_headers_say_nothing_of_the_machine(mixed: Built) -> None:
-    for member in members(made(mixed)[1]).values():
-        assert (member.uid, member.gid, member.uname, member.gname, member.mode) == (0, 0, "", "", 0o644)
-        assert member.pax_headers == {}
-        assert member.type == tarfile.REGTYPE
-
-
-def test_members_are_named_by_what_they_hold(mixed: Built) -> None:
-    names = [name.removeprefix(f"a-{1:020d}/") for name in members(made(mixed)[1])]
-
-    assert names == [
-        f"batches/{1:020d}.jsonl",
-        f"records/{1:020d}.txt",
-        f"batches/{12:020d}.jsonl",
-        f"records/{12:020d}.jsonl",
-        f"batches/{16:020d}.jsonl",
-        f"records/{16:020d}.txt",
-        "bundle.json",
-    ]
-
-
-def test_its_time_is_that_of_the_records(mixed: Built) -> None:
-    """Not that of the packing."""
-    times = [member.mtime for member in members(made(mixed)[1]).values()]
-
-    assert times[0] == next(iter(mixed.log.records("a"))).append_time_ns // 10**9
-    assert times == sorted(times)
-
-
 @pytest.mark.parametrize("codec", Codec)
 def test_the_tar_is_the_same_whatever_the_codec(mixed: Built, codec: Codec) -> None:
     facts, stored = made(mixed, codec=codec)
@@ -103,48 +67,6 @@ def test_the_tar_is_the_same_whatever_the_codec(mixed: Built, codec: Codec) -> N
     assert (facts.tar_sha256, facts.contents, facts.bytes) == (plain.sha256, plain.contents, len(stored))
     assert sum(length for length, _ in facts.frames) == len(stored)
     assert len(tar) % 10240 == 0
-
-
-def test_the_ledger_gets_runs_that_count_from_after(mixed: Built) -> None:
-    """Records 1 to 10, one of another route, 12 and 13, two of another route, 16 and 17."""
-    assert made(mixed)[0].runs.tolist() == [0, 10, 1, 2, 2, 2]
-
-
-def test_bundle_json_says_what_is_known_of_the_whole(mixed: Built) -> None:
-    facts, tar = made(mixed)
-    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
-        file = opened.extractfile(f"a-{1:020d}/bundle.json")
-        assert file is not None
-        reported = json.load(file)
-
-    assert {
-        key: reported[key] for key in ("format", "bundle", "route", "group", "first", "last", "after", "count")
-    } == {
-        "format": 1,
-        "bundle": f"a-{1:020d}",
-        "route": "a",
-        "group": "processed",
-        "first": 1,
-        "last": 17,
-        "after": 0,
-        "count": 14,
-    }
-    assert [part["count"] for part in reported["parts"]] == [10, 2, 2]
-    assert facts.contents.record_bytes == 70 + len(b"value\x00\xff\nkey") + len(b'{"h":"1"}') + 2 + 3 + 11
-
-
-def test_stock_tar_lists_and_unpacks_it(mixed: Built, tmp_path: Path) -> None:
-    path = tmp_path / "bundle.tar"
-    path.write_bytes(made(mixed)[1])
-
-    listed = subprocess.run(["tar", "-tf", path], capture_output=True, text=True, check=True)
-    lines = subprocess.run(
-        ["tar", "-xOf", path, "--wildcards", "*/records/*.txt"], capture_output=True, check=True
-    ).stdout
-
-    assert listed.stderr == ""
-    assert listed.stdout.splitlines() == list(members(path.read_bytes()))
-    assert lines == b"".join(b"line %d\n" % number for number in range(10)) + b"\xfe\r\nno newline\n"
 
 
 def test_the_longest_route_has_a_bundle(tmp_path: Path) -> None:
@@ -196,14 +118,11 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path, codec: Codec) -> N
         built = Built(tmp_path / f"root-{times}", segment_max_bytes=1 << 30)
         for _ in range(times):
             built.append("a", line * 1000, 1000)
-        peaks.append(peak_bytes(partial(bundle_only, built, codec)))
+        origin = Origin(log_id_of(built), "a", "processed", "wald test", MOMENT)
+        batches = built.log.batches("a")
+        peaks.append(peak_bytes(partial(bundle, batches, origin=origin, codec=codec, after=0, sink=len)))
 
     assert peaks[1] < peaks[0] + 8 * MIB
-
-
-def bundle_only(built: Built, codec: Codec) -> None:
-    origin = Origin(log_id_of(built), "a", "processed", "wald test", MOMENT)
-    bundle(built.log.batches("a"), origin=origin, codec=codec, after=0, sink=len)
 
 
 RUN = IndexEntry("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
@@ -240,59 +159,12 @@ def test_the_indexes_lead_to_every_record(steps: list[Step], limit: int) -> None
     assert found == expected
 
 
-def test_a_batch_goes_on_in_the_next_part(built: Built) -> None:
-    built.lines("a", [b"one", b"two", b"three"])
-
-    found = list(parts(built.log.batches("a"), limit_bytes=8))
-
-    assert [(part.first, part.last, b"".join(part.data)) for part in found] == [
-        (1, 2, b"one\ntwo\n"),
-        (3, 3, b"three\n"),
-    ]
-
-
-def test_batches_are_put_together(built: Built) -> None:
-    built.lines("a", [b"one"])
-    built.lines("b", [b"not this"])
-    built.lines("a", [b"two"])
-
-    (part,) = parts(built.log.batches("a"))
-
-    assert [(run.first, run.offset, run.bytes) for run in part.runs] == [(1, 0, 4), (3, 4, 4)]
-    assert (part.count, part.runs[0].append_time_ns, part.runs[-1].append_time_ns) == (
-        2,
-        START_NS + 10**9,
-        START_NS + 3 * 10**9,
-    )
-
-
-def test_a_line_of_an_index_is_json_and_comes_back() -> None:
-    line = RUN.to_line()
-
-    assert json.loads(line) == {
-        "part": RUN.part,
-        "offset": 0,
-        "bytes": 8,
-        "first": 1,
-        "count": 2,
-        "append_time_ns": START_NS,
-        "terminated": False,
-    }
-    assert parse_index_entry(line.rstrip("\n").encode()) == RUN
-
-
 def test_another_line_is_refused() -> None:
-    for line in [
-        b"",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b'{"part": 1}',
-        RUN.to_line().replace(" ", "").encode(),
-        RUN.to_line().encode(),
-    ]:
+    line = RUN.to_line()
+    assert parse_index_entry(line.rstrip("\n").encode()) == RUN
+    for other in [b"", b"[]", b"{}", b"\xff", b'{"part": 1}', line.replace(" ", "").encode(), line.encode()]:
         with pytest.raises(BadIndex):
-            parse_index_entry(line)
+            parse_index_entry(other)
 
 
 def counted(record: Record) -> int:
@@ -320,49 +192,17 @@ def sequences(portions: Iterator[Iterator[Batch]]) -> list[list[int]]:
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS, limit=st.integers(1, 60))
 def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], limit: int) -> None:
-    """By records and by bytes; the values are those of the log."""
+    """By records and by bytes."""
     with tempfile.TemporaryDirectory() as folder:
         log = build(Path(folder) / "root", steps).log
         records = list(log.records("a"))
 
         by_bytes = sequences(bundle_batches(log.batches("a"), Bytes(limit)))
         by_records = sequences(bundle_batches(log.batches("a"), Records(limit)))
-        values = [
-            record.value
-            for portion in bundle_batches(log.batches("a"), Records(limit))
-            for batch in portion
-            for record in batch.records()
-        ]
 
     numbers = [record.sequence for record in records]
     assert by_bytes == naive(records, limit)
     assert by_records == [numbers[start : start + limit] for start in range(0, len(numbers), limit)]
-    assert values == [record.value for record in records]
-
-
-@pytest.mark.parametrize(("limit", "portions"), [(250, 4), (1000, 1), (1001, 1), (999, 2)])
-def test_exact_multiples_leave_no_empty_portion(built: Built, limit: int, portions: int) -> None:
-    built.lines("a", [b"x"] * 1000)
-
-    assert len(sequences(bundle_batches(built.log.batches("a"), Records(limit)))) == portions
-
-
-def test_a_record_above_the_limit_is_a_portion_by_itself(built: Built) -> None:
-    built.lines("a", [b"1", b"x" * 100, b"3", b"4"])
-
-    assert sequences(bundle_batches(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
-
-
-def test_a_line_without_newline_counts_with_one(built: Built) -> None:
-    built.piece("a", b"ab", begins=True, ends=True)
-
-    batches: list[Batch] = list(built.log.batches("a"))
-    assert [content_bytes(batch) for batch in batches] == [3]
-    assert sequences(bundle_batches(built.log.batches("a"), Bytes(3))) == [[1]]
-
-
-def test_no_batch_is_no_portion() -> None:
-    assert sequences(bundle_batches([], Records(1))) == []
 
 
 FRAMES = [b"", b"one frame\n" * 50, b"another\n", bytes(range(256)) * 30]
@@ -374,11 +214,15 @@ def pieces(data: bytes, length: int) -> Iterator[bytes]:
 
 
 def test_frames_come_back_however_the_file_is_read() -> None:
-    for length in [1, 7, 100_000]:
-        for codec in Codec:
-            row = b"".join(map(codec.compress, FRAMES))
-
+    for codec in Codec:
+        row = b"".join(map(codec.compress, FRAMES))
+        for length in [1, 7, 100_000]:
             assert b"".join(codec.decompress(pieces(row, length))) == b"".join(FRAMES)
+        for content in FRAMES:
+            assert codec.expand(bytes(codec.compress(content)), len(content)) == content
+        if codec in COMPRESSED:
+            with pytest.raises(BadStream):
+                codec.expand(bytes(codec.compress(FRAMES[1])[:-1]), len(FRAMES[1]))
 
 
 def test_a_row_that_ends_within_a_frame_is_refused() -> None:
@@ -402,18 +246,6 @@ def test_a_changed_bit_is_refused_or_changes_no_content() -> None:
             except BadStream:
                 continue
             assert content == FRAMES[1]
-
-
-def test_a_frame_of_known_length_comes_back() -> None:
-    for codec in Codec:
-        for content in FRAMES:
-            assert codec.expand(bytes(codec.compress(content)), len(content)) == content
-
-
-def test_a_frame_that_is_cut_short_is_refused() -> None:
-    for codec in COMPRESSED:
-        with pytest.raises(BadStream):
-            codec.expand(bytes(codec.compress(FRAMES[1])[:-1]), len(FRAMES[1]))
 
 
 @pytest.mark.parametrize(("codec", "program"), [(Codec.ZST, ["zstd", "-dc"]), (Codec.GZ, ["gunzip", "-c"])])

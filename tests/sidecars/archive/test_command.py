@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from archives import archive, bags, command, files, ledger_lines, output_of, refusal_of, wald_archive
+from archives import bags, command, files, interrupt, ledger_lines, output_of, refusal_of, wald_archive
 from damage import flipped
-from faults import Died, DyingDisk
 from logs import Built
 from running import output_of as wald_output_of
 from running import refused, run
@@ -22,7 +21,6 @@ from running import refused, run
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald_archive.bundle import Records
 
 
 @pytest.fixture
@@ -199,10 +197,7 @@ def test_a_time_where_a_sequence_is_taken_is_refused(root: Path, dest: Path) -> 
 
 
 def test_an_interrupted_run_is_gone_on_with_and_said(root: Path, dest: Path) -> None:
-    disk = DyingDisk(12)
-    with pytest.raises(Died):
-        archive(root, dest, size=Records(7), disk=disk)
-    disk.abandon()
+    assert interrupt(root, dest)
 
     done = wald_archive("a", "--root", root, "--dest", dest, "--codec", "gz")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from archives import MOMENT, archive, bags, command, copied, errors, files, ledger_lines, wald_archive
-from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
+from archives import archive, bags, command, copied, errors, files, interrupt, ledger_lines, wald_archive
+from faults import DyingDisk, FailingDisk, SteppingDisk, after_each_death, until_it_survives
 from logs import Built
 from running import eventually, launched
 
@@ -38,8 +37,8 @@ def whole(root: Path, tmp_path: Path) -> dict[str, bytes]:
     return files(tmp_path / "whole")
 
 
-def packed(root: Path, dest: Path, *, disk: SteppingDisk | None = None, moment: str = MOMENT) -> None:
-    archive(root, dest, size=Records(7), codec=Codec.ZST, disk=disk, moment=moment)
+def packed(root: Path, dest: Path, *, disk: SteppingDisk | None = None) -> None:
+    archive(root, dest, size=Records(7), codec=Codec.ZST, disk=disk)
 
 
 def assert_as_if_undisturbed(root: Path, dest: Path, whole: dict[str, bytes]) -> None:
@@ -62,21 +61,16 @@ def test_the_next_run_does_what_a_dead_one_has_left(
     root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
 ) -> None:
     """Died at each step, with all, half or nothing of its write on disk; other options are asked for afterwards."""
-    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
-        copy, dest = copied(root, tmp_path / f"root-{number}"), tmp_path / f"dest-{number}"
-        assert isinstance(disk, DyingDisk)
-        try:
-            packed(copy, dest, disk=disk)
-        except Died:
-            disk.abandon()
+
+    def die(number: int, disk: DyingDisk) -> None:
+        packed(copied(root, tmp_path / f"root-{number}"), tmp_path / f"dest-{number}", disk=disk)
+
+    for number in after_each_death(die, part=part, least=40):
+        copy, dest = tmp_path / f"root-{number}", tmp_path / f"dest-{number}"
+        if ledger_lines(Root(copy)):
+            archive(copy, dest, size=Records(2), codec=Codec.GZ, moment="2030-01-01T00:00:00Z")
         else:
-            assert number > 40
-            break
-        begun = bool(ledger_lines(Root(copy)))
-        later = "2030-01-01T00:00:00Z" if begun else MOMENT
-        archive(
-            copy, dest, size=Records(7 if not begun else 2), codec=Codec.ZST if not begun else Codec.GZ, moment=later
-        )
+            packed(copy, dest)
         assert_as_if_undisturbed(copy, dest, whole)
     subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bags(tmp_path / "dest-20")[0]], check=True)
 
@@ -104,24 +98,15 @@ def test_a_full_disk_is_reported_and_the_next_run_goes_on(
 def test_it_may_die_again_and_again(root: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """Every run gets two steps beyond its survey of the remaining work."""
     dest, deaths = tmp_path / "dest", 0
-    for last in range(3, 200):
-        disk = DyingDisk(last, part=0.3)
-        try:
-            packed(root, dest, disk=disk)
-            break
-        except Died:
-            disk.abandon()
-            deaths += 1
+    while interrupt(root, dest, deaths + 3, part=0.3, codec=Codec.ZST):
+        deaths += 1
     assert deaths > 5
     assert_as_if_undisturbed(root, dest, whole)
 
 
 def test_what_came_since_goes_into_a_bag_of_its_own(mixed: Built, dest: Path) -> None:
     """The interrupted run is finished with its own options; then the rest follows."""
-    disk = DyingDisk(12)
-    with pytest.raises(Died):
-        packed(mixed.root.path, dest, disk=disk)
-    disk.abandon()
+    assert interrupt(mixed, dest)
     mixed.lines("a", [b"came since"])
 
     runs = archive(mixed, dest)
@@ -131,10 +116,7 @@ def test_what_came_since_goes_into_a_bag_of_its_own(mixed: Built, dest: Path) ->
 
 
 def test_an_interrupted_run_elsewhere_does_not_hold_up_this_one(root: Path, dest: Path, tmp_path: Path) -> None:
-    disk = DyingDisk(12)
-    with pytest.raises(Died):
-        packed(root, dest, disk=disk)
-    disk.abandon()
+    assert interrupt(root, dest)
 
     (run,) = archive(root, tmp_path / "elsewhere")
 
@@ -160,10 +142,7 @@ def test_acknowledging_does_not_need_the_records(mixed: Built, dest: Path) -> No
 
 def test_a_run_whose_records_somebody_else_has_processed_is_given_up(mixed: Built, dest: Path) -> None:
     """Somebody has moved the cursor of this group, and RECLAIM believed it."""
-    disk = DyingDisk(8)
-    with pytest.raises(Died):
-        packed(mixed.root.path, dest, disk=disk)
-    disk.abandon()
+    assert interrupt(mixed, dest, 8)
     mixed.log.set_cursor("a", 17)
     mixed.cut()
     mixed.seal()
@@ -181,10 +160,7 @@ def test_a_run_whose_records_somebody_else_has_processed_is_given_up(mixed: Buil
 
 def test_a_place_that_was_left_for_another_is_used_again(root: Path, tmp_path: Path) -> None:
     """The run died at one destination; everything went to another, and later the first one is there again."""
-    disk = DyingDisk(8)
-    with pytest.raises(Died):
-        packed(root, tmp_path / "first", disk=disk)
-    disk.abandon()
+    assert interrupt(root, tmp_path / "first", 8)
     packed(root, tmp_path / "second")
     built = Built(root, epoch=2)
     built.lines("a", [b"more"])
@@ -210,9 +186,9 @@ class TestKilled:
         """Killed when there is a bundle, when there are two, …: at each moment that a poll can see."""
         arguments = ["a", "--root", large, "--dest", dest, "--records-per-bundle", 100_000]
         kills = 0
-        for there in moments(dest):
+        for count in (1, 2, 4, 6, 9, 12, 15):
             process = launched(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            eventually(partial(either, process, there))
+            eventually(partial(has_ended_or_files, process, dest, count))
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
         assert kills >= 3
@@ -226,16 +202,6 @@ class TestKilled:
         subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bags(dest)[0]], check=True)
 
 
-def either(process: subprocess.Popen[bytes], there: Callable[[], bool]) -> bool:
-    """Return True at or after the moment."""
-    return process.poll() is not None or there()
-
-
-def moments(dest: Path) -> Iterator[Callable[[], bool]]:
-    """Conditions under which to kill."""
-    return (partial(has_files, dest, count) for count in (1, 2, 4, 6, 9, 12, 15))
-
-
-def has_files(dest: Path, count: int) -> bool:
-    """Return True if the payload has that number of files."""
-    return len(list(dest.rglob("data/*"))) >= count
+def has_ended_or_files(process: subprocess.Popen[bytes], dest: Path, count: int) -> bool:
+    """Return True if the payload has that number of files, or the process has ended."""
+    return process.poll() is not None or len(list(dest.rglob("data/*"))) >= count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 from array import array
 from pathlib import Path
@@ -37,28 +35,12 @@ SECOND = BundleEntry(bundle(252, 300, 250, "b"), FIRST.as_previous())
 MANIFEST = Manifest(ORIGIN, Codec.GZ, (FIRST, SECOND))
 
 
-def test_it_comes_back() -> None:
+def test_a_manifest_and_the_name_of_a_bag_come_back() -> None:
     assert decode_manifest(MANIFEST.encode()) == MANIFEST
-
-
-def test_it_says_what_programs_of_others_look_for() -> None:
-    reported = json.loads(MANIFEST.encode())
-
-    assert {key: reported[key] for key in ("format", "log", "route", "first", "last", "after", "count")} == {
-        "format": 1,
-        "log": "ab" * 16,
-        "route": "web",
-        "first": 1,
-        "last": 300,
-        "after": 0,
-        "count": 299,
-    }
-    assert [each["previous"] for each in reported["bundles"]] == [
-        None,
-        {"bundle": "web-00000000000000000001.tar.gz", "sha256": "a" * 64},
-    ]
-    assert reported["bundles"][0]["earliest"] == "2023-11-14T22:13:20.000000000Z"
-    assert reported["bundles"][1]["latest"] == "2023-11-14T22:13:21.000000001Z"
+    name = BagName("a", 1, 250)
+    assert parse_bag_name("a", str(name).removeprefix("a/")) == name
+    for folder in ["1-2", "x", "", f"{1:020d}-{2:021d}", f"{1:020d}-{2:020d}x"]:
+        assert parse_bag_name("a", folder) is None
 
 
 def test_no_changed_bit_reads_as_the_same_manifest() -> None:
@@ -77,53 +59,21 @@ def test_no_part_of_it_is_a_manifest() -> None:
 
 
 def test_a_manifest_that_wald_cannot_have_written_is_refused() -> None:
-    for key, value in [
-        ("format", 2),
-        ("route", "../etc"),
-        ("route", 5),
-        ("log", None),
-        ("codec", "rar"),
-        ("bundles", []),
-        ("bundles", None),
-        ("first", "1"),
-        ("count", 298),
-    ]:
-        reported = json.loads(MANIFEST.encode())
-
-        with pytest.raises(BadManifest):
-            decode_manifest(json.dumps(reported | {key: value}, indent=2).encode() + b"\n")
-
-
-def test_a_bundle_that_wald_cannot_have_made_is_refused() -> None:
     """So nothing in it leads out of the bag."""
-    for key, value in [
-        ("bundle", "../../evil.tar.gz"),
-        ("first", 1.0),
-        ("first", -1),
-        ("latest_ns", 1 << 80),
-        ("sha256", "A" * 64),
-        ("sha256", 5),
-        ("parts", [{}]),
-        ("previous", {"bundle": "x"}),
-    ]:
+    cases: list[tuple[str, object]] = [
+        *[("format", 2), ("route", "../etc"), ("route", 5), ("log", None), ("codec", "rar"), ("first", "1")],
+        *[("bundles", []), ("bundles", None), ("count", 298)],
+    ]
+    of_a_bundle: list[tuple[str, object]] = [
+        *[("bundle", "../../evil.tar.gz"), ("first", 1.0), ("first", -1), ("latest_ns", 1 << 80)],
+        *[("sha256", "A" * 64), ("sha256", 5), ("parts", [{}]), ("previous", {"bundle": "x"})],
+    ]
+    for number, (key, value) in enumerate([*cases, *of_a_bundle]):
         reported = json.loads(MANIFEST.encode())
-        reported["bundles"][0][key] = value
+        (reported if number < len(cases) else reported["bundles"][0])[key] = value
 
         with pytest.raises(BadManifest):
             decode_manifest(json.dumps(reported, indent=2).encode() + b"\n")
-
-
-def test_the_tag_files_follow_from_it() -> None:
-    files = tag_files(MANIFEST)
-
-    assert next(iter(files)) == "manifest.json"
-    assert list(files)[-1] == "tagmanifest-sha256.txt"
-    assert files["tagmanifest-sha256.txt"].decode().splitlines() == [
-        f"{hashlib.sha256(files[name]).hexdigest()}  {name}" for name in sorted(files) if not name.startswith("tag")
-    ]
-    beside = f"{'a' * 64}  web-00000000000000000001.tar.gz\n".encode()
-    assert hashlib.sha256(beside).hexdigest().encode() in files["manifest-sha256.txt"]
-    assert f"Payload-Oxum: {2 * (60 + len(beside))}.4\n".encode() in files["bag-info.txt"]
 
 
 def test_the_page_to_read_names_the_bundles_as_they_are() -> None:
@@ -132,21 +82,6 @@ def test_the_page_to_read_names_the_bundles_as_they_are() -> None:
 
         assert f"*{codec.suffix};" in page
         assert max(map(len, page.splitlines())) <= 120
-
-
-def test_another_name_is_no_bag() -> None:
-    for folder in ["1-2", "x", "", f"{1:020d}-{2:021d}", f"{1:020d}-{2:020d}x"]:
-        assert parse_bag_name("a", folder) is None
-
-
-def test_the_name_of_a_bag_comes_back() -> None:
-    name = BagName("a", 1, 250)
-
-    assert parse_bag_name("a", str(name).removeprefix("a/")) == name
-
-
-def test_what_a_bundle_follows_is_told_by_its_name_and_digest() -> None:
-    assert FIRST.as_previous() == Previous("web-00000000000000000001.tar.gz", "a" * 64)
 
 
 LOG = "ab" * 16
@@ -189,14 +124,6 @@ def test_what_others_have_begun_holds_up_nobody() -> None:
     cases: list[dict[str, str]] = [{"route": "b"}, {"group": "other"}, {"dest": "/elsewhere"}]
     for other in cases:
         assert judged(RUN.begun(at_ns=1) | other) == Past()
-
-
-def test_every_order_of_two_runs_leaves_the_one_that_is_open() -> None:
-    """Lines of one run never touch the other."""
-    for begun, finished in itertools.permutations([RUN, LATER]):
-        lines = [begun.begun(at_ns=1), begun.ended("finished", at_ns=2), finished.begun(at_ns=3)]
-        assert judged(*lines).unfinished == finished
-        assert judged(*lines, finished.ended("finished", at_ns=4)) == Past()
 
 
 def test_a_line_that_cannot_be_used_is_reported() -> None:
@@ -264,11 +191,3 @@ class TestLineage:
     ) -> None:
         with pytest.raises(Refused, match=r"/dest/a/bag: .*already has records 101 to 200"):
             check_lineage([bag], log=LOG, root=Path("/log"), group="processed", first=first, last=last)
-
-    def test_another_group_may_archive_the_same_records(self, bag: tuple[str, Manifest]) -> None:
-        check_lineage([bag], log=LOG, root=Path("/log"), group="other", first=1, last=150)
-
-    def test_another_log_may_not_mix_in(self, bag: tuple[str, Manifest]) -> None:
-        with pytest.raises(Refused, match=f"belongs to log {LOG}") as refused:
-            check_lineage([bag], log="00" * 16, root=Path("/log"), group="processed", first=1, last=2)
-        assert "--dest" in refused.value.hint

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import deque
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import bombs
 import pytest
 from archives import archive, bags, command, output_of, refusal_of, restored
 from damage import flipped, peak_bytes
-from faults import Died, DyingDisk, until_it_survives
+from faults import DyingDisk, after_each_death
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_page import require_documented
@@ -117,12 +118,21 @@ def test_bundles_outside_the_range_are_not_read(three: Path) -> None:
     assert restored(three, first=5, last=5) == b"5\n"
 
 
-def test_a_bundle_that_is_gone_is_reported(three: Path) -> None:
+def test_a_bundle_that_is_gone_and_a_damaged_manifest_are_reported(three: Path) -> None:
     (bundle,) = three.rglob(f"a-{4:020d}.tar")
     bundle.unlink()
-
     with pytest.raises(Damaged, match=f"{bundle}: missing"):
         restored(three)
+
+    path = bags(three)[0] / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 7'))
+    with pytest.raises(Damaged, match=f"{path}: format 7"):
+        restored(three)
+
+    shutil.rmtree(bags(three)[0])  # the first bundle that is left follows one that is not here
+    with pytest.raises(Damaged, match="begins after record 6, and no bundle has the records after record 0"):
+        restored(three)
+    assert restored(three, first=7) == b"7\n8\n9\n"
 
 
 def test_a_gap_inside_the_range_is_reported_and_one_outside_does_not_matter(three: Path, built: Built) -> None:
@@ -140,15 +150,6 @@ def test_a_gap_inside_the_range_is_reported_and_one_outside_does_not_matter(thre
         assert restored(three, first=10, last=last) == b"10\n"
 
 
-def test_a_missing_beginning_is_reported(three: Path) -> None:
-    """The first bundle that is left follows one that is not here."""
-    shutil.rmtree(bags(three)[0])
-
-    with pytest.raises(Damaged, match="begins after record 6, and no bundle has the records after record 0"):
-        restored(three)
-    assert restored(three, first=7) == b"7\n8\n9\n"
-
-
 def test_what_two_groups_have_archived_comes_once(built: Built, dest: Path) -> None:
     built.lines("a", [b"1", b"2", b"3"])
     archive(built, dest)
@@ -156,14 +157,6 @@ def test_what_two_groups_have_archived_comes_once(built: Built, dest: Path) -> N
     archive(built, dest, group="cold")
 
     assert restored(dest) == b"1\n2\n3\n4\n"
-
-
-def test_a_manifest_that_is_damaged_is_reported(three: Path) -> None:
-    path = bags(three)[0] / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 7'))
-
-    with pytest.raises(Damaged, match=f"{path}: format 7"):
-        restored(three)
 
 
 @pytest.mark.parametrize("codec", [Codec.ZST, Codec.GZ])
@@ -176,14 +169,9 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path, codec: Codec) -> N
             built.append("a", line * 1000, 1000)
         dest = tmp_path / f"dest-{times}"
         archive(built, dest, size=Bytes(1 << 30), codec=codec)
-        peaks.append(peak_bytes(partial(discard, Directory(dest, Disk()))))
+        peaks.append(peak_bytes(partial(deque, runs_of(Directory(dest, Disk()), "a", 1, None), maxlen=0)))
 
     assert peaks[1] < peaks[0] + 8 * MIB
-
-
-def discard(destination: Directory) -> None:
-    for _ in runs_of(destination, "a", 1, None):
-        """Only the memory is of interest."""
 
 
 @pytest.fixture
@@ -206,16 +194,9 @@ def require_good(root: Path) -> None:
     assert wald("explain", "--root", root).returncode == 0
 
 
-def restored_by(built: Built, dest: Path, new: Path, *routes: str, disk: Unsynced | DyingDisk | None = None) -> None:
-    restore_into(
-        open_destination(str(dest), Unsynced()),
-        routes,
-        new,
-        disk=disk or Unsynced(),
-        first=1,
-        last=None,
-        on_record=lambda _: None,
-    )
+def restored_by(built: Built, dest: Path, new: Path, *, disk: Disk | None = None) -> None:
+    source = open_destination(str(dest), Unsynced())
+    restore_into(source, (), new, disk=disk or Unsynced(), first=1, last=None, on_record=lambda _: None)
 
 
 def where(root: Path, sequence: int) -> str:
@@ -371,16 +352,12 @@ def test_whenever_it_dies_there_is_the_whole_log_or_none(mixed: Built, dest: Pat
     """At each step, with half of its write on disk."""
     archive(mixed, dest)
     before = read_log(mixed.root.path, "a")
-    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=0.5))):
+
+    def die(number: int, disk: DyingDisk) -> None:
+        restored_by(mixed, dest, tmp_path / f"new-{number}", disk=disk)
+
+    for number in after_each_death(die, part=0.5, least=30):
         new = tmp_path / f"new-{number}"
-        assert isinstance(disk, DyingDisk)
-        try:
-            restored_by(mixed, dest, new, disk=disk)
-        except Died:
-            disk.abandon()
-        else:
-            assert number > 30
-            break
         try:
             read_identity(Root(new))
         except NotFound:
