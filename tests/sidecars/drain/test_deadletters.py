@@ -116,18 +116,6 @@ def test_headers_say_where_and_why() -> None:
     }
 
 
-def test_value_key_and_event_time_are_kept() -> None:
-    kept = letter(Record("orders", 12, b"\xff\n\0", 5, key=b"\xfe", event_time_ns=-3))
-
-    assert (kept.value, kept.key, kept.event_time_ns) == (b"\xff\n\0", b"\xfe", -3)
-
-
-def test_no_key_and_no_event_time_stay_none() -> None:
-    kept = letter(Record("orders", 12, b"x", 5))
-
-    assert (kept.key, kept.event_time_ns) == (None, None)
-
-
 def test_own_headers_are_kept_beside_ours() -> None:
     reported = headers(Record("orders", 12, b"x", 5, headers='{"trace":"ж","wald.tries":"9"}'.encode()))
 

@@ -51,19 +51,27 @@ def cursor(built: Built, group: str = "processed") -> int:
 
 
 def test_success_moves_the_cursor_to_the_end(built: Built, tmp_path: Path) -> None:
+    """The next drain begins behind it, and starts no command if there is nothing to do."""
     command, inside = Keeping(tmp_path), InProcess(built.root.path)
     inside.run(*command.words)
-
     assert command.runs == [b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"]
     assert command.reported == ["a processed 1-10 9 1"]
     assert cursor(built) == 10
     assert inside.reported == []
 
-
-def test_no_command_is_started_after_a_signal_though_nothing_else_has_heard_of_it(built: Built, tmp_path: Path) -> None:
-    command, inside = Keeping(tmp_path), InProcess(built.root.path)
-    inside.stop_requested.set()
     inside.run(*command.words)
+    assert len(command.runs) == 1
+    built.log.set_cursor("a", 6, rewind=True)
+    inside.run(*command.words)
+    assert command.runs[1:] == [b"7\n8\n9\n10\n"]
+
+
+@pytest.mark.parametrize("event", ["stop", "stop_requested"])
+def test_no_command_is_started_after_a_stop_or_a_signal(built: Built, tmp_path: Path, event: str) -> None:
+    """Even if nothing else has heard of the signal."""
+    command, inside = Keeping(tmp_path), InProcess(built.root.path)
+    getattr(inside, event).set()
+    inside.run(*command.words, exit_at_end=event == "stop_requested")
 
     assert command.runs == []
     assert cursor(built) == 0
@@ -76,22 +84,6 @@ def test_batches_have_at_most_so_many_records(built: Built, tmp_path: Path) -> N
     assert command.runs == [b"1\n2\n3\n5\n", b"6\n7\n8\n9\n", b"10\n"]
     assert command.reported == ["a g 1-5 4 1", "a g 6-9 4 1", "a g 10-10 1 1"]
     assert (cursor(built, "g"), cursor(built)) == (10, 0)
-
-
-def test_it_begins_behind_the_cursor(built: Built, tmp_path: Path) -> None:
-    built.log.set_cursor("a", 6)
-    command = Keeping(tmp_path)
-    InProcess(built.root.path).run(*command.words)
-
-    assert command.runs == [b"7\n8\n9\n10\n"]
-
-
-def test_nothing_to_do_starts_no_command(built: Built, tmp_path: Path) -> None:
-    built.log.set_cursor("a", 10)
-    command = Keeping(tmp_path)
-    InProcess(built.root.path).run(*command.words)
-
-    assert command.runs == []
 
 
 def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) -> None:
@@ -185,14 +177,6 @@ def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: P
     assert reported == [json.loads(record.to_json()) for record in built.log.records("a", 11)]
     assert (reported[0]["key"], reported[0]["event_time_ns"], reported[0]["headers"]) == ("k", 5, {"h": "1"})
     assert reported[1]["value_hex"] == "ff"
-
-
-def test_stop_before_a_batch_leaves_it(built: Built, tmp_path: Path) -> None:
-    command, inside = Keeping(tmp_path), InProcess(built.root.path)
-    inside.stop.set()
-    inside.run(*command.words, exit_at_end=False)
-
-    assert command.runs == []
 
 
 def test_stop_in_a_pause_ends_it_at_once(built: Built, tmp_path: Path) -> None:
@@ -294,32 +278,26 @@ def test_records_reclaimed_unread_stop_it(root: Path, tmp_path: Path) -> None:
     assert command.runs == []
 
 
-def test_a_cursor_that_a_shell_moves_ahead_is_not_moved_back(built: Built, tmp_path: Path) -> None:
-    command, inside = (
-        Keeping(tmp_path, f"[ $n -gt 0 ] || echo 9 > {built.root.cursor('a', 'processed')}"),
-        InProcess(built.root.path),
-    )
-    inside.run(*command.words, records_max=2)
+@pytest.mark.parametrize(
+    ("before", "to", "more", "options", "runs"),
+    [
+        pytest.param(0, 9, "", {"records_max": 2}, [b"1\n2\n", b"10\n"], id="ahead"),
+        pytest.param(6, 2, "", {}, [b"7\n8\n9\n10\n", b"3\n5\n6\n7\n8\n9\n10\n"], id="back"),
+        pytest.param(
+            0, 5, "exit 1;", {"tries": None}, [b"1\n2\n3\n5\n6\n7\n8\n9\n10\n", b"6\n7\n8\n9\n10\n"], id="between tries"
+        ),
+    ],
+)
+def test_a_cursor_that_a_shell_moves_while_the_command_runs_is_followed(
+    built: Built, tmp_path: Path, before: int, to: int, more: str, options: dict[str, int | None], runs: list[bytes]
+) -> None:
+    built.log.set_cursor("a", before)
+    path, inside = built.root.cursor("a", "processed"), InProcess(built.root.path)
+    command = Keeping(tmp_path, f"[ $n -gt 0 ] || {{ echo {to} > {path}; {more} }}")
+    inside.run(*command.words, **options)
 
-    assert command.runs == [b"1\n2\n", b"10\n"]
-    assert inside.reported == ["a: the cursor was moved to 9; continuing after it"]
-    assert cursor(built) == 10
-
-
-def test_a_cursor_that_is_set_back_while_the_command_runs_is_followed(built: Built, tmp_path: Path) -> None:
-    built.log.set_cursor("a", 6)
-    command = Keeping(tmp_path, f"[ $n -gt 0 ] || echo 2 > {built.root.cursor('a', 'processed')}")
-    InProcess(built.root.path).run(*command.words)
-
-    assert command.runs == [b"7\n8\n9\n10\n", b"3\n5\n6\n7\n8\n9\n10\n"]
-    assert cursor(built) == 10
-
-
-def test_a_cursor_that_is_set_between_two_tries_counts(built: Built, tmp_path: Path) -> None:
-    command = Keeping(tmp_path, f"[ $n -gt 0 ] || {{ echo 5 > {built.root.cursor('a', 'processed')}; exit 1; }}")
-    InProcess(built.root.path).run(*command.words, tries=None)
-
-    assert command.runs[1:] == [b"6\n7\n8\n9\n10\n"]
+    assert command.runs == runs
+    assert inside.reported[-1] == f"a: the cursor was moved to {to}; continuing after it"
     assert cursor(built) == 10
 
 

@@ -41,13 +41,12 @@ def restart(daemon: Daemon, env: dict[str, str]) -> None:
 
 
 def test_a_record_above_the_limit_of_the_daemon_ends_drain_until_it_can_be_sent_or_is_skipped(
-    limited: Daemon, start: Start, tmp_path: Path
+    limited: Daemon, tmp_path: Path
 ) -> None:
-    def drain(group: str, *command: object) -> tuple[int, str]:
+    def feed(group: str, *command: object) -> tuple[int, str]:
         words = ["a", "--root", limited.root, "--exit-at-end", "--tries", 1, "--group", group, "--", *command]
-        process = start(*words)
-        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-        return process.returncode, errors.decode()
+        done = drain(*words)
+        return done.returncode, done.stderr.decode()
 
     def cursor(group: str) -> int:
         return wald.open(limited.root).cursor("a", group).effective
@@ -55,17 +54,17 @@ def test_a_record_above_the_limit_of_the_daemon_ends_drain_until_it_can_be_sent_
     got = tmp_path / "got"
     for group in ("g", "h"):
         for _ in range(2):  # the second start finds the record given up in the journal
-            code, errors = drain(group, "false")
+            code, errors = feed(group, "false")
             assert code == 2, errors
             assert "a 3: cannot be a dead letter: the payload has" in errors
             assert f"cursor set a 3 --group {group}" in errors
             assert "retrying" not in errors
             assert cursor(group) == 2
     output_of("cursor", "set", "a", "3", "--group", "g", "--root", limited.root)
-    code, errors = drain("g", "sh", "-c", f"[ $WALD_FIRST = 4 ] && touch {got}")
+    code, errors = feed("g", "sh", "-c", f"[ $WALD_FIRST = 4 ] && touch {got}")
     assert (code, got.exists()) == (0, True), errors
     restart(limited, {})
-    assert drain("h", "false")[0] == 10
+    assert feed("h", "false")[0] == 10
     assert values(limited.root, "dead_letter") == [b"one", b"two"] * 2 + [LARGE, b"four"]
     assert cursor("h") == 4
 

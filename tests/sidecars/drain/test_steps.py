@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,51 +39,24 @@ from wald_drain.state_file import LINE_BYTES, UNKEPT, StateFile, cursor_identity
 from wald_drain.worker import stdin_of
 
 FAILURES = (1, 2, 127, 255, -1, -9, -11, -64)
-TRIES = (1, 2, 5, 1000, None)
-COUNTS = (1, 2, 1000)
 
 
-def numbers(tries: int | None) -> range:
-    """Return the try numbers; 2,000 of them if tries are unlimited."""
-    return range(1, (tries or 2000) + 1)
+def test_the_step_after_a_try() -> None:
+    """While drain stops, even the last try does not give up records: the next start begins with all tries."""
+    cases = product((None, 1, 2, 5, 1000), (1, 2, 1000), (False, True), (0, os.EX_TEMPFAIL, *FAILURES))
+    for tries, count, stopping, exit_code in cases:
+        for number in range(1, (tries or 2000) + 1):
+            expected = NextStep.RETRY
+            if exit_code == 0:
+                expected = NextStep.COMMIT
+            elif stopping:
+                expected = NextStep.LEAVE
+            elif exit_code == os.EX_TEMPFAIL:
+                expected = NextStep.LATER
+            elif number == tries:
+                expected = NextStep.GIVE_UP if count == 1 else NextStep.HALVE
 
-
-def test_success_commits_whatever_else() -> None:
-    for tries in TRIES:
-        for stopping in (False, True):
-            for count in COUNTS:
-                steps = {next_step(0, number=n, tries=tries, count=count, stopping=stopping) for n in numbers(tries)}
-                assert steps == {NextStep.COMMIT}
-
-
-def test_failure_is_tried_again_until_the_last_try() -> None:
-    """After the last try, a single record is given up and a batch is halved; with unlimited tries, neither happens."""
-    for tries in TRIES:
-        for exit_code in FAILURES:
-            for count in COUNTS:
-                steps = [
-                    next_step(exit_code, number=number, tries=tries, count=count, stopping=False)
-                    for number in numbers(tries)
-                ]
-                last = NextStep.GIVE_UP if count == 1 else NextStep.HALVE
-                assert steps[:-1] == [NextStep.RETRY] * (len(steps) - 1)
-                assert steps[-1] is (NextStep.RETRY if tries is None else last)
-
-
-def test_failure_while_stopping_leaves_the_records() -> None:
-    """Even the last try does not give them up: the next start begins with all tries."""
-    for tries in TRIES:
-        for exit_code in (*FAILURES, os.EX_TEMPFAIL):
-            for number in numbers(tries):
-                assert next_step(exit_code, number=number, tries=tries, count=1, stopping=True) is NextStep.LEAVE
-
-
-def test_later_is_never_a_last_try() -> None:
-    for tries in TRIES:
-        for count in COUNTS:
-            for number in numbers(tries):
-                step = next_step(os.EX_TEMPFAIL, number=number, tries=tries, count=count, stopping=False)
-                assert step is NextStep.LATER
+            assert next_step(exit_code, number=number, tries=tries, count=count, stopping=stopping) is expected
 
 
 def test_a_batch_is_tried_a_few_times_and_its_halves_once() -> None:
@@ -128,14 +101,6 @@ def test_raw_is_each_value_and_a_newline() -> None:
     assert stdin_of(given_records, "raw") == b"one\r\n\xff\n\0\n"
 
 
-def test_json_is_what_wald_read_writes() -> None:
-    given_records = [Record("a", 1, b"one", 7, key="ключ".encode()), Record("a", 2, b"\xff", 7)]
-    lines = stdin_of(given_records, "json").decode().splitlines()
-
-    assert lines == [record.to_json() for record in given_records]
-    assert [json.loads(line).get("key") for line in lines] == ["ключ", None]
-
-
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
 Attempt = Callable[[list[str], bytes, dict[str, str]], int | None]
 
@@ -177,30 +142,28 @@ def attempt(file: StateFile) -> Attempt:
         ("kill -SEGV $$", -signal.SIGSEGV),
         ("exec false", 1),
         ("nosuch-command", 127),
+        # It may stop reading.
+        ("head -1 > /dev/null", 0),
+        ("exec 0<&-; exit 4", 4),
+        # SIGPIPE, which Python ignores, has its default action.
+        ("kill -PIPE $$; exit 0", -signal.SIGPIPE),
+        # systemd, for example, signals all processes of a unit: the keeper continues.
+        ("kill -TERM $PPID; kill -INT $PPID; exit 3", 3),
     ],
 )
 def test_the_exit_code_comes_back(attempt: Attempt, script: str, exit_code: int) -> None:
-    assert attempt(["sh", "-c", script], b"", {}) == exit_code
-
-
-def test_stdin_is_all_of_it(attempt: Attempt, tmp_path: Path) -> None:
-    script = f"cat > {tmp_path / 'got'}"
-
-    assert attempt(["sh", "-c", script], MORE_THAN_A_PIPE_HOLDS, {}) == 0
-    assert (tmp_path / "got").read_bytes() == MORE_THAN_A_PIPE_HOLDS
-
-
-@pytest.mark.parametrize(("script", "exit_code"), [("head -1 > /dev/null", 0), ("exec 0<&-; exit 4", 4), ("exit 5", 5)])
-def test_a_command_may_leave_off_reading(attempt: Attempt, script: str, exit_code: int) -> None:
     assert attempt(["sh", "-c", script], MORE_THAN_A_PIPE_HOLDS, {}) == exit_code
 
 
-def test_the_environment_is_ours_and_more(attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_has_all_of_stdin_and_our_environment(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OURS", "here")
-    script = f'echo "$OURS $WALD_TRY" > {tmp_path / "got"}'
+    script = f'cat > {tmp_path / "got"}; echo "$OURS $WALD_TRY" > {tmp_path / "environment"}'
 
-    assert attempt(["sh", "-c", script], b"", {"WALD_TRY": "2"}) == 0
-    assert (tmp_path / "got").read_text() == "here 2\n"
+    assert attempt(["sh", "-c", script], MORE_THAN_A_PIPE_HOLDS, {"WALD_TRY": "2"}) == 0
+    assert (tmp_path / "got").read_bytes() == MORE_THAN_A_PIPE_HOLDS
+    assert (tmp_path / "environment").read_text() == "here 2\n"
 
 
 def test_it_has_a_session_of_its_own_and_so_has_its_keeper(attempt: Attempt, tmp_path: Path) -> None:
@@ -212,18 +175,6 @@ def test_it_has_a_session_of_its_own_and_so_has_its_keeper(attempt: Attempt, tmp
     assert len(set(sessions)) == 3, sessions
 
 
-def test_a_broken_pipe_kills_it_as_it_would_in_a_shell(attempt: Attempt) -> None:
-    """SIGPIPE, which Python ignores, has its default action in the command."""
-    script = "kill -PIPE $$; exit 0"
-
-    assert attempt(["sh", "-c", script], b"", {}) == -signal.SIGPIPE
-
-
-def test_a_signal_does_not_end_its_keeper(attempt: Attempt) -> None:
-    """systemd, for example, signals all processes of a unit."""
-    assert attempt(["sh", "-c", "kill -TERM $PPID; kill -INT $PPID; exit 3"], b"", {}) == 3
-
-
 def test_missing_command_is_found_out_before_it_runs(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a program")
     for name in ("nosuch-command", str(tmp_path / "nosuch"), str(tmp_path / "data"), str(tmp_path), ""):
@@ -232,19 +183,14 @@ def test_missing_command_is_found_out_before_it_runs(tmp_path: Path) -> None:
     check_command(["sh", "-c", "no such argument is looked at"])
 
 
-def test_what_cannot_be_run_says_so(attempt: Attempt, tmp_path: Path) -> None:
+def test_what_cannot_be_run_says_so_and_has_processed_nothing(
+    file: StateFile, attempt: Attempt, tmp_path: Path
+) -> None:
     (tmp_path / "script").write_text("echo no first line\n")
     (tmp_path / "script").chmod(0o755)
-
-    with pytest.raises(InvalidInput, match="script: cannot be run: Exec format error"):
-        attempt([str(tmp_path / "script")], b"", {})
-    with pytest.raises(InvalidInput, match="nosuch: cannot be run: No such file"):
-        attempt([str(tmp_path / "nosuch")], b"", {})
-
-
-def test_a_command_that_could_not_be_started_has_processed_nothing(file: StateFile, attempt: Attempt) -> None:
-    with pytest.raises(InvalidInput, match="cannot be run"):
-        attempt(["nosuch-command"], b"", {})
+    for name, why in (("script", "Exec format error"), ("nosuch", "No such file")):
+        with pytest.raises(InvalidInput, match=f"{name}: cannot be run: {why}"):
+            attempt([str(tmp_path / name)], b"", {})
     run = file.last_run()
     assert run is not None
     assert (run.is_started, run.is_processed) == (False, False)
@@ -341,24 +287,17 @@ def test_the_line_has_every_field() -> None:
     assert now.position == 450
 
 
-def test_torn_line_says_nothing() -> None:
+def test_a_torn_or_other_line_says_nothing_and_a_changed_one_nothing_else() -> None:
     line = HANDOVER.encoded()
-
     assert {Handover.decode(torn) for torn in every_truncation(line[:-1])} == {None}
-
-
-def test_changed_line_never_says_something_else() -> None:
-    line = HANDOVER.encoded()
-
     assert {Handover.decode(changed) for changed in every_flip(line)} <= {None, HANDOVER}
-
-
-def test_other_content_says_nothing() -> None:
-    for line in [b"null", b"[1]", b"7", b"{}", b'{"crc": "e099fb41"}', b"[" * 100_000]:
-        assert Handover.decode(line) is None
+    for other in [b"null", b"[1]", b"7", b"{}", b'{"crc": "e099fb41"}', b"[" * 100_000]:
+        assert Handover.decode(other) is None
 
 
 def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:
+    """A crash left a torn line, which is replaced."""
+    (built.root.cursor_directory("a") / "g.drain").write_bytes(HANDOVER.encoded()[:40])
     with HandoverFile(built.root, "a", "g", Disk()) as file:
         assert file.begun() is None
         file.begin(HANDOVER)
@@ -367,14 +306,9 @@ def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:
         file.end()
     with HandoverFile(built.root, "a", "g", Disk()) as file:
         assert file.begun() is None
-
-
-def test_what_a_crash_left_torn_is_replaced(built: Built) -> None:
-    (built.root.cursor_directory("a") / "g.drain").write_bytes(HANDOVER.encoded()[:40])
-    with HandoverFile(built.root, "a", "g", Disk()) as file:
-        assert file.begun() is None
-        file.begin(HANDOVER)
-        assert file.begun() == HANDOVER
+    with pytest.raises(NotFound):
+        HandoverFile(built.root, "nosuch", "g", Disk())
+    assert not built.root.route("nosuch").exists()
 
 
 def test_one_drain_per_route_and_group(built: Built) -> None:
@@ -389,19 +323,15 @@ def test_one_drain_per_route_and_group(built: Built) -> None:
         assert file.begun() is None
 
 
-def test_no_route_no_file(built: Built) -> None:
-    with pytest.raises(NotFound):
-        HandoverFile(built.root, "nosuch", "g", Disk())
-    assert not built.root.route("nosuch").exists()
-
-
 SEQUENCES = [300, 301, 302, 320]
 GIVEN = encode_given(7, SEQUENCES, 1)
-DONE = padded({"run": 7, "exit_code": 0, "error": 0})
 
 
 def outcome(run: int, exit_code: int, error: int) -> bytes:
     return padded({"run": run, "exit_code": exit_code, "error": error})
+
+
+DONE = outcome(7, 0, 0)
 
 
 def processed_in(content: bytes) -> list[int]:
@@ -413,30 +343,16 @@ def state_file(built: Built, worker: int, group: str = "g") -> StateFile:
     return StateFile(built.root, "a", group, worker, Disk())
 
 
-def test_what_a_command_has_processed() -> None:
+def test_what_a_command_has_processed_and_that_anything_else_says_nothing() -> None:
     assert len(DONE) == LINE_BYTES
-    assert processed_in(DONE + GIVEN) == SEQUENCES
-    assert processed_in(DONE + GIVEN + b"the rest of a longer line\n") == SEQUENCES
-
-
-def test_anything_else_says_nothing() -> None:
+    whole = DONE + GIVEN
+    assert processed_in(whole) == processed_in(whole + b"the rest of a longer line\n") == SEQUENCES
     for content in [
-        b"",
-        DONE,
-        bytes(LINE_BYTES) + GIVEN,
-        outcome(7, 1, 0) + GIVEN,
-        outcome(7, -9, 0) + GIVEN,
-        outcome(7, 0, 2) + GIVEN,
-        outcome(6, 0, 0) + GIVEN,
-        b"null\n".rjust(LINE_BYTES) + GIVEN,
-        DONE + b"[" * 100_000,
+        *(b"", DONE, DONE + b"[" * 100_000, bytes(LINE_BYTES) + GIVEN, b"null\n".rjust(LINE_BYTES) + GIVEN),
+        *(outcome(*values) + GIVEN for values in ((7, 1, 0), (7, -9, 0), (7, 0, 2), (6, 0, 0))),
+        *every_truncation(whole[:-1]),
     ]:
         assert processed_in(content) == []
-
-
-def test_half_a_line_and_a_changed_one_say_nothing() -> None:
-    whole = DONE + GIVEN
-    assert {tuple(processed_in(torn)) for torn in every_truncation(whole[:-1])} == {()}
     assert {tuple(processed_in(changed)) for changed in every_flip(whole)} <= {(), tuple(SEQUENCES)}
 
 

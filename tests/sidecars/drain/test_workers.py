@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from contents import records
-from draining import Start, await_line, cursor, drain, drain_refusal
+from draining import Start, cursor, drain, drain_refusal
 from endpoint import free_address, get, samples_of
 from jobs import ONCE, VALUES, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
-from wald.client.producer import Producer
 from wald.format.names import Kind
 from wald.retention.cursors import new_group_warning
 
@@ -33,27 +32,22 @@ def dead(root: Path) -> list[str]:
     return [record.value.decode() for record in records(root, "dead_letter")] if "dead_letter" in log.routes() else []
 
 
-def files(root: Path) -> set[str]:
-    """Return the files of the group other than its cursor."""
-    return {path.name.removeprefix("processed.") for path in (root / "routes/a/cursors").glob("processed.*")}
-
-
-def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -> None:
+def test_commands_run_at_the_same_time_in_one_process(built: Built, jobs: Jobs, start: Start) -> None:
+    """The group keeps no file of a worker."""
     jobs.hold(*VALUES)
     process = start(*jobs.arguments(built.root.path, "--workers", 4, "--exit-at-end"))
     jobs.await_running(1, 2, 3, 4)
 
     assert sorted(line.worker for line in jobs.running.values()) == [1, 2, 3, 4]
     assert {line.values for line in jobs.running.values()} == {("1",), ("2",), ("3",), ("4",)}
+    code, message, _ = drain_refusal(*jobs.arguments(built.root.path, "--workers", 2))
+    assert (code, "another process works on route a for group processed" in message) == (5, True)
     jobs.let_go(*VALUES)
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.processed == ONCE
     assert cursor(built.root.path) == 20
-
-
-def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> None:
-    assert drain(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end")).returncode == 0
-    assert files(built.root.path) == {"cursor", "drain", "work"}
+    files = built.root.cursor_directory("a").glob("processed.*")
+    assert {path.name.removeprefix("processed.") for path in files} == {"cursor", "drain", "work"}
 
 
 def test_a_new_group_is_reported(built: Built, jobs: Jobs) -> None:
@@ -200,19 +194,6 @@ def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Sta
     assert dead(daemon.root) == (["x2"] if given_up else [])
 
 
-def test_a_signal_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
-    """Records they have processed are done, and no further command starts."""
-    jobs.hold(*VALUES)
-    process = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 2)
-    process.send_signal(signal.SIGTERM)
-    jobs.let_go(*VALUES)
-
-    assert process.wait(TIMEOUT_SECONDS) == 0
-    assert set(jobs.processed) <= {"1", "2", "3", "4"}
-    assert cursor(built.root.path) == len(jobs.processed)
-
-
 def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.fail(*VALUES)
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--batch-records", 10))
@@ -221,18 +202,6 @@ def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert cursor(built.root.path) == 0
-
-
-def test_the_end_is_where_the_route_ended_at_the_start(built: Built, jobs: Jobs, start: Start) -> None:
-    """This applies even if a record is waiting for its retry at that time."""
-    jobs.fail(20)
-    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
-    eventually(lambda: len(jobs.tries(20)) > 2)
-    assert process.poll() is None
-    jobs.mend(20)
-
-    assert process.wait(TIMEOUT_SECONDS) == 0
-    assert jobs.processed == ONCE
 
 
 def test_new_records_are_processed(sent: Path, jobs: Jobs, start: Start) -> None:
@@ -265,29 +234,6 @@ def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: J
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.processed == dict.fromkeys(VALUES[5:], 1)
-
-
-def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, jobs: Jobs, start: Start) -> None:
-    """It becomes a dead letter once the daemon accepts it."""
-    large = "x" * 200_000
-    with Producer(daemon.root) as producer:
-        producer.command("ROUTE", "ADD", "a")
-        producer.publish("a", f"1\n{large}\n3\n".encode())
-        producer.flush()
-    daemon.stop()
-    daemon.env |= {"WALD_REQUEST_MAX_BYTES": "128KiB"}
-    daemon.start_again()
-    words = ("sh", "-c", "[ $WALD_FIRST != 2 ]")
-    process = start("a", "--root", daemon.root, "--workers", 2, "--tries", 2, "--exit-at-end", "--", *words)
-    await_line(process, "a 2: cannot become a dead letter: ")
-    eventually(lambda: cursor(daemon.root) == 1)
-    daemon.stop()
-    del daemon.env["WALD_REQUEST_MAX_BYTES"]
-    daemon.start_again()
-
-    assert process.wait(TIMEOUT_SECONDS) == 10
-    assert dead(daemon.root) == [large]
-    assert cursor(daemon.root) == 3
 
 
 def samples(address: str) -> dict[tuple[str, ...], float]:
@@ -375,16 +321,3 @@ def test_errors_say_what_to_do(built: Built, jobs: Jobs) -> None:
     script.chmod(0o755)
     code, message, _ = drain_refusal("a", "--root", root, "--workers", 2, "--exit-at-end", "--", script)
     assert (code, message) == (2, f"{script}: cannot be run: Exec format error")
-
-
-def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -> None:
-    jobs.hold(*VALUES)
-    first = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 2)
-    code, message, _ = drain_refusal(*jobs.arguments(built.root.path, "--workers", 2))
-
-    assert code == 5
-    assert "another process works on route a for group processed" in message
-    first.send_signal(signal.SIGTERM)
-    jobs.let_go(*VALUES)
-    assert first.wait(TIMEOUT_SECONDS) == 0
