@@ -63,8 +63,9 @@ def archive(
 def interrupt(source: Built | Path, place: Path, step: int = 12, *, part: float = 0.0, **options: Any) -> bool:
     """Archive in bundles of seven records, and die at a step; return False if the run ended before."""
     disk = DyingDisk(step, part=part)
+    given: dict[str, Any] = {"size": Records(7), "disk": disk} | options
     try:
-        archive(source, place, **{"size": Records(7), "disk": disk} | options)
+        archive(source, place, **given)
     except Died:
         disk.abandon()
         return True

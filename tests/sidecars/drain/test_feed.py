@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from damage import peak_bytes
@@ -289,7 +290,7 @@ def test_records_reclaimed_unread_stop_it(root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_cursor_that_a_shell_moves_while_the_command_runs_is_followed(
-    built: Built, tmp_path: Path, before: int, to: int, more: str, options: dict[str, int | None], runs: list[bytes]
+    built: Built, tmp_path: Path, before: int, to: int, more: str, options: dict[str, Any], runs: list[bytes]
 ) -> None:
     built.log.set_cursor("a", before)
     path, inside = built.root.cursor("a", "processed"), InProcess(built.root.path)

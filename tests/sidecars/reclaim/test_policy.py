@@ -246,6 +246,23 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
         assert text == json.dumps(json.loads(text), separators=(",", ":"))
 
 
+def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
+    segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
+    together = merge_tables(segments)
+
+    by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
+    assert sorted(together) == [
+        (
+            name,
+            sum(entry.count for entry in entries),
+            entries[0].first,
+            entries[-1].last,
+            sum(entry.payload_bytes for entry in entries),
+        )
+        for name, entries in by_route.items()
+    ]
+
+
 SEGMENT = Segment(1, Kind.SEALED, Path("1.wal.zst"))
 DELETED = Decision(SEGMENT, Verdict.MAX_AGE, 10, entry={"base": 1, "lost": {"a": 3, "b": 4}})
 KEPT = Decision(SEGMENT, Verdict.UNREAD, 10)
