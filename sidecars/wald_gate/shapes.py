@@ -164,20 +164,16 @@ class Ack(Shape):
     sequences: Sequences
 
 
-class Nack(Shape):
+class Nack(Ack):
     """Records that a worker returns, to be redelivered after a delay; the reason is for a dead letter."""
 
-    worker: Worker
-    sequences: Sequences
     delay: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     reason: Annotated[str, Meta(max_length=10_000)] = ""
 
 
-class Extend(Shape):
+class Extend(Ack):
     """Records whose lease a worker extends; the time starts now."""
 
-    worker: Worker
-    sequences: Sequences
     lease_for: LeaseSeconds = 30.0
 
 

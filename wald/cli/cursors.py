@@ -23,12 +23,12 @@ from wald.format.names import CURSOR_SUFFIX, SKIPS_LEDGER, check_group, check_ro
 from wald.format.times import nanoseconds, utc
 from wald.format.times import parse_position_option as position_of
 from wald.hints import command_line, user_name
+from wald.retention.cursors import Cursor, CursorState, new_group_warning, reject_leftover_journal, remove_cursor
 
 if TYPE_CHECKING:
     from wald.files.ledger_write import Ledger
     from wald.format.records import Record
     from wald.log import Log
-    from wald.retention.cursors import Cursor
     from wald.retention.missing import Missing
 
 _COMMANDS = {
@@ -38,23 +38,13 @@ _COMMANDS = {
     "set": LazyCommand(__name__, "set_", "Record that a group has processed a route up to a position."),
     "show": LazyCommand(__name__, "show", "Show the records that a group has not processed."),
     "skip": LazyCommand(__name__, "skip", "Move a group past a record that it cannot process."),
+    "from-checkpoint": LazyCommand(
+        "wald_spark.checkpoint", "from_checkpoint", "Move a cursor to the position that a Spark stream has committed."
+    ),
 }
-_OF_SPARK = ("from-checkpoint", "Move a cursor to the position that a Spark stream has committed.")
 
 
-class CursorCommands(LazyGroup):
-    """The commands below, and one that wald_spark registers as an entry point of the group ``wald.cursor``."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        from importlib.metadata import entry_points
-
-        registered = next(iter(entry_points(group="wald.cursor", name=cmd_name)), None)
-        return None if registered is None else registered.load()
-
-
-@click.group(cls=CursorCommands, lazy=_COMMANDS | {_OF_SPARK[0]: LazyCommand("", *_OF_SPARK)})
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
 def cursor() -> None:
     """Show, move or remove the cursor of a consumer group: the last sequence of a route that it has processed.
 
@@ -70,8 +60,6 @@ def cursor() -> None:
 @json_option
 def get(root: Path, route: str, group: str, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
-    from wald.retention.cursors import CursorState
-
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
@@ -100,8 +88,6 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
-    from wald.retention.cursors import new_group_warning, reject_leftover_journal
-
     log = wald.open(root)
     number = _sequence(log, position, route, group)
     reject_leftover_journal(log.root, log.cursor(route, group, any_user=True))
@@ -169,8 +155,6 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    from wald.retention.cursors import remove_cursor
-
     log = wald.open(root)
     log.root.require_route(route)
     found = log.cursor(route, group, any_user=True)
@@ -244,8 +228,6 @@ def show(root: Path, route: str, group: str, as_json: bool) -> None:
 
 
 def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Iterator[str]:
-    from wald.retention.cursors import CursorState
-
     first, missing, lost = fields["first"], fields["missing_records"], fields["lost_records"]
     at = f"at {cursor.sequence}" if cursor.state is CursorState.VALID else f"{cursor.state.value}: {cursor.message}"
     at += f", of {cursor.other_user}" if cursor.other_user else ""
@@ -295,8 +277,6 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
 
     The log's owner and root may skip; if the group's cursor belongs to another user, only root may.
     """
-    from wald.retention.cursors import new_group_warning, reject_leftover_journal
-
     log = wald.open(root)
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
@@ -351,8 +331,6 @@ def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
 
 def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
     """Return the number of records that a skip passes over, and an upper limit of those that were removed before."""
-    from wald.retention.cursors import CursorState
-
     route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
         setting = f"cursor set {route} SEQUENCE --group {found.group} --rewind"

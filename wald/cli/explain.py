@@ -24,6 +24,7 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
+from wald.retention.cursors import CursorState
 from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -176,8 +177,6 @@ def _pinned_by(pins: Blockers) -> str:
 
 
 def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
-    from wald.retention.cursors import CursorState
-
     cursor = group.cursor
     rate = format_bytes(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
     return (
@@ -194,7 +193,6 @@ def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, 
 
 def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     from wald.files.routes import fifo_problems
-    from wald.retention.cursors import CursorState
     from wald.status.findings import over_quota
     from wald.status.retention import QUOTA_SECONDS, advice
 

@@ -24,6 +24,7 @@ from wald.files.locks import is_stopped
 from wald.format.names import check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line, user_name
+from wald.retention.cursors import CursorState
 from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -160,8 +161,6 @@ def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
 
 
 def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
-    from wald.retention.cursors import CursorState
-
     seen, picture = found.seen, found.seen.snapshot
     at = seen.cursor
     yield "route", seen.file.route
@@ -254,7 +253,6 @@ def _pinned(held: GroupBacklog) -> str:
 
 
 def _next(log: Log, found: FoundGroup) -> str:
-    from wald.retention.cursors import CursorState
     from wald.work.journal import beyond_head
 
     seen, picture, left = found.seen, found.seen.snapshot, found.left
@@ -505,7 +503,6 @@ def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
 
 def _changeable(log: Log, route: str, group: str) -> GroupStatus:
     """The group, if this user may change it."""
-    from wald.retention.cursors import CursorState
     from wald.work.snapshot import read_status, work_file
 
     file = work_file(log.root, route, group)

@@ -24,6 +24,7 @@ from wald.errors import Damaged, InvalidInput, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds, parse_position_option, parse_time_option, utc
 from wald.hints import command_line, quote
+from wald.retention.cursors import CursorState, new_group_warning
 
 if TYPE_CHECKING:
     from wald.format.records import Record
@@ -127,12 +128,10 @@ def _read(log: Log, asked: Asked, wanted: Range, matcher: Matcher | None, gaps: 
         if latest is None:
             return 0
         wanted = latest
-    if asked.group and wanted.start == "cursor" and not asked.commit and route is not None:
-        from wald.retention.cursors import CursorState
-
-        if log.cursor(route, group).state is CursorState.ABSENT:
-            message = f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record"
-            click.echo(message, err=True)
+    reads_on = asked.group and wanted.start == "cursor" and not asked.commit
+    if reads_on and route is not None and log.cursor(route, group).state is CursorState.ABSENT:
+        message = f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record"
+        click.echo(message, err=True)
     with closing(Senders(log.view)) as senders:
         output = _Output(asked, matcher, senders if asked.form == "json" else None)
         if matcher and asked.count is None and asked.limit is None and not (asked.follow or asked.commit):
@@ -177,8 +176,6 @@ def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Ou
 
 def _committing(log: Log, route: str, group: str) -> _Commits:
     """Replace the workers of a work group, if that repeats no record that they have processed."""
-    from wald.retention.cursors import new_group_warning
-
     if log.cursor(route, group).of_work_group:
         from wald.work.ownership import succeed_workers
 

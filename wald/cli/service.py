@@ -34,6 +34,7 @@ from wald.files.routes import FIFO_MODE, add_route, has_fifo, retire_route
 from wald.format.names import check_route
 from wald.format.times import utc
 from wald.hints import command_line
+from wald.retention.cursors import CursorState
 from wald.setting_types import MODE, OS_GROUP
 
 if TYPE_CHECKING:
@@ -302,8 +303,6 @@ def _print_state(command: str, root: Root, route: str) -> None:
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
-    from wald.retention.cursors import CursorState
-
     last = "?" if route.last_sequence is None else str(route.last_sequence)
     name, notes = route.route, ["fifo"] * route.fifo + ["retired"] * route.retired
     notes += [f"consumers={route.consumers}"] * bool(route.consumers)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from wald.log import Log
 from wald.work.snapshot import Progress, Unprocessed, not_processed, pause
 from wald_gate.http.exchange import Exchange
 from wald_gate.problems import HttpError
+from wald_gate.responses import while_there
 from wald_gate.shapes import Leased
 
 
@@ -91,31 +93,14 @@ class WaitingLeases:
             waiter.leasing.cancel()
 
 
-_Key = tuple[str, str]
-
-
-class _WaitingProducer:
-    """A producer that waits until ``over`` is done."""
-
-    def __init__(self, unprocessed: Unprocessed) -> None:
-        self.unprocessed = unprocessed
-        self.key: _Key = (unprocessed.route, unprocessed.group)
-        self.error: WaldError | OSError | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-
 class Processed:
-    """Producers that wait for a group; one task watches the groups for all of them, whichever process owns them."""
+    """Producers that wait for groups; one task watches a group for all of them, whichever process owns it."""
 
     def __init__(self, log: Log, threads: ThreadPoolExecutor) -> None:
         self._log = log
         self._threads = threads
-        self._waiters: set[_WaitingProducer] = set()
-        self._looks: asyncio.Task[None] | None = None
+        self._waiters: dict[tuple[str, str], dict[asyncio.Future[None], Unprocessed]] = {}  # by route and group
+        self._watching: set[asyncio.Task[None]] = set()
         self._is_over = False
 
     async def expected(self, route: str, group: str) -> Unprocessed:
@@ -129,22 +114,21 @@ class Processed:
 
     async def wait(self, request: Exchange, unprocessed: Unprocessed, seconds: float) -> None:
         """Return once the group has processed the records."""
-        sent, began = unprocessed.count, time.monotonic()
-        waiter, leaving = _WaitingProducer(unprocessed), asyncio.create_task(request.receive())
-        self._waiters.add(waiter)
-        if self._looks is None or self._looks.done():
-            self._looks = asyncio.create_task(self._look(), name="wald-gate-processed")
+        sent, began, key = unprocessed.count, time.monotonic(), (unprocessed.route, unprocessed.group)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if key not in self._waiters:
+            self._waiters[key] = {}
+            watching = asyncio.create_task(self._watch(*key), name="wald-gate-processed")
+            self._watching.add(watching)
+            watching.add_done_callback(self._watching.discard)
+        waiters = self._waiters[key]
+        waiters[over] = unprocessed
         try:
             if not self._is_over:
-                waits = (waiter.over, leaving)
-                await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                with suppress(TimeoutError):
+                    await while_there(request, asyncio.wait_for(over, seconds))
         finally:
-            self._waiters.discard(waiter)
-            leaving.cancel()
-        if leaving.done():
-            raise ClientDisconnect
-        if waiter.error is not None:
-            raise waiter.error
+            del waiters[over]
         if unprocessed.count:
             error = not_processed(self._log, unprocessed, sent, time.monotonic() - began)
             where = f"GET /v1/routes/{unprocessed.route}/cursors/{unprocessed.group}"
@@ -153,41 +137,38 @@ class Processed:
     def end(self) -> None:
         """End all waits."""
         self._is_over = True
-        for waiter in self._waiters:
-            waiter.end()
+        for waiters in self._waiters.values():
+            for over in waiters:
+                _end(over)
 
-    async def _look(self) -> None:
-        """Watch the groups while producers wait for them."""
-        loop = asyncio.get_running_loop()
-        progress: dict[_Key, Progress] = {}
+    async def _watch(self, route: str, group: str) -> None:
+        """Read the progress of a group in a thread, once for all producers, while some wait."""
+        loop, waiters = asyncio.get_running_loop(), self._waiters[route, group]
+        progress: Progress | None = None
         seconds = 0.0
-        while self._waiters:
-            waiters = list(self._waiters)
-            wanted = {waiter.key for waiter in waiters}
-            progress = {key: known for key, known in progress.items() if key in wanted}
-            began = time.monotonic()
-            await loop.run_in_executor(self._threads, self._look_once, waiters, progress)
-            ended = [waiter for waiter in waiters if waiter.error is not None or not waiter.unprocessed.count]
-            for waiter in ended:
-                waiter.end()
+
+        def update(left: Sequence[Unprocessed]) -> None:
+            nonlocal progress
+            progress = progress or Progress(self._log, route, group)
+            progress.read()
+            for each in left:
+                each.update(progress)
+
+        while waiters:
+            began, seen = time.monotonic(), dict(waiters)
+            try:
+                await loop.run_in_executor(self._threads, update, list(seen.values()))
+            except (WaldError, OSError) as error:
+                for over in seen:
+                    _end(over, error)
+            ended = [over for over, left in seen.items() if over.done() or not left.count]
+            for over in ended:
+                _end(over)
             seconds = pause(0.0 if ended else seconds, time.monotonic() - began)
             await asyncio.sleep(seconds)
-        self._looks = None
+        del self._waiters[route, group]
 
-    def _look_once(self, waiters: Sequence[_WaitingProducer], progress: dict[_Key, Progress]) -> None:
-        """Read each group once for all producers, in a thread."""
-        failed: dict[_Key, WaldError | OSError] = {}
-        for key in {waiter.key for waiter in waiters}:
-            try:
-                if key not in progress:
-                    progress[key] = Progress(self._log, *key)
-                progress[key].read()
-            except (WaldError, OSError) as error:
-                failed[key] = error
-        for waiter in waiters:
-            try:
-                waiter.error = failed.get(waiter.key)
-                if waiter.error is None:
-                    waiter.unprocessed.update(progress[waiter.key])
-            except (WaldError, OSError) as error:
-                waiter.error = error
+
+def _end(over: asyncio.Future[None], error: Exception | None = None) -> None:
+    if not over.done():
+        over.set_exception(error) if error is not None else over.set_result(None)

@@ -272,63 +272,6 @@ _HEAD = struct.Struct("<QQ")  # serial and time of the last part of a key
 _PART = struct.Struct("<IQQ16s")
 
 
-class KeyTable:
-    """Parts by key, those of the key whose last part is oldest first; safe for threads.
-
-    A key is one string of bytes, because there may be a million.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[bytes, bytes] = {}
-        self._lock = Lock()
-        self._serial = 0
-        self.parts = 0
-
-    def find(self, key: bytes) -> dict[int, Part]:
-        packed = self._keys.get(key, b"")[_HEAD.size :]
-        return {number: Part(*part) for number, *part in _PART.iter_unpack(packed)}
-
-    def add(self, key: bytes, number: int, part: Part, time_ns: int, serial: int = 0) -> Entry | None:
-        """Add or replace a part; return its entry, or None if the table has it."""
-        encoded = _PART.pack(number, *part)
-        with self._lock:
-            packed = self._keys.get(key, _HEAD.pack(0, 0))
-            start, end = _place(packed, number)
-            if packed[start:end] == encoded:
-                return None
-            serial = serial or self._serial + 1
-            self._serial = max(self._serial, serial)
-            self.parts += start == end
-            self._keys.pop(key, None)
-            self._keys[key] = _HEAD.pack(serial, time_ns) + packed[_HEAD.size : start] + encoded + packed[end:]
-            return Entry(key, number, *part, time_ns, serial)
-
-    def expire(self, oldest_ns: int) -> None:
-        """Remove the keys whose last part is older, or not one of the last million."""
-        with self._lock:
-            expired = []
-            for key, packed in self._keys.items():
-                serial, time_ns = _HEAD.unpack_from(packed)
-                if time_ns >= oldest_ns and serial > self._serial - KEPT_PARTS:
-                    break
-                expired.append(key)
-            for key in expired:
-                self.parts -= (len(self._keys.pop(key)) - _HEAD.size) // _PART.size
-
-    def clear(self) -> None:
-        with self._lock:
-            self._keys.clear()
-            self.parts = 0
-
-    def entries(self) -> Iterator[Entry]:
-        with self._lock:
-            keys = dict(self._keys)
-        for key, packed in keys.items():
-            serial, time_ns = _HEAD.unpack_from(packed)
-            for number, first, last, digest in _PART.iter_unpack(packed[_HEAD.size :]):
-                yield Entry(key, number, first, last, digest, time_ns, serial)
-
-
 def _place(packed: bytes, number: int) -> tuple[int, int]:
     """Return where a part is in a key's sorted parts, or twice where it belongs."""
     size = _PART.size
@@ -347,7 +290,8 @@ class KeyStore:
     """Table of the parts that are stored under keys, and the numbers of the slots, kept up with the log.
 
     One thread uses it, except for :meth:`parts` and :meth:`add`. Once ``stopping`` is set, reading the log, which may
-    take minutes, raises Unavailable.
+    take minutes, raises Unavailable. A key is one string of bytes, because there may be a million; the one whose last
+    part is oldest comes first.
     """
 
     def __init__(self, log: Log, stopping: Event) -> None:
@@ -355,9 +299,11 @@ class KeyStore:
         ids = slot_ids(log.identity.log_id)
         self._slots = {stored_producer_id(os.geteuid(), producer_id): slot for slot, producer_id in enumerate(ids)}
         self._stopping = stopping
-        self._table = KeyTable()
+        self._keys: dict[bytes, bytes] = {}
+        self.count = 0  # of parts
+        self._serial = 0
         self._unsaved: deque[Entry] = deque()
-        self._adding = Lock()  # a part in the table is in _unsaved too, before a position after it is saved
+        self._lock = Lock()  # a part in the table is in _unsaved too, before a position after it is saved
         self._saved_position: Entry | None = None
         self._position: Entry | None = None
         self._slot_ends: dict[int, tuple[int, int]] = {}  # by slot: sequence and number of its last batch
@@ -373,7 +319,8 @@ class KeyStore:
             failing.pop_all()
 
     def parts(self, key: bytes) -> dict[int, Part]:
-        return self._table.find(key)
+        packed = self._keys.get(key, b"")[_HEAD.size :]
+        return {number: Part(*part) for number, *part in _PART.iter_unpack(packed)}
 
     def add(self, key: bytes, parts: Mapping[int, Part]) -> None:
         """Add stored parts; :meth:`save` writes them to the file."""
@@ -383,12 +330,12 @@ class KeyStore:
 
     def save(self) -> None:
         """Write new entries to the file. Without space on the disk, they stay in memory until there is some."""
-        with self._adding:
+        with self._lock:
             entries = list(self._unsaved)
             self._unsaved.clear()
         has_moved = self._position is not None and self._position != self._saved_position
         if has_moved and self._position is not None:
-            self._table.expire(self._position.time_ns - _KEPT_NS)
+            self._expire(self._position.time_ns - _KEPT_NS)
             entries.append(self._position)
         if not entries:
             return
@@ -396,7 +343,7 @@ class KeyStore:
             self._unsaved.extendleft(entry for entry in reversed(entries) if entry.number)
             return
         self._saved_position = self._position
-        if self._file.entries > 2 * self._table.parts + _SPARE_ENTRIES:
+        if self._file.entries > 2 * self.count + _SPARE_ENTRIES:
             self._replace_file()
 
     def sync(self) -> None:
@@ -454,11 +401,41 @@ class KeyStore:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, key: bytes, number: int, part: Part, time_ns: int) -> None:
-        with self._adding:
-            entry = self._table.add(key, number, part, time_ns)
-            if entry is not None:
-                self._unsaved.append(entry)
+    def _add(self, key: bytes, number: int, part: Part, time_ns: int, serial: int = 0) -> None:
+        """Add or replace a part, unless the table has it; one without a serial number has to be saved."""
+        encoded = _PART.pack(number, *part)
+        with self._lock:
+            packed = self._keys.get(key, _HEAD.pack(0, 0))
+            start, end = _place(packed, number)
+            if packed[start:end] == encoded:
+                return
+            self._keys.pop(key, None)
+            self._serial = max(self._serial, serial or self._serial + 1)
+            self.count += start == end
+            head = _HEAD.pack(serial or self._serial, time_ns)
+            self._keys[key] = head + packed[_HEAD.size : start] + encoded + packed[end:]
+            if not serial:
+                self._unsaved.append(Entry(key, number, *part, time_ns, self._serial))
+
+    def _expire(self, oldest_ns: int) -> None:
+        """Remove the keys whose last part is older, or not one of the last million."""
+        with self._lock:
+            expired = []
+            for key, packed in self._keys.items():
+                serial, time_ns = _HEAD.unpack_from(packed)
+                if time_ns >= oldest_ns and serial > self._serial - KEPT_PARTS:
+                    break
+                expired.append(key)
+            for key in expired:
+                self.count -= (len(self._keys.pop(key)) - _HEAD.size) // _PART.size
+
+    def _entries(self) -> Iterator[Entry]:
+        with self._lock:
+            keys = dict(self._keys)
+        for key, packed in keys.items():
+            serial, time_ns = _HEAD.unpack_from(packed)
+            for number, first, last, digest in _PART.iter_unpack(packed[_HEAD.size :]):
+                yield Entry(key, number, first, last, digest, time_ns, serial)
 
     def _load(self) -> None:
         is_intact = True
@@ -466,21 +443,22 @@ class KeyStore:
             if entry is None:
                 is_intact = False  # the log is read again from the position before it
             elif entry.number:
-                self._table.add(entry.key, entry.number, Part(*entry[2:5]), entry.time_ns, entry.serial)
+                self._add(entry.key, entry.number, Part(*entry[2:5]), entry.time_ns, entry.serial)
             elif is_intact:
                 self._position = self._saved_position = entry
         if self._position is not None:
-            self._table.expire(self._position.time_ns - _KEPT_NS)
+            self._expire(self._position.time_ns - _KEPT_NS)
         if not is_intact:
             _log.warning("%s: damaged entries; their keys are read from the log", self._log.root.gate / "keys.log")
             self._replace_file()
 
     def _replace_file(self) -> None:
-        self._file.replace([*self._table.entries(), *filter(None, [self._position])])
+        self._file.replace([*self._entries(), *filter(None, [self._position])])
 
     def _forget(self) -> None:
-        with self._adding:
-            self._table.clear()
+        with self._lock:
+            self._keys.clear()
+            self.count = 0
             self._unsaved.clear()
         self._slot_ends.clear()
         self._seen = 0
