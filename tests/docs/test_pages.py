@@ -54,7 +54,7 @@ def test_the_language_is_plain() -> None:
 def test_every_block_says_what_it_is() -> None:
     """Only marked blocks are run, and a misspelt mark does not exclude a block."""
     modes = {f"{language}{mode}" for language in ("sh", "python") for mode in ("", " spark", " not-run")}
-    known = modes | {"console", "toml", "toml gate", "text", "{toctree}", "{eval-rst}"}
+    known = modes | {"console", "toml", "toml gate", "text", "{toctree}"}
     for page in PAGES:
         opened = re.findall(r"^ *```(\S.*)$", PAGES[page], re.MULTILINE)
 
