@@ -220,19 +220,19 @@ def reclaim_metrics(counts: Counts) -> Iterator[Metric]:
         return Metric(name, "counter", meaning, ("rule",), samples)
 
     yield histogram("wald_reclaim_pass_seconds", "Duration of a successful pass", counts.pass_seconds)
-    yield counter("wald_reclaim_failed_passes_total", "Passes that failed", counts.failed)
     meaning = "Segments released, to be deleted after the grace period"
     yield by_rule("wald_reclaim_released_segments_total", meaning, counts.released)
     yield by_rule("wald_reclaim_released_bytes_total", "Bytes of released segments", counts.released_bytes)
-    yield counter("wald_reclaim_deleted_segments_total", "Segments deleted", counts.deleted)
-    yield counter("wald_reclaim_deleted_bytes_total", "Bytes of deleted segments", counts.deleted_bytes)
-    meaning = "Released segments restored because they are needed again"
-    yield counter("wald_reclaim_taken_back_segments_total", meaning, counts.taken_back)
-    meaning = "Pinned segments rewritten to their unread records"
-    yield counter("wald_reclaim_shrunk_segments_total", meaning, counts.shrunk)
-    yield counter("wald_reclaim_shrunk_bytes_total", "Bytes freed in rewritten segments", counts.shrunk_bytes)
-    meaning = "Unread records in segments released by a limit or a quota"
-    yield counter("wald_reclaim_lost_records_total", meaning, counts.lost_records)
+    for name, meaning, value in (
+        ("failed_passes", "Passes that failed", counts.failed),
+        ("deleted_segments", "Segments deleted", counts.deleted),
+        ("deleted_bytes", "Bytes of deleted segments", counts.deleted_bytes),
+        ("taken_back_segments", "Released segments restored because they are needed again", counts.taken_back),
+        ("shrunk_segments", "Pinned segments rewritten to their unread records", counts.shrunk),
+        ("shrunk_bytes", "Bytes freed in rewritten segments", counts.shrunk_bytes),
+        ("lost_records", "Unread records in segments released by a limit or a quota", counts.lost_records),
+    ):
+        yield counter(f"wald_reclaim_{name}_total", meaning, value)
     kept: Samples = {(_key(verdict),): counts.kept[verdict] for verdict in Verdict if not verdict.is_deletion}
     meaning = "Segments kept by the last successful pass, by reason"
     yield Metric("wald_reclaim_kept_segments", "gauge", meaning, ("reason",), kept)

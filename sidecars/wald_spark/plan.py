@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from wald.errors import Damaged, NotFound
@@ -213,16 +213,6 @@ def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
     return [replace(joined[0], first=first), *joined[1:]]
 
 
-class Sized(Protocol):
-    """Object that takes ``raw_bytes`` to read."""
-
-    @property
-    def raw_bytes(self) -> int: ...
-
-
-S = TypeVar("S", bound=Sized)
-
-
 def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes: int) -> Iterator[Block]:
     """Join neighbouring blocks up to ``limit_bytes``, cut to ``first`` to ``last``; a larger block stays separate.
 
@@ -256,9 +246,9 @@ def fair_share(total_bytes: int, most_bytes: int) -> int:
     return min(most_bytes, max(total_bytes // TASKS, LEAST_BYTES))
 
 
-def packed(pieces: Sequence[S], *, limit_bytes: int) -> list[tuple[S, ...]]:
-    """Group ``pieces`` in order into tuples of up to ``limit_bytes``; a larger piece stays separate."""
-    tasks: list[tuple[S, ...]] = []
+def packed(pieces: Sequence[Any], *, limit_bytes: int) -> list[tuple[Any, ...]]:
+    """Group pieces, each with its ``raw_bytes``, in order into tuples of up to ``limit_bytes`` or of a larger piece."""
+    tasks: list[tuple[Any, ...]] = []
     room = 0
     for piece in pieces:
         if tasks and piece.raw_bytes <= room:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -157,19 +157,12 @@ class Progress:
         return [each for each in ranges if each.first <= each.last and (each.routes is None or each.routes)]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Neighbouring pieces of one log that one task reads."""
+Chunk = tuple[LogPiece, ...]
+"""Neighbouring pieces of one log that one task reads."""
 
-    pieces: tuple[LogPiece, ...]
 
-    @property
-    def log(self) -> str:
-        return self.pieces[0].log
-
-    @property
-    def raw_bytes(self) -> int:
-        return sum(piece.raw_bytes for piece in self.pieces)
+def raw_bytes_of(pieces: Iterable[LogPiece]) -> int:
+    return sum(piece.raw_bytes for piece in pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +180,10 @@ class NewRecords:
 
     @property
     def raw_bytes(self) -> int:
-        return sum(piece.raw_bytes for piece in self.pieces)
+        return raw_bytes_of(self.pieces)
 
     def chunks(self, limit_bytes: int) -> list[Chunk]:
-        return [Chunk(pieces) for pieces in packed(self.pieces, limit_bytes=limit_bytes)]
+        return packed(self.pieces, limit_bytes=limit_bytes)
 
 
 def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLocation]:

@@ -322,6 +322,13 @@ class Extent:
         count = last - first + 1
         return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
 
+    def fitting(self, records: int, raw_bytes: int) -> Extent | None:
+        """Return the part that fits; None if nothing does."""
+        if self.count <= records and self.raw_bytes <= raw_bytes:
+            return self
+        count = min(self.count, records, self.count * raw_bytes // max(1, self.raw_bytes))
+        return self.between(self.first, self.first + count - 1) if count else None
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
@@ -336,62 +343,40 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
     """Return, for each backlog, the last sequence that trigger number ``turn`` reads."""
     if limits == Limits() or not backlogs:
         return [backlog.end for backlog in backlogs]
-    lanes = [_Lane(backlog.start, backlog, iter(backlog.extents)) for backlog in backlogs]
+    lanes = [_Lane(backlog) for backlog in backlogs]
     shift = turn % len(lanes)
     in_turn = [*lanes[shift:], *lanes[:shift]]
-    room = _Room(limits.records or _ENDLESS, limits.raw_bytes or _ENDLESS)
+    records, raw_bytes = limits.records or _ENDLESS, limits.raw_bytes or _ENDLESS
     waiting = list(in_turn)
-    while waiting and room.records:  # in rounds; if nothing fits any log, the last in turn waits for the next trigger
-        records, raw_bytes = max(1, room.records // len(waiting)), room.raw_bytes // len(waiting)
-        taken = [lane.take(_Room(min(records, room.records), min(raw_bytes, room.raw_bytes)), room) for lane in waiting]
+    while waiting and records:  # in rounds; if nothing fits any log, the last in turn waits for the next trigger
+        share, share_bytes, is_stuck = max(1, records // len(waiting)), raw_bytes // len(waiting), True
+        for lane in waiting:
+            for part in lane.take(min(share, records), min(share_bytes, raw_bytes)):
+                records, raw_bytes, is_stuck = records - part.count, raw_bytes - part.raw_bytes, False
         waiting = [lane for lane in waiting if not lane.done]
-        if not any(taken) and waiting:
+        if is_stuck and waiting:
             waiting.pop()
     if all(lane.end == lane.backlog.start for lane in lanes):
         in_turn[0].take_one()
     return [lane.end for lane in lanes]
 
 
-@dataclass(slots=True)
-class _Room:
-    """Number of records and bytes that may still be read."""
-
-    records: int
-    raw_bytes: int
-
-    def fitting(self, extent: Extent) -> Extent | None:
-        if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
-            return extent
-        by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
-        count = min(extent.count, self.records, by_bytes)
-        return extent.between(extent.first, extent.first + count - 1) if count else None
-
-    def use(self, extent: Extent) -> None:
-        self.records -= extent.count
-        self.raw_bytes -= extent.raw_bytes
-
-
-@dataclass(slots=True)
 class _Lane:
     """One log at one trigger, which reads up to ``end``."""
 
-    end: int
-    backlog: Backlog
-    extents: Iterator[Extent]
-    done: bool = False
-    _next: Extent | None = None
+    def __init__(self, backlog: Backlog) -> None:
+        self.backlog, self.end, self.done = backlog, backlog.start, False
+        self._extents = iter(backlog.extents)
+        self._next: Extent | None = None
 
-    def take(self, share: _Room, room: _Room) -> bool:
-        """Take records that fit into ``share``, out of ``room``; return False if none fit."""
-        taken = False
-        while share.records and (extent := self._peek()) and (part := share.fitting(extent)):
+    def take(self, records: int, raw_bytes: int) -> Iterator[Extent]:
+        """Yield the next extents that fit together; the last one may be a part."""
+        while records and (extent := self._peek()) and (part := extent.fitting(records, raw_bytes)):
             self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
             if part.count:
                 self.end = part.last
-            share.use(part)
-            room.use(part)
-            taken = True
-        return taken
+            records, raw_bytes = records - part.count, raw_bytes - part.raw_bytes
+            yield part
 
     def take_one(self) -> None:
         while (extent := self._peek()) and not extent.count:
@@ -401,7 +386,7 @@ class _Lane:
 
     def _peek(self) -> Extent | None:
         if self._next is None:
-            self._next = next(self.extents, None)
+            self._next = next(self._extents, None)
         if self._next is None:
             self.done, self.end = True, self.backlog.end
         return self._next

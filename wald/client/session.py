@@ -452,45 +452,23 @@ def error_after_retries(reason: OSError | ProtocolError, *, root: Path | None, s
         return Unavailable(message, case="daemon-not-available", root=root, socket=socket)
     if isinstance(reason, PermissionError):
         return NotPermitted.from_error(reason, socket)
-    if isinstance(reason, TimeoutError):
-        return _no_answer(root, socket)
-    return Unavailable(
-        f"{socket}: no daemon answers ({reason.strerror or reason})", case="no-daemon", root=root, socket=socket
-    )
-
-
-def _no_answer(root: Path | None, socket: Path) -> WaldError:
-    """Return the error for a daemon that accepts connections but does not answer."""
-    state = status(socket)
+    if not isinstance(reason, TimeoutError):
+        message = f"{socket}: no daemon answers ({reason.strerror or reason})"
+        return Unavailable(message, case="no-daemon", root=root, socket=socket)
+    state = status(socket)  # the daemon accepts connections but does not answer
     if state.get("degraded"):
         numbers = f"{state.get('free_bytes')} of the required {state.get('needed_bytes')} bytes are free"
-        return DiskFailure(
-            f"{socket}: the disk is full: {numbers}; the daemon waits for space",
-            case="daemon-lacks-room",
-            root=root,
-            socket=socket,
-        )
+        message = f"{socket}: the disk is full: {numbers}; the daemon waits for space"
+        return DiskFailure(message, case="daemon-lacks-room", root=root, socket=socket)
     if state.get("held_requests"):
-        return DiskFailure(
-            f"{socket}: the disk has no space for a request of this size",
-            case="daemon-lacks-room",
-            root=root,
-            socket=socket,
-        )
+        message = f"{socket}: the disk has no space for a request of this size"
+        return DiskFailure(message, case="daemon-lacks-room", root=root, socket=socket)
     over_quota = state.get("over_quota")
     if isinstance(over_quota, list) and over_quota:
-        return Unavailable(
-            f"{socket}: the daemon does not accept records now: {over_quota[0].get('message')}",
-            case="daemon-over-quota",
-            root=root,
-            socket=socket,
-        )
-    return Unavailable(  # without a state, the daemon hangs or is stopped
-        f"{socket}: the daemon does not answer",
-        case="daemon-lacks-room" if state else "daemon-hangs",
-        root=root,
-        socket=socket,
-    )
+        message = f"{socket}: the daemon does not accept records now: {over_quota[0].get('message')}"
+        return Unavailable(message, case="daemon-over-quota", root=root, socket=socket)
+    message = f"{socket}: the daemon does not answer"  # without a state, it hangs or is stopped
+    return Unavailable(message, case="daemon-lacks-room" if state else "daemon-hangs", root=root, socket=socket)
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:

@@ -25,7 +25,7 @@ from wald.cli.output import json_line, progress
 from wald.errors import Damaged, Refused
 from wald.files.disk import Disk
 from wald_spark.locations import LogLocation
-from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, running
+from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, running
 from wald_spark.rows import Rows
 from wald_spark.tasks import run as run_tasks
 
@@ -99,7 +99,7 @@ class ChunkReduction:
         pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
         last, counts = _LastRows(), Counter(records=0, unkeyed=0)
         rows = Rows(SCHEMA, None, _NO_LIMIT)
-        for batch in chain.from_iterable(map(rows.read, chunk.pieces)):
+        for batch in chain.from_iterable(map(rows.read, chunk)):
             keyed = batch.filter(compute.is_valid(batch.column("key"))) if batch.column("key").null_count else batch
             counts.update(records=batch.num_rows, unkeyed=batch.num_rows - keyed.num_rows)
             last.add(keyed)
@@ -181,7 +181,7 @@ def next_generation(
         limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
         chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
         work = ChunkReduction(str(generations.partial))
-        for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
+        for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(raw_bytes_of(chunks[done]))):
             counts.update(json.loads(result))
         keys, deleted = _merged(spark, [earlier, generations.partial], directory)
     passed_over = [message for new in parts for message in run.passed_over(new)]

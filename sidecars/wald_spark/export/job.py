@@ -29,7 +29,7 @@ from wald.files.disk import Disk
 from wald.setting_types import format_bytes
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece
-from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, running
+from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, running
 from wald_spark.rows import CORRUPT, Rows, schema_ddl
 from wald_spark.tasks import run as run_tasks
 
@@ -326,7 +326,9 @@ class Exporter:
             ]
             chunks = [chunk for _, chunk in owned]
             work = ChunkExport(str(staging), rows_of(shape.json))
-            for number, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(chunks[done].raw_bytes)):
+            for number, result in run_tasks(
+                spark, chunks, work, on_done=lambda done: advance(raw_bytes_of(chunks[done]))
+            ):
                 files[owned[number][0]] += [ExportedFile(**file) for file in json.loads(result)]
         return files
 
@@ -435,9 +437,9 @@ class ChunkExport:
 
     def __call__(self, chunk: Chunk) -> bytes:
         pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
-        files = _Files(Path(self.staging), chunk.log, self.rows.schema)
+        files = _Files(Path(self.staging), chunk[0].log, self.rows.schema)
         try:
-            for piece in chunk.pieces:
+            for piece in chunk:
                 for route, day, part in by_route_and_day(self.rows.read(piece)):
                     files.add(route, day, part)
             written = files.close()

@@ -34,7 +34,7 @@ from wald_spark.compact.job import (
     next_generation,
 )
 from wald_spark.options import STRICT, Tolerance
-from wald_spark.progress import Chunk, Progress, Run, find_logs, new_records
+from wald_spark.progress import Progress, Run, find_logs, new_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,7 +216,7 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
     place.mkdir()
 
     assert portion is not None
-    assert json.loads(ChunkReduction(str(place))(Chunk(tuple(portion.pieces)))) == {"records": 60, "unkeyed": 20}
+    assert json.loads(ChunkReduction(str(place))(tuple(portion.pieces))) == {"records": 60, "unkeyed": 20}
     assert table_of(place) == oracle(built)
 
 

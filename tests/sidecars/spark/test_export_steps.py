@@ -32,7 +32,7 @@ from wald_spark.export.job import (
     staged_name,
 )
 from wald_spark.options import STRICT
-from wald_spark.progress import Chunk, Progress, find_logs, locked_by, new_records
+from wald_spark.progress import Progress, find_logs, locked_by, new_records, raw_bytes_of
 from wald_spark.rows import Rows
 
 TIME = pa.timestamp("us", "UTC")
@@ -301,7 +301,7 @@ def exported(root: Path, staging: Path) -> list[ExportedFile]:
     staging.mkdir()
     place = find_logs([str(root)], None)[0]
     portion = new_records(place, None, None, STRICT)
-    result = ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
+    result = ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(tuple(portion.pieces))
     made = [ExportedFile(**file) for file in json.loads(result)]
     assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
     return made
@@ -337,7 +337,7 @@ def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "staging").mkdir()
 
     with pytest.raises(Damaged):
-        ChunkExport(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
+        ChunkExport(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(tuple(portion.pieces))
     assert list((tmp_path / "staging").iterdir()) == []
 
 
@@ -356,7 +356,7 @@ def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
 
     def largest(shape: Shape, cores: int) -> float:
         found = chunks_of(new, shape, file_bytes=(1 << 20) + 4096, cores=cores)
-        return max(chunk.raw_bytes for chunk in found) / (1 << 20)
+        return max(map(raw_bytes_of, found)) / (1 << 20)
 
     assert 3 < largest(Shape(), 1) < 4.1
     assert 1 < largest(Shape(("r0", "r1")), 1) < 2.1
