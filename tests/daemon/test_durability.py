@@ -19,8 +19,6 @@ from tracing import Trace, descriptor_of, hangs_in, strace, traced
 import wald
 
 FDATASYNC = 75  # number on x86-64; with another number, the test times out
-
-
 SMALL_DISK_BYTES = 24 << 20
 
 

@@ -148,11 +148,7 @@ class Unsynced(Disk):
 
 
 LIMIT_KIB = 64 << 10
-
-
 GIB = 1 << 30
-
-
 BLOCK = b"".join(b"%07d the quick brown fox jumps over the lazy dog %07d\n" % (n, n * n) for n in range(1 << 14))
 
 

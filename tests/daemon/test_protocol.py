@@ -38,8 +38,6 @@ WRONG_COMMANDS = (
     *(b"PING twice", b"HEAD r", b"CUT now", b"ROUTE", b"ROUTE ADD", b"ROUTE DROP r", b"ROUTE RETIRE r now"),
     *(b"ROUTE ADD x exec", b"ROUTE ADD x mode=", b"ROUTE ADD x fifo mode=9"),
 )
-
-
 REFUSED = [
     (b"GET / HTTP/1.1\n", "unknown-verb"),
     (b"\xff\xfe\n", "unknown-verb"),

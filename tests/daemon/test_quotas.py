@@ -32,8 +32,6 @@ from wald.settings import Config, RouteConfig
 from wald.writing.writer import Draft, Route
 
 QUOTA = 1000
-
-
 LINES = b"".join(b"%099d\n" % number for number in range(11))  # more than the quota
 
 

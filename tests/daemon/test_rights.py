@@ -409,8 +409,6 @@ PLANTS = {
     "beyond": 'echo 4000000 > "$1"',
     "unreadable": 'echo 4 > "$1"; chmod 0 "$1"',
 }
-
-
 NAMES = ("retired", "in", "in.found-1", "evil.drain", "evil.command", "evil.cursor")
 
 

@@ -37,8 +37,6 @@ U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 
 
 SMALL = batch(b"one\ntwo\n", base=7)
-
-
 SEED = seed(SALT, 0)
 
 

@@ -30,8 +30,6 @@ HEADS = st.builds(
     st.integers(0, (1 << 32) - 1),
     st.integers(0, (1 << 63) - 1),
 )
-
-
 ENCODED = encode_head(Head(260, 250, 4096, 3, 1_700_000_000_000_000_000))
 
 
@@ -64,11 +62,7 @@ def test_any_bytes_are_no_head(data: bytes) -> None:
 
 
 SEQUENCES = st.integers(0, (1 << 64) - 1)
-
-
 CURSOR = CursorLines(250, bytes(range(16)), 3, "processed", "2026-11-21T10:00:00Z")
-
-
 CURSOR_ENCODED = encode_cursor(CURSOR)
 
 
@@ -126,8 +120,6 @@ def test_any_bytes_are_a_cursor_or_bad_cursor(data: bytes) -> None:
 
 
 U64 = st.integers(0, (1 << 64) - 1)
-
-
 TRANSFERS = st.builds(
     Transfer,
     st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True),
@@ -137,8 +129,6 @@ TRANSFERS = st.builds(
     U64,
     st.integers(0, 255),
 )
-
-
 TAKE = Transfer("web", 4711, 4096, 250, 128, 0x41)
 
 

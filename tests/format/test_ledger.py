@@ -38,11 +38,7 @@ from wald.format.ledger_lines import (
 from wald.format.spans import BadRunLengths, Span, Spans, pack, run_lengths, spans_of, unpack
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
-
-
 KEYS = st.text(max_size=6).filter(lambda key: key not in ("append", "crc", "prev"))  # which are the ledger's own
-
-
 ENTRIES = st.lists(st.dictionaries(KEYS, SCALARS, max_size=4), max_size=5)
 
 

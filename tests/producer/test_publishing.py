@@ -181,8 +181,6 @@ def test_a_closed_one_says_so(daemon: Daemon) -> None:
 
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
 NOON_NS = 1_795_262_400 * 10**9
 
 
@@ -287,8 +285,6 @@ def test_a_block_that_raises_waits_for_nothing_and_one_without_answers_raises(an
 
 # Times that are none: their unit is not nanoseconds, they are out of range, or of another type.
 NO_TIMES: tuple[Any, ...] = (1 << 63, 1_795_255_200, *(datetime(year, 1, 1, tzinfo=UTC) for year in (1, 2300)))
-
-
 WRONG: list[tuple[Any, dict[str, Any]]] = [
     *((values, {}) for values in ("abc", b"abc", [1], ["\ud800"])),
     *((["a"], {"keys": keys}) for keys in ([], [7], "k")),

@@ -52,6 +52,10 @@ def size(built: Built, *bases: int) -> int:
     return sum(built.path(base, Kind.SEALED).stat().st_size for base in bases)
 
 
+def raw_bytes(built: Built) -> int:
+    return built.path(7, Kind.RAW).stat().st_blocks * 512
+
+
 def test_every_segment_is_reported_with_its_state_and_who_holds_it_back(built: Built) -> None:
     built.log.set_cursor("b", 8)
     assert look(built)[1] == [
@@ -61,20 +65,15 @@ def test_every_segment_is_reported_with_its_state_and_who_holds_it_back(built: B
         ("cut", 7, []),
         ("active", 9, []),
     ]
-
-
-def test_who_holds_back_what_is_not_sealed_yet_is_reported_as_well(built: Built) -> None:
     built.log.set_cursor("a", 10)
-    built.log.set_cursor("b", 7)
+    built.log.set_cursor("b", 7, rewind=True)
     backlog, reported = look(built)
-
     assert reported[3:] == [("cut", 7, ["b/processed"]), ("active", 9, [])]
-    raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
-    assert backlog.groups["b", "processed"].pinned_bytes == raw_bytes
+    assert backlog.groups["b", "processed"].pinned_bytes == raw_bytes(built)
 
 
 def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(built: Built) -> None:
-    """``oldest`` is the append of the first record after the cursor."""
+    """``oldest`` is the append of the first record after the cursor. A retired route has a lag and pins nothing."""
     cases = [(0, 6, 2), (2, 5, 2), (3, 4, 2), (4, 3, 4), (5, 3, 4), (6, 2, 6), (9, 1, 6), (10, 0, 0)]
     for cursor, lag, oldest in cases:
         built.log.set_cursor("a", cursor)
@@ -83,39 +82,27 @@ def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(built
         assert found.lag.records == lag
         assert found.lag.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
         assert found.lag.seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
+    built.log.set_cursor("a", 0, rewind=True)
+    retire_route(built.root, built.disk, "a", now="")
+    found = group(built, "a")
+    assert (found.retired, found.pinned_bytes, found.lag.records) == (True, 0, 6)
 
 
 def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
+    """What several groups of one route pin is exclusive to the route, though no single cursor frees it."""
     built.log.set_cursor("a", 0)
-    assert (group(built, "a").pinned_segments, group(built, "a").pinned_bytes) == (2, size(built, 2, 6))
-    assert group(built, "a").exclusive_bytes == size(built, 6)  # the other one is pinned by b too
-    raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
-    assert (group(built, "b").pinned_bytes, group(built, "b").exclusive_bytes) == (
-        size(built, 2) + raw_bytes,
-        raw_bytes,
-    )
+    a, b, raw = group(built, "a"), group(built, "b"), raw_bytes(built)
+    assert (a.pinned_segments, a.pinned_bytes) == (2, size(built, 2, 6))
+    assert a.exclusive_bytes == size(built, 6)  # the other one is pinned by b too
+    assert (b.pinned_bytes, b.exclusive_bytes) == (size(built, 2) + raw, raw)
 
     built.log.set_cursor("b", 8)
     assert group(built, "a").exclusive_bytes == size(built, 2, 6)
     assert group(built, "b").pinned_bytes == 0
-
-
-def test_what_one_route_alone_holds_back_counts_for_all_its_groups(built: Built) -> None:
-    """No single cursor frees it, and yet no other route needs it."""
-    built.log.set_cursor("a", 0)
     built.log.set_cursor("a", 0, "audit")
-    built.log.set_cursor("b", 8)
     backlog, _ = look(built)
-
     assert backlog.exclusive_bytes == {"a": size(built, 2, 6)}
     assert group(built, "a").exclusive_bytes == 0
-
-
-def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) -> None:
-    retire_route(built.root, built.disk, "a", now="")
-    found = group(built, "a")
-
-    assert (found.retired, found.pinned_bytes, found.lag.records) == (True, 0, 6)
 
 
 def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(built: Built) -> None:
@@ -233,26 +220,18 @@ def test_lag_is_what_a_reader_would_get(mixed_log: Built) -> None:
     assert asked(mixed_log, "a") == {counted(mixed_log, "a", 0)}
 
 
-def test_what_was_reclaimed_is_not_counted(mixed_log: Built) -> None:
-    for route in "abc":
-        mixed_log.log.set_cursor(route, mixed_log.last)
-    second = list_segments(mixed_log.root).segments[1].base_sequence
-    mixed_log.reclaim(1)
-    mixed_log.log.set_cursor("a", 0, rewind=True)
-
-    assert asked(mixed_log, "a") == {counted(mixed_log, "a", second - 1)}
-    assert asked(mixed_log, "b") == {0}
-
-
-def test_a_cursor_moved_back_into_what_is_released_counts_it(mixed_log: Built) -> None:
-    """Readers still get it during the grace period."""
+def test_released_records_count_for_a_cursor_moved_back_and_reclaimed_ones_do_not(mixed_log: Built) -> None:
+    """Readers still get released records during the grace period."""
     before = counted(mixed_log, "a", 0)
     for route in "abc":
         mixed_log.log.set_cursor(route, mixed_log.last)
+    second = list_segments(mixed_log.root).segments[1].base_sequence
     mixed_log.reclaim(1, keep=True)
     mixed_log.log.set_cursor("a", 0, rewind=True)
-
     assert asked(mixed_log, "a") == {before}
+    mixed_log.path(1, Kind.RELEASED).unlink()
+    assert asked(mixed_log, "a") == {counted(mixed_log, "a", second - 1)}
+    assert asked(mixed_log, "b") == {0}
 
 
 def test_every_command_tells_the_same_lag(mixed_log: Built) -> None:

@@ -192,8 +192,6 @@ def pins(two_routes: Built) -> list[tuple[str, str, int, int]]:
 
 
 BOTH = {("a", "processed"): 3, ("b", "processed"): 5}
-
-
 CASES: dict[str, tuple[dict[tuple[str, str], int], Callable[[Built], object], list[tuple[str, str, int, int]]]] = {
     "no cursor": ({("b", "processed"): 5}, lambda _: None, [("a", "processed", 0, 3)]),
     "each group of each route": (
@@ -235,8 +233,6 @@ UNREADABLE: tuple[bytes | Callable[[Path], object], ...] = (
     *(b"", bytes(4096), b"three\n", b"-1\n", b"3\n{}\n", b'3\n{"log": "00', b"3" * 5000),
     *(Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)),
 )
-
-
 FOUND: list[tuple[bytes | Callable[[Path], object], CursorState, bool]] = [
     *((made, CursorState.UNREADABLE, False) for made in UNREADABLE),
     (encode_cursor(CursorLines(3, b"another log 0123")), CursorState.FOREIGN, False),

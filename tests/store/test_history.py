@@ -195,17 +195,9 @@ def test_the_part_of_a_record_is_the_last_that_begins_before_it_and_what_is_none
 
 
 Line = dict[str, Any]
-
-
 SHA256 = "ab" * 32
-
-
 HELD = {"route": "a", "count": 10, "first": 1, "last": 10}
-
-
 LISTS_ALL = "of route a, the line lists records 1 to 10 (10 in total)"
-
-
 RULES = ("read", *EXPIRING, "found released, reason unknown")
 
 
@@ -220,8 +212,6 @@ CLAIMS: dict[str, tuple[Line, bool]] = {
     "all of several": ({"cursors": {"processed": 10, "archive": 12}}, True),
     "not all of several": ({"cursors": {"processed": 10, "archive": 4}}, False),
 }
-
-
 SLOWEST = {"no cursor": 0, "one before the last": 9, "never begun": 0, "not all of several": 4}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from damage import flipped
 from faults import SteppingDisk, TracingDisk
-from logs import Unsynced
+from logs import Unsynced, write_entries
 
 from wald.checking.audit_report import DeletionAudit
 from wald.errors import Damaged, Locked
@@ -19,6 +19,7 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import LedgerLine, LedgerLines, entries_of, parts_of, read_ledger
 from wald.files.ledger_write import Ledger
+from wald.format.ledger_lines import Entry
 from wald.retention.history import History
 
 
@@ -52,24 +53,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "segments.jsonl"
 
 
-def test_the_chain_goes_on_across_openings_which_change_nothing(path: Path) -> None:
-    for n in range(3):
-        before = path.read_bytes() if n else b""
-        ledger = Ledger(path, Disk())
-        assert path.read_bytes() == before
-        ledger.append({"n": n})
-        ledger.append({"n": n + 10})
-        ledger.close()
-
-    assert entries(path) == [0, 10, 1, 11, 2, 12]
-
-
 def test_an_append_is_cut_to_its_whole_lines_wherever_it_is_torn(path: Path) -> None:
-    ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 1})
+    """An opening changes nothing else, and the chain continues across openings."""
+    write_entries(path, {"n": 1})
     first = path.stat().st_size
-    ledger.append({"n": 2}, {"n": 3}, {"n": 4})
-    ledger.close()
+    write_entries(path, {"n": 2}, {"n": 3}, {"n": 4})
     whole = path.read_bytes()
     for length in range(first, len(whole)):
         path.write_bytes(whole[:length])
@@ -85,20 +73,16 @@ def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None
     """A power cut may leave its end without its middle, and the whole of it without the newline."""
     for length in range(900, 1500, 97):
         path.unlink(missing_ok=True)
-        ledger = Ledger(path, Unsynced())
-        ledger.append({"n": 1})
+        write_entries(path, {"n": 1})
         first = path.stat().st_size
-        ledger.append({"n": 2, "x": "x" * length})
-        ledger.close()
+        write_entries(path, {"n": 2, "x": "x" * length})
         whole = path.read_bytes()
         for sector in range(first // 512, (len(whole) - 1) // 512 + 1):
             start, end = max(first, 512 * sector), min(len(whole), 512 * (sector + 1))
             path.write_bytes(whole[:start] + bytes(end - start) + whole[end:])
             assert [entry["n"] for entry in entries_of(path)] == [1]
             assert read_ledger(path).broken_lines == []
-            ledger = Ledger(path, Unsynced())
-            ledger.append({"n": 3})
-            ledger.close()
+            write_entries(path, {"n": 3})
             assert entries(path) == [1, 3]
 
 
@@ -107,11 +91,9 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors
     path: Path, lengths: Sequence[int]
 ) -> None:
     """Lines after the first incomplete one may be intact, but none was acknowledged."""
-    ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 1}, {"n": 2, "x": "x" * 200})
+    write_entries(path, {"n": 1}, {"n": 2, "x": "x" * 200})
     first = path.stat().st_size
-    ledger.append(*({"n": 3 + n, "x": "x" * length} for n, length in enumerate(lengths)))
-    ledger.close()
+    write_entries(path, *({"n": 3 + n, "x": "x" * length} for n, length in enumerate(lengths)))
     whole = path.read_bytes()
     sectors = range(first // 512, (len(whole) - 1) // 512 + 1)
     for missing in chain.from_iterable(combinations(sectors, count) for count in range(len(sectors) + 1)):
@@ -125,18 +107,14 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors
         assert [entry["n"] for entry in entries_of(path)] == kept  # before its owner has cut it
         assert [entry["n"] for entry in read_ledger(path).entries] == kept
         assert read_ledger(path).broken_lines == []
-        ledger = Ledger(path, Unsynced())
-        ledger.append({"n": 6})
-        ledger.close()
+        write_entries(path, {"n": 6})
         assert entries(path) == [*kept, 6]
 
 
 def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
     """Bytes before a later append were synced."""
-    ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 1}, {"n": 2, "x": "x" * 2000}, {"n": 3})
-    ledger.append({"n": 4}, {"n": 5})
-    ledger.close()
+    write_entries(path, {"n": 1}, {"n": 2, "x": "x" * 2000}, {"n": 3})
+    write_entries(path, {"n": 4}, {"n": 5})
     whole = path.read_bytes()
     path.write_bytes(whole[:512] + bytes(512) + whole[1024:])
 
@@ -148,15 +126,11 @@ def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
 @pytest.mark.parametrize("at_once", [False, True], ids=["single appends", "one append"])
 def test_a_broken_chain_is_kept_and_told(path: Path, *, at_once: bool) -> None:
     """A bit is flipped on a disk, not by a power cut."""
-    ledger = Ledger(path, Unsynced())
-    lines = [{"n": n} for n in range(3)]
+    lines: list[Entry] = [{"n": n} for n in range(3)]
     for several in [lines] if at_once else [[line] for line in lines]:
-        ledger.append(*several)
-    ledger.close()
+        write_entries(path, *several)
     path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":7'))
-    ledger = Ledger(path, Unsynced())
-    ledger.append({"n": 3})
-    ledger.close()
+    write_entries(path, {"n": 3})
 
     decoded = read_ledger(path)
     assert [entry["n"] for entry in decoded.entries] == [0, 2, 3]
@@ -166,9 +140,7 @@ def test_a_broken_chain_is_kept_and_told(path: Path, *, at_once: bool) -> None:
 
 
 def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(path: Path) -> None:
-    ledger = Ledger(path, Disk())
-    ledger.append({"n": 0}, {"n": 1})
-    ledger.close()
+    write_entries(path, {"n": 0}, {"n": 1})
     whole = path.read_bytes()
     last = whole.index(b"\n") + 1
     for bit in range(8 * last, 8 * len(whole), 13):
@@ -209,38 +181,32 @@ def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step
     assert disk.descriptors == set()
 
 
-def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: Path) -> None:
+def test_several_entries_are_there_when_append_returns_with_one_sync(path: Path) -> None:
     disk = TracingDisk()
-    ledger = Ledger(tmp_path / "l.jsonl", disk)
+    ledger = Ledger(path, disk)
     disk.steps.clear()
     ledger.append({"n": 1}, {"n": 2}, {"n": 3})
     ledger.append({"n": 4})
     ledger.close()
 
     assert [name for name, _ in disk.steps] == ["write", "sync", "write", "sync"]
-    reported = read_ledger(tmp_path / "l.jsonl")
-    assert ([entry["n"] for entry in reported.entries], reported.broken_lines) == ([1, 2, 3, 4], [])
+    assert entries(path) == [1, 2, 3, 4]
 
 
-def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
-    first = Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
-    with pytest.raises(Locked, match="another wald-reclaim is running on this root"):
-        Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
-    first.append({"n": 1})
-    first.close()
-    second = Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
-    second.append({"n": 2})
-    second.close()
+def test_a_ledger_with_an_owner_is_open_once(path: Path) -> None:
+    for number in (1, 2):
+        ledger = Ledger(path, Disk(), owner="wald-reclaim")
+        with pytest.raises(Locked, match="another wald-reclaim is running on this root"):
+            Ledger(path, Disk(), owner="wald-reclaim")
+        ledger.append({"n": number})
+        ledger.close()
 
-    assert read_ledger(tmp_path / "l.jsonl").broken_lines == []
+    assert entries(path) == [1, 2]
 
 
-def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "l.jsonl"
+def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(path: Path) -> None:
     assert list(entries_of(path)) == []
-    ledger = Ledger(path, Disk())
-    ledger.append({"n": 1}, {"n": 2})
-    ledger.close()
+    write_entries(path, {"n": 1}, {"n": 2})
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"n": 3, "prev": "torn')
     assert [entry["n"] for entry in entries_of(path)] == [1, 2]
@@ -249,14 +215,12 @@ def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(tmp_path: Pat
     for broken in (whole + b"7\n", first + b"[]\n", first + first, whole[len(first) :], whole[:-1] + b"\x0b"):
         path.write_bytes(broken)
         seen: list[int] = []
-        with pytest.raises(Damaged, match=r"l\.jsonl: line [123]: "):
+        with pytest.raises(Damaged, match=r"segments\.jsonl: line [123]: "):
             seen.extend(entry["n"] for entry in entries_of(path))
         assert seen == [1, 2][: len(seen)]
 
 
 BASES = [10 * number + 1 for number in range(60)]
-
-
 READINGS: dict[str, Callable[[LedgerLines], Iterator[LedgerLine]]] = {
     "oldest first": LedgerLines.oldest_first,
     "newest first": LedgerLines.newest_first,
@@ -268,15 +232,8 @@ READINGS: dict[str, Callable[[LedgerLines], Iterator[LedgerLine]]] = {
 def deletion(base: int) -> dict[str, Any]:
     last = base + 9
     held = {"route": "a", "count": 10, "first": base, "last": last, "cursors": {"processed": last}}
-    return {
-        "event": "reclaimed",
-        "base": base,
-        "last": last,
-        "at": base,
-        "rule": "read",
-        "sha256": "x",
-        "routes": [held],
-    }
+    line = {"event": "reclaimed", "base": base, "last": last, "at": base, "rule": "read", "sha256": "x"}
+    return line | {"routes": [held]}
 
 
 def append(parted: Path, bases: list[int], part_bytes: int) -> None:
@@ -350,21 +307,16 @@ def test_no_file_of_a_ledger_stays_open_between_lines(parted: Path) -> None:
     assert held() == []
 
 
-def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(log_root: Root, parted: Path) -> None:
-    gone = History(log_root).reclaimed_segments(1, 600)
-    found = [next(gone).first]
-    cut(parted)
-    assert sorted([*found, *(each.first for each in gone)]) == BASES
-
-
-def test_legal_deletions_stay_legal_though_the_ledger_is_cut_meanwhile(log_root: Root, parted: Path) -> None:
-    story = DeletionAudit(log_root)
+def test_deletions_are_found_once_and_stay_legal_though_the_ledger_is_cut_meanwhile(
+    log_root: Root, parted: Path
+) -> None:
+    gone, story = History(log_root).reclaimed_segments(1, 600), DeletionAudit(log_root)
     events = story.events()
-    found = [next(events)]
+    deleted, audited = [next(gone).first], [next(events)]
     append(parted, [601], 1 << 20)
     cut(parted)
-    found += events
-
-    assert [event.entry["base"] for event in found if event.ruling] == BASES
-    assert [event.ruling.errors for event in found if event.ruling and event.ruling.errors] == []
+    assert sorted([*deleted, *(each.first for each in gone)]) == BASES
+    audited += events
+    assert [event.entry["base"] for event in audited if event.ruling] == BASES
+    assert [event.ruling.errors for event in audited if event.ruling and event.ruling.errors] == []
     assert story.not_allowed == 0

@@ -110,8 +110,6 @@ def test_a_writer_that_was_not_turned_away_takes_it_from_the_first(root: Root) -
 
 
 OLD_NS = 1_700_000_000 * 10**9
-
-
 STOPPED_IN_REPLACE = """
 import os, signal, sys
 from pathlib import Path

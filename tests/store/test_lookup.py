@@ -199,8 +199,6 @@ def test_without_ledgers_and_head_every_number_has_an_answer(built: Built) -> No
 
 
 LAST = 10  # of the log
-
-
 FAR = 1 << 50
 
 
@@ -228,18 +226,12 @@ def tell(built: Built, name: str, *lines: Mapping[str, object]) -> None:
     write_entries(built.root.ledger / f"{name}.jsonl", *map(dict, lines))
 
 
-def again(ten_records: Built) -> Built:
-    """The next life, after a kill."""
-    ten_records.crash()
-    return Built(ten_records.root.path, epoch=2)
-
-
 @pytest.mark.parametrize(("route", "group"), [("a", "processed"), ("other", "audit"), ("retired", "processed")])
 def test_the_floor_is_above_the_cursors_of_every_route_and_group(ten_records: Built, route: str, group: str) -> None:
     put(ten_records.root, route, group, 45, ten_records.log_id)
     if route == "retired":
         retire_route(ten_records.root, ten_records.disk, route, now="")
-    following = again(ten_records)
+    following = ten_records.restart()
 
     assert following.lines("a", [b"new"]) == 46
     assert any("11 to 45 are skipped" in words for words in following.report.warnings)
@@ -262,7 +254,7 @@ def test_a_number_is_believed_so_far_and_what_is_not_pins(
     ten_records: Built, sequence: int, ours: bool | None, believed: bool
 ) -> None:
     put(ten_records.root, "a", "g", sequence, {True: ten_records.log_id, False: None, None: bytes(16)}[ours])
-    following = again(ten_records)
+    following = ten_records.restart()
 
     assert following.lines("a", [b"new"]) == (sequence + 1 if believed else LAST + 1)
     if ours is not None and not believed:
@@ -282,7 +274,7 @@ def test_the_floor_is_above_what_workers_have_read(ten_records: Built) -> None:
     """Some of them may be done: a new record with such a sequence would never be delivered."""
     begin = JournalStart(ten_records.log_id, "a", "g", 1, 21)
     read_by_workers(ten_records, begin)
-    assert again(ten_records).lines("a", [b"new"]) == 21
+    assert ten_records.restart().lines("a", [b"new"]) == 21
 
     read_by_workers(ten_records, begin, Commit(read=[(21, 25), (31, 45)]), Commit(done=[(31, 31)]))
     assert Built(ten_records.root.path, epoch=3).lines("a", [b"new"]) == 46
@@ -297,7 +289,7 @@ def test_a_start_reads_only_the_end_of_a_long_journal(ten_records: Built, tail: 
     long = Commit(read=[(46, 46)], reasons=[FailureReason("x" * (150 << 10), 1, [])])
     lines = {"pages": [], "settled": [taken_in, *[settled] * 2_000], "one long line": [taken_in, long]}[tail]
     read_by_workers(ten_records, begin, *pages, *lines)
-    following = again(ten_records)
+    following = ten_records.restart()
     at = {"pages": 21, "settled": 46, "one long line": 47}[tail]
 
     assert following.lines("a", [b"new"]) == at
@@ -342,7 +334,7 @@ def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_not
     read_by_workers(ten_records, replace(begin, end=80), group="removed")
     ten_records.root.cursor("a", "removed").unlink()
 
-    assert again(ten_records).lines("a", [b"new"]) == LAST + 3
+    assert ten_records.restart().lines("a", [b"new"]) == LAST + 3
 
 
 @pytest.mark.parametrize("name", ["reclaim", "archive"])
@@ -350,7 +342,7 @@ def test_the_floor_is_above_what_ledgers_say_has_left_the_log(ten_records: Built
     line = {"event": "reclaimed" if name == "reclaim" else "archived", "base": 11, "first": 11, "last": 45}
     tell(ten_records, name, line)
 
-    assert again(ten_records).lines("a", [b"new"]) == 46
+    assert ten_records.restart().lines("a", [b"new"]) == 46
 
 
 @pytest.mark.parametrize("name", ["segments", "reclaim", "archive"])
@@ -361,7 +353,7 @@ def test_a_damaged_line_says_nothing(ten_records: Built, name: str) -> None:
         tell(ten_records, name, {"event": event, "base": 11, "last": last, "at": 1})
     path = ten_records.root.ledger / f"{name}.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"last":13', b'"last":93'))
-    following = again(ten_records)
+    following = ten_records.restart()
 
     assert following.lines("a", [b"new"]) == 13
 
@@ -391,7 +383,7 @@ def test_damaged_lines_do_not_have_the_ledger_read_once_more_each(ten_records: B
 
 def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_given_out_again(ten_records: Built) -> None:
     tell(ten_records, "segments", {"event": "sealed", "base": 11, "last": 45, "bytes": 1})
-    following = again(ten_records)
+    following = ten_records.restart()
 
     assert following.lines("a", [b"new"]) == 46
     assert any("acknowledged records 11 to 45 are missing" in words for words in following.report.errors)

@@ -10,7 +10,7 @@ import pytest
 from contents import assert_sound, errors, values
 from crashed import ALL, BASE, newest, quarantined, readable, start_again, story
 from crc32c import crc32c
-from faults import Died, SteppingDisk
+from faults import Died, DyingDisk
 from logs import Built
 from repairing import repair
 from sample_segments import batch, joined
@@ -27,8 +27,6 @@ from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 
 SECTOR = 512
-
-
 LINE = b"x" * 200
 
 
@@ -71,12 +69,12 @@ class TestCutSegment:
 
     def test_a_repair_that_is_killed_loses_nothing(self, tmp_path: Path, index: bool, sector: bool) -> None:
         _, _, left = self.damaged(tmp_path / "log", index=index, sector=sector)
-        for step in range(1, 100):
+        for step in range(100):
             root = tmp_path / f"killed {step}"
             shutil.copytree(tmp_path / "log", root)
             killed = False
             try:
-                repair(root, disk=KilledDisk(step))
+                repair(root, disk=DyingDisk(step, names=("rename", "unlink", "link")))
             except Died:
                 killed = True
             assert readable(root) == left, step
@@ -85,27 +83,15 @@ class TestCutSegment:
             assert values(root) == left, step
             if not killed:
                 break
-        assert step >= 4
-
-
-class KilledDisk(SteppingDisk):
-    """A disk whose process is killed when it changes names for the n-th time."""
-
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self.left = left
-
-    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
-        self.left -= name in ("rename", "unlink", "link")
-        if not self.left:
-            raise Died(name)
+        assert step >= 3
 
 
 class TestNewestSegment:
-    def test_the_sparse_index_gives_the_salt(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("zeros", [FIRST_BATCH, FIRST_BATCH + HEADER.size], ids=["header", "header and control"])
+    def test_the_sparse_index_gives_the_salt(self, tmp_path: Path, zeros: int) -> None:
         path = tmp_path / "log"
         story(path)
-        zero(newest(path))
+        zero(newest(path), zeros)
         built = start_again(path)
         assert built.report.fate == "cut"
         assert [error for error in built.report.errors if "magic" in error]
@@ -146,8 +132,6 @@ class TestNewestSegment:
 
 
 SHORT_LINE = b"x" * 80
-
-
 COUNT = 2000
 
 
@@ -246,8 +230,6 @@ def bits(number: int, *more: int) -> Callable[[bytes], bytes]:
 
 
 FIELDS = [0, 4, 8, 12, 16, 24, 32, 40, 48, 52, 56, 57, 58, 60]  # where each field of the header begins
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     **{f"a bit of the field at {at}": bits(8 * at) for at in FIELDS},
     **{f"two bits from {at} on": bits(8 * at + 1, 8 * at + 9) for at in FIELDS[1:12:4]},
@@ -316,35 +298,6 @@ def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> 
 
 def reported_by_dump(path: Path) -> list[str]:
     return [piece["route"] for piece in dump(path) if piece["kind"] == "batch"]
-
-
-class TestSalt:
-    """Without the segment's header the salt comes from the sparse index, and never from the content of a batch."""
-
-    def build(self, path: Path) -> Path:
-        built = Built(path)
-        for number in range(3):
-            built.lines("a", [b"%d" % number])
-        built.crash()
-        return built.path(1, Kind.RAW)
-
-    @pytest.mark.parametrize("zeros", [FIRST_BATCH, FIRST_BATCH + HEADER.size], ids=["header", "header-and-control"])
-    def test_it_is_found_again(self, tmp_path: Path, zeros: int) -> None:
-        path = self.build(tmp_path)
-        path.write_bytes(bytes(zeros) + path.read_bytes()[zeros:])
-        built = Built(tmp_path, epoch=2)
-        assert built.report.errors
-        built.lines("a", [b"new"])
-        assert [r.value for r in built.log.records(on_damage=lambda _: None)] == [b"0", b"1", b"2", b"new"]
-
-    def test_one_that_a_payload_tells_is_not_taken(self, tmp_path: Path) -> None:
-        """Without header and sparse index, no batch is believed."""
-        path = self.build(tmp_path)
-        data = path.read_bytes().rstrip(b"\0")
-        lost = FIRST_BATCH + HEADER.size
-        path.write_bytes(bytes(lost) + data[lost:-1] + bytes([data[-1] ^ 0x55]))
-        with path.open("rb") as file:
-            assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["SegmentEnd"]
 
 
 class Counted:

@@ -14,7 +14,6 @@ from logs import START_NS, Built
 from reading import moment
 from repairing import repair
 
-from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.layout import Root
@@ -41,10 +40,6 @@ def read(built: Built, *arguments: object) -> tuple[list[int], list[str]]:
     return [record.sequence for record in reading], reported
 
 
-def errors_of(built: Built) -> list[str]:
-    return [finding.message for finding in verify(built.root) if finding.level is Level.ERROR]
-
-
 def test_one_that_comes_back_while_it_is_passed_is_read(built: Built) -> None:
     """RECLAIM had renamed three, has given one its old name back, and the ledger has taken all of it back by now."""
     for base in (1, 3, 5):
@@ -69,7 +64,7 @@ def test_a_lost_front_is_damage_for_those_who_ask_for_it(built: Built) -> None:
         assert "no ledger explains why" in reported[0]
         with pytest.raises(Damaged):
             list(built.log.records("a", *start))  # type: ignore[arg-type]
-    assert any("records 1 to 2" in error for error in errors_of(built))
+    assert any("records 1 to 2" in error for error in errors(built.root.path))
     built.log.set_cursor("a", 2)
     for later in ("cursor", "end", 3, moment(2.5)):
         assert read(built, "a", later)[1] == []
@@ -81,7 +76,7 @@ def test_a_lost_segment_behind_reclaimed_ones_is_damage_and_the_rest_is_not(buil
     found, reported = read(built)
     assert found == [5, 6, 7, 8]
     assert ["records 3 to 4 are missing, and no ledger explains why" in message for message in reported] == [True]
-    assert [error for error in errors_of(built) if "records 3 to 4 are in no segment" not in error] == []
+    assert [error for error in errors(built.root.path) if "records 3 to 4 are in no segment" not in error] == []
 
 
 def test_a_reclaimed_segment_tells_its_times_by_the_ledger(built: Built) -> None:
@@ -144,7 +139,7 @@ def test_a_segment_that_one_reading_of_the_directory_misses_is_not_missing(
 
     looks: list[Callable[[], bool]] = [
         lambda: read(built, "a") == ([*range(1, 9)], []),
-        lambda: errors_of(built) == [],
+        lambda: errors(built.root.path) == [],
         lambda: built.log.where(missed).durable,
     ]
     for look in looks:

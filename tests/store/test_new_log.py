@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contents import errors
 from faults import TracingDisk
 from logs import START_NS, Unsynced
 
 import wald
-from wald.checking.checker import Level
-from wald.checking.verifier import verify
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
@@ -49,7 +48,7 @@ def made(path: Path, sequences: list[int], *, segment_max_bytes: int = SEGMENT_B
         log.finish()
         assert log.missing == sequences[-1] - len(sequences)
     assert [record.sequence for record in Log(path).records()] == sequences
-    assert [str(found) for found in verify(Root(path)) if found.level is Level.ERROR] == []
+    assert errors(path) == []
     return (segment.base_sequence for segment in list_segments(Root(path)).segments)
 
 
@@ -124,4 +123,4 @@ def test_append_times_that_go_back_are_a_clock_step(tmp_path: Path) -> None:
         log.finish()
     assert [record.append_time_ns for record in Log(path).records()] == times_ns
     assert [step.base for step in read_steps(Root(path))] == [3, 5]
-    assert [str(found) for found in verify(Root(path)) if found.level is Level.ERROR] == []
+    assert errors(path) == []

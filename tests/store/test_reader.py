@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built
 from reading import moment, seen, three_forms, values
+from some_logs import FIRST as FIRST_VALUE
+from some_logs import STEPS, Expected, Step, build
 
 import wald
 from wald.errors import Damaged, InvalidInput, NotFound
@@ -211,72 +213,22 @@ class TestDurability:
         assert values(built, start=7) == []
 
 
-ROUTES = ("a", "b", "c")
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("lines"),
-            st.sampled_from(ROUTES),
-            st.lists(st.binary(max_size=9).filter(lambda b: b"\n" not in b), min_size=1, max_size=4),
-        ),
-        st.tuples(
-            st.just("columns"),
-            st.sampled_from(ROUTES),
-            st.lists(st.binary(min_size=0, max_size=9), min_size=1, max_size=4),
-        ),
-        st.tuples(
-            st.just("pieces"),
-            st.sampled_from(ROUTES),
-            st.lists(st.binary(min_size=1, max_size=5).filter(lambda b: b"\n" not in b), min_size=2, max_size=4),
-        ),
-        st.tuples(st.sampled_from(["cut", "seal", "piece"]), st.just(""), st.just([])),
-    ),
-    max_size=25,
-)
-
-
 @settings(max_examples=40, deadline=None)
-@given(steps, st.data())
-def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]], data: st.DataObject) -> None:
+@given(STEPS, st.data())
+def test_a_log_reads_as_a_list_would(steps: list[Step], data: st.DataObject) -> None:
     """Any route from any sequence reads like a list, whatever was written, cut and sealed in any order."""
     with tempfile.TemporaryDirectory() as folder:
-        built = Built(Path(folder) / "root", segment_max_bytes=4096)
-        model: list[tuple[int, str, bytes]] = []
-        begun: dict[str, tuple[int, bytes, list[bytes]]] = {}
-
-        def go_on(route: str) -> None:
-            sequence, value, (piece, *rest) = begun.pop(route)
-            built.piece(route, piece + (b"" if rest else b"\n"), begins=False, ends=not rest)
-            if rest:
-                begun[route] = (sequence, value + piece, rest)
-            else:
-                model.append((sequence, route, value + piece))
-
-        for what, route, content in script:
-            if what == "cut" and built.writer.has_advanced:
-                built.cut()
-            elif what == "seal":
-                built.seal()
-            elif what == "piece":
-                for name in list(begun):
-                    go_on(name)
-            elif route:
-                while route in begun:
-                    go_on(route)
-                if what == "pieces":
-                    first = built.piece(route, content[0], begins=True, ends=False)
-                    begun[route] = (first, content[0], content[1:])
-                else:
-                    first = built.lines(route, content) if what == "lines" else built.columns(route, content)
-                    model += [(first + i, route, value) for i, value in enumerate(content)]
+        built = build(Path(folder) / "root", steps)
+        model: list[Expected] = [(1, "b", FIRST_VALUE)]
+        for step in steps:
+            model += step.records(len(model) + 1)
         start = data.draw(st.integers(1, built.last + 1))
         stop = data.draw(st.integers(start, built.last + 2))
         chosen = data.draw(st.sampled_from([None, *built.root.route_names()]))
-        wanted = [r for r in model if start <= r[0] <= stop and chosen in (None, r[1])]
         assert seen(built.log.records()) == model
-        assert seen(built.log.records(chosen, start, stop)) == wanted
+        assert seen(built.log.records(chosen, start, stop)) == [
+            each for each in model if start <= each[0] <= stop and chosen in (None, each[1])
+        ]
         built.writer.close()
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from damage import flip_bit
 from logs import Built
-from reading import three_forms, values
+from reading import three_forms, until_it_waits, values
 from repairing import repair
 from running import Daemon, eventually
 
@@ -149,18 +147,13 @@ def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut
         daemon.ask("PUB a 2\n1\n")
         daemon.ask("CUT")
         onward = read_without_waiting(wald.open(daemon.root).view(), route=None, start="earliest", stop=None, group="g")
-
-        def read_on() -> bytes:
-            batches = takewhile(lambda found: not isinstance(found, int), onward)
-            return b"".join(batch.raw() for batch in batches if isinstance(batch, Batch))
-
-        assert read_on() == b"1\n"
+        assert until_it_waits(onward) == [(1, b"1")]
         daemon.kill()
         daemon.start_again()
         daemon.ask("PUB a 2\n2\n")
         daemon.ask("CUT")
         daemon.ask("PUB a 2\n3\n")
-        assert read_on() == b"2\n3\n"
+        assert until_it_waits(onward) == [(2, b"2"), (3, b"3")]
 
 
 def repaired(built: Built, base: int, kind: Kind, value: bytes) -> Built:
@@ -172,12 +165,6 @@ def repaired(built: Built, base: int, kind: Kind, value: bytes) -> Built:
     return Built(built.root.path, epoch=built.writer.epoch + 8, now_ns=built.now_ns)
 
 
-def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
-    """Return the records that a follower is given until it waits."""
-    batches = takewhile(lambda found: not isinstance(found, int), follower)
-    return [(each.sequence, each.value) for batch in batches if isinstance(batch, Batch) for each in batch.records()]
-
-
 class TestASegmentThatARepairHasMadeAgain:
     """The follower has it open, and has been given records that are now in another file or at another position."""
 
@@ -186,7 +173,7 @@ class TestASegmentThatARepairHasMadeAgain:
         for number in range(1, 9):
             built.lines("a", [b"r%d" % number])
         follower = read_without_waiting(built.view, route="a", start=1, stop=None)
-        assert [sequence for sequence, _ in steps(follower)] == list(range(1, 9))
+        assert [sequence for sequence, _ in until_it_waits(follower)] == list(range(1, 9))
         built.lines("a", [b"r9"])
         if cut:
             built.cut()
@@ -194,8 +181,8 @@ class TestASegmentThatARepairHasMadeAgain:
         built = repaired(built, 1, Kind.RAW, b"r3")
         assert list(built.root.segments.glob("*4.wal"))
         built.lines("a", [b"after"])
-        assert [value for _, value in steps(follower)] == [b"r9", *([b"next"] if cut else []), b"after"]
-        assert steps(follower) == []
+        assert [value for _, value in until_it_waits(follower)] == [b"r9", *([b"next"] if cut else []), b"after"]
+        assert until_it_waits(follower) == []
 
     def test_a_long_record_and_those_of_other_routes_are_delivered_once(self, built: Built) -> None:
         """It begins before the records that were delivered, and is in the segment that is made again."""
@@ -206,11 +193,11 @@ class TestASegmentThatARepairHasMadeAgain:
         built.lines("b", [b"r5"])
         built.piece("a", b"middle ", begins=False, ends=False)
         follower = read_without_waiting(built.view, route=None, start=1, stop=None)
-        assert [value for _, value in steps(follower)] == [b"r1", b"r2", b"r4", b"r5"]
+        assert [value for _, value in until_it_waits(follower)] == [b"r1", b"r2", b"r4", b"r5"]
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         built = repaired(built, 1, Kind.RAW, b"r2")
         built.lines("b", [b"after"])
-        assert [value for _, value in steps(follower)] == [b"begins middle ends", b"next", b"after"]
+        assert [value for _, value in until_it_waits(follower)] == [b"begins middle ends", b"next", b"after"]
 
     def test_only_a_long_record_that_was_not_delivered_is_lost(self, built: Built) -> None:
         lost: list[Missing] = []
@@ -219,10 +206,10 @@ class TestASegmentThatARepairHasMadeAgain:
         for number in range(3, 6):
             built.lines("b", [b"r%d" % number])
         follower = read_without_waiting(built.view, route=None, start=1, stop=None, on_missing=lost.append)
-        assert [value for _, value in steps(follower)] == [b"r1", b"r3", b"r4", b"r5"]
+        assert [value for _, value in until_it_waits(follower)] == [b"r1", b"r3", b"r4", b"r5"]
         built = repaired(built, 1, Kind.RAW, b"r4")
         built.lines("b", [b"after"])
-        assert [value for _, value in steps(follower)] == [b"after"]
+        assert [value for _, value in until_it_waits(follower)] == [b"after"]
         assert [(each.first, each.last) for each in lost] == [(2, 2)]
 
     def test_two_forms_that_a_killed_repair_has_left_are_read_once(self, built: Built) -> None:
@@ -235,7 +222,7 @@ class TestASegmentThatARepairHasMadeAgain:
         built = repaired(built, 1, Kind.RAW, b"r3")
         built.path(1, Kind.RAW).write_bytes(whole)
         follower = read_without_waiting(built.view, route="a", start=1, stop=None)
-        assert [sequence for sequence, _ in steps(follower)] == list(range(1, 10))
+        assert [sequence for sequence, _ in until_it_waits(follower)] == list(range(1, 10))
 
 
 @pytest.mark.parametrize("of_another", [False, True], ids=["unreadable", "misplaced"])
@@ -245,12 +232,12 @@ def test_an_open_segment_whose_sealed_form_cannot_be_read_is_reported_as_damage(
     damage: list[Damaged] = []
     built.lines("a", [b"1"])
     follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_damage=damage.append)
-    assert steps(follower) == [(1, b"1")]
+    assert until_it_waits(follower) == [(1, b"1")]
     built.lines("a", [b"2"], cut=True)
     built.lines("a", [b"3"])
     built.cut(seal=True)
     built.lines("a", [b"4"])
     sealed = built.path(1, Kind.SEALED)
     sealed.write_bytes(built.path(3, Kind.SEALED).read_bytes() if of_another else bytes(500))
-    assert steps(follower) == [(3, b"3"), (4, b"4")]
+    assert until_it_waits(follower) == [(3, b"3"), (4, b"4")]
     assert [str(sealed) in each.message and "record 2 cannot" in each.message for each in damage] == [True]

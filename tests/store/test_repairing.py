@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from contents import errors
-from faults import SteppingDisk
+from contents import errors, readable
+from faults import DyingDisk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from logs import Built, Unsynced
@@ -32,21 +33,12 @@ from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.format.records import Record
 from wald.repairing.apply import planned_repair
 from wald.repairing.plan import ActionKind
 from wald.repairing.survey import recover_identity
 from wald.retention.history import History
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import State
-
-Records = dict[int, Record]
-
-
-def readable(root: Path) -> tuple[Records, list[Damaged]]:
-    reported: list[Damaged] = []
-    found = wald.open(root).records(start=1, on_damage=reported.append, on_missing="skip")
-    return {record.sequence: record for record in found}, reported
 
 
 class Written:
@@ -262,17 +254,12 @@ def test_a_deletion_that_was_taken_back_by_a_damaged_line_is_not_believed(log: P
     assert wald.open(log).where(base).state is not State.RECLAIMED
 
 
-class KillingDisk(SteppingDisk):
-    """Kills its process at its n-th step."""
+class KillingDisk(DyingDisk):
+    """Disk that kills its process."""
 
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self.left = last
-
-    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
-        if not self.left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.left -= 1
+    def die(self, name: str) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
 
 
 def killed_at(step: int, root: Path) -> bool:
@@ -324,8 +311,6 @@ def check_killed(log: Path, tmp_path: Path, kind: str, *, every: int) -> None:
 
 
 SPOILED = st.lists(st.tuples(st.integers(0, 4), DAMAGE | st.none()), min_size=1, max_size=3)
-
-
 QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from contents import errors
+from contents import errors, readable
 from logs import Built
 from repairing import repair
 from shrinking import shrink
@@ -22,7 +22,6 @@ from wald.checking.verifier import verify
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.format.names import Kind
-from wald.format.records import Record
 from wald.repairing import rewrite
 from wald.retention.missing import Missing
 from wald.segments import sealed_file, shrinking
@@ -33,8 +32,6 @@ from wald.writing import sealing
 FRAME_BYTES = 450_000  # several blocks of zstd, of which those in front of damage decompress
 RECORD_BYTES = 16_000
 BLOCK_RECORDS = 16  # at most, in a block of zstd, with a record that has a piece there
-
-Records = dict[int, Record]
 
 
 def built(path: Path) -> Built:
@@ -71,13 +68,6 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return log
 
 
-def readable(root: Path) -> tuple[Records, bool]:
-    """Return the records read, and True if damage is reported."""
-    reported: list[object] = []
-    found = wald.open(root).records(start=1, on_damage=reported.append, on_missing="skip")
-    return {record.sequence: record for record in found}, bool(reported)
-
-
 def named_lost(root: Path) -> set[int]:
     """The records that ``wald verify`` names in its errors."""
     messages = [found.message for found in verify(Root(root)) if found.level is Level.ERROR]
@@ -101,7 +91,7 @@ def check(log: Built, root: Path, path: Path, damage: Callable[[bytearray], obje
         assert {each for each in lost if whole[each].route != "p"} <= named_lost(root) <= lost
     acts = repair(root).actions
     after, reported = readable(root)
-    assert (after, reported) == (before, False)
+    assert (after, reported) == (before, [])
     assert {each for act in acts for first, last in act.lost_spans for each in range(first, last + 1)} == lost
     assert errors(root) == []
     return len(lost)

@@ -155,8 +155,6 @@ def test_what_is_dropped_or_lost_is_reported_whatever_is_looked_for(built: Built
 
 
 PIECES = [b"ab", b"aB", b"b", b"\n", b".", b"error", b"Error", b"\x00", b"\xff", b""]
-
-
 PATTERNS = [
     b"ab", b"^b", b"b$", b"^$", b"a.", b"error|ab", b"(?i)ERROR", b"(?i:E)rror", b"e+rror", b"(er)ror", b"(er)?ror",
     b"[^a]b", b"\\x00", b"a(?!b)", b"b(?=\\Z)", b"\\bb", b"(?s)a.*b", b"", b"(?x) a b", b"er{2}or", b"(?:e|a)rror",

@@ -20,7 +20,6 @@ from repairing import repair
 from shrinking import behind, shrink, shrink_file
 
 import wald
-from wald.checking.checker import Level
 from wald.checking.dump import dump
 from wald.checking.verifier import verify
 from wald.errors import Damaged, NotFound
@@ -69,10 +68,6 @@ def missing(built: Built, route: str | None = None, start: int | str = 1, stop: 
     return found
 
 
-def wrong(built: Built) -> list[str]:
-    return [str(found) for found in verify(built.root) if found.level is Level.ERROR]
-
-
 STUCK = list(range(3, 40, 3))
 
 
@@ -101,14 +96,14 @@ def test_what_was_dropped_is_missing_like_what_was_reclaimed_and_the_stuck_route
     at_ns += 2 * 10**9
     assert sequence_at(built.view, at_ns) == sequence_since(built.view, at_ns) == 12
 
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     found = "".join(found.message for found in verify(built.root))
     assert "13 records; 27 records were dropped" in found
     before = built.path(1, Kind.SEALED).read_bytes()
     (built.root.ledger / "reclaim.jsonl").unlink()
     assert built.log.where(4).state is State.RECLAIMED
     assert "by shrinking, and no ledger says when" in built.log.where(4).message
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     assert "the ledger has no line about its shrinking" in [found.message for found in verify(built.root)]
     assert not repair(built.root.path).actions
     assert built.path(1, Kind.SEALED).read_bytes() == before
@@ -144,12 +139,12 @@ def test_a_segment_is_shrunk_again(built: Built) -> None:
         "stuck": (3, 18),
     }
     assert read(built) == [21, 24, 27, 30, 33, 36, 39, 41]
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     with SealedFile(built.path(1, Kind.SEALED)) as sealed:
         assert sealed.index.next_sequence == 41
     shrink(built, 1, web=40, stuck=40)
     assert read(built) == [41]
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
 
 
 def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
@@ -186,10 +181,10 @@ def test_without_its_index_the_frames_say_what_was_dropped_and_a_repair_rebuilds
     )
     assert index.routes == shrinking.index.routes
     assert built.log.where(4).state is State.RECLAIMED
-    assert wrong(built) != []
+    assert errors(built.root.path) != []
 
     repair(built.root.path)
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     assert read(built, "stuck") == STUCK
     (found,) = missing(built, "web")
     assert (found.first, found.last, found.records) == (1, 40, 27)
@@ -210,7 +205,7 @@ def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_on
 
     assert [act.lost_spans for act in repair(built.root.path).actions] == [((2, 2),)]
     assert not repair(built.root.path).actions
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     built.crash()
 
 
@@ -230,7 +225,7 @@ def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tm
 
     assert read(built, "long") == [3]
     assert read(built) == [3, 4]
-    assert wrong(built) == []
+    assert errors(built.root.path) == []
     built.crash()
 
 
@@ -276,7 +271,7 @@ def test_what_is_behind_the_cursors_reads_the_same(
             shrink(built, segment.base_sequence, **floors)
         for route, records in before.items():
             assert unread(built, route, floors[route]) == [each for each in records if each[0] > floors[route]]
-        assert wrong(built) == []
+        assert errors(built.root.path) == []
     built.crash()
 
 
@@ -350,8 +345,6 @@ DAMAGE: dict[str, Callable[[Built], object]] = {
     "the content of the file": lambda built: change(built, lambda data: bytes(len(data))),
     "the file": lambda built: built.path(1, Kind.SEALED).unlink(),
 }
-
-
 UNPROVEN = ("nearly all of the file", "the content of the file", "the file")  # nothing is left that shrink has made
 
 

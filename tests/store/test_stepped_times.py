@@ -34,11 +34,7 @@ from wald.retention.progress import measure_lags
 from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 
 WRONG_TIMES = b"because the clock was ahead"
-
-
 HOUR_NS = 3600 * SECOND_NS
-
-
 AHEAD_NS = 80 * 365 * 24 * HOUR_NS
 
 
@@ -399,8 +395,6 @@ def _moment_in_namespace(ahead_seconds: int) -> Moment:
 
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS
-
-
 STEPS = {
     "forward and back": [3600 * SECOND_NS, -3600 * SECOND_NS],
     "to before 1970": [0, -60 * YEAR_NS],

@@ -11,6 +11,7 @@ import pytest
 from contents import errors
 from damage import flip_bit
 from logs import Built
+from reading import numbered, until_it_waits
 from reclaiming import bases, reclaim
 from repairing import repair
 from shrinking import shrink
@@ -21,7 +22,6 @@ from wald.errors import Damaged, NotFound
 from wald.files.listing import Segment
 from wald.files.routes import add_route
 from wald.format.names import Kind
-from wald.format.records import Record
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_selection, read_without_waiting
 from wald.reading.selection import Selection, Start
@@ -75,10 +75,6 @@ def spoil_index(built: Built, base: int) -> None:
     flip_bit(path, b"WALDSIX1", 20)
 
 
-def numbered(records: Iterator[Record]) -> list[tuple[int, bytes]]:
-    return [(record.sequence, record.value) for record in records]
-
-
 WHOLE = [(1, LONG), (5, b"next")]
 
 
@@ -97,13 +93,13 @@ class TestAReclaimedSegmentWithoutAPiece:
     def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
         follower = follow(built)
-        assert steps(follower) == []
+        assert until_it_waits(follower) == []
         built.cut()
         built.lines("b", [b"x"] * 3, cut=True)
         built.piece("a", b"gun\nnext\n", begins=False, ends=True)
         built.cut(seal=True)
         delete_middle(built)
-        assert steps(follower) == WHOLE
+        assert until_it_waits(follower) == WHOLE
 
     def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
         of_another_route(built)
@@ -245,19 +241,8 @@ class TestAShrunkSegment:
             spoil_index(built, 2)
 
 
-def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
-    """Return the records that a follower is given until it waits."""
-    batches = itertools.takewhile(lambda found: not isinstance(found, int), follower)
-    return [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
-
-
 def follow(built: Built, on_damage: Callable[[Damaged], None] | None = None) -> Iterator[Batch | int | None]:
     return read_without_waiting(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
-
-
-def restart(built: Built) -> Built:
-    built.crash()
-    return Built(built.root.path, epoch=built.writer.epoch + 1, now_ns=built.now_ns)
 
 
 def removed_and_named_again(built: Built) -> Built:
@@ -275,7 +260,7 @@ class TestAFollowerThatIsPaused:
     """Its file of the active segment is not the one in which the writer has continued and which was cut then."""
 
     @pytest.mark.parametrize(
-        ("again", "sealed"), [(restart, False), (removed_and_named_again, True), (failed_write, False)]
+        ("again", "sealed"), [(Built.restart, False), (removed_and_named_again, True), (failed_write, False)]
     )
     def test_it_gets_every_piece(self, tmp_path: Path, again: Callable[[Built], Built], *, sealed: bool) -> None:
         built = Built(tmp_path / "root")
@@ -283,7 +268,7 @@ class TestAFollowerThatIsPaused:
         built.cut()
         built.piece("a", b"seen ", begins=False, ends=False)
         follower = follow(built)
-        assert steps(follower) == []
+        assert until_it_waits(follower) == []
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
         built.piece("a", b"ends\n", begins=False, ends=True)
@@ -291,7 +276,7 @@ class TestAFollowerThatIsPaused:
         if sealed:
             built.seal()
         built.lines("a", [b"last"])
-        assert steps(follower) == [(1, b"begins seen unseen ends"), (2, b"next"), (3, b"last")]
+        assert until_it_waits(follower) == [(1, b"begins seen unseen ends"), (2, b"next"), (3, b"last")]
 
     @pytest.mark.parametrize("again", [removed_and_named_again, failed_write])
     def test_it_gets_pieces_that_no_number_shows(self, tmp_path: Path, again: Callable[[Built], Built]) -> None:
@@ -300,27 +285,27 @@ class TestAFollowerThatIsPaused:
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
         follower = follow(built)
-        assert steps(follower) == [(1, b"first")]
+        assert until_it_waits(follower) == [(1, b"first")]
         built = again(built)
         built.piece("a", b"unseen ", begins=False, ends=False)
         if built.writer.has_advanced:
             built.cut(seal=True)
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
-        assert steps(follower) == [(2, b"begins unseen ends"), (3, b"next")]
+        assert until_it_waits(follower) == [(2, b"begins unseen ends"), (3, b"next")]
 
     def test_a_start_may_write_a_longer_control_batch_over_a_segment_without_records(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "root")
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
-        built = restart(built)
+        built = built.restart()
         follower = follow(built)
-        assert steps(follower) == [(1, b"first")]
+        assert until_it_waits(follower) == [(1, b"first")]
         add_route(built.root, built.disk, "n" * 100)
-        built = restart(built)
-        assert steps(follower) == []
+        built = built.restart()
+        assert until_it_waits(follower) == []
         built.piece("a", b"ends\n", begins=False, ends=True)
         built.lines("a", [b"next"])
-        assert steps(follower) == [(2, b"begins ends"), (3, b"next")]
+        assert until_it_waits(follower) == [(2, b"begins ends"), (3, b"next")]
 
     @pytest.mark.parametrize("named", [True, False])
     def test_it_gets_no_record_whose_middle_was_deleted_with_the_other_file(
@@ -329,7 +314,7 @@ class TestAFollowerThatIsPaused:
         built, follower = paused_in_a_copy(tmp_path)
         built.piece("a", b"unseen ", begins=False, ends=False)
         delete_paused(built, named=named)
-        assert steps(follower) == [(4, b"next")]
+        assert until_it_waits(follower) == [(4, b"next")]
 
     def test_it_gets_damage_or_the_record_as_the_other_file_was_deleted_without_a_word_or_without_a_piece(
         self, tmp_path: Path
@@ -339,17 +324,17 @@ class TestAFollowerThatIsPaused:
         built.piece("a", b"unseen ", begins=False, ends=False)
         delete_paused(built)
         (built.root.ledger / "reclaim.jsonl").unlink()
-        assert steps(follower) == [(4, b"next")]
+        assert until_it_waits(follower) == [(4, b"next")]
         assert ["record 2 cannot be read" in each.message for each in damage] == [True]
 
         built, follower = paused_in_a_copy(tmp_path / "no piece", seen=b"")
         built.lines("b", [b"unseen"])
         delete_paused(built)
-        assert steps(follower) == [(2, b"begins ends"), (5, b"next")]
+        assert until_it_waits(follower) == [(2, b"begins ends"), (5, b"next")]
 
         built, follower = paused_in_a_copy(tmp_path / "complete")
         delete_paused(built)
-        assert steps(follower) == [(2, b"begins seen ends"), (4, b"next")]
+        assert until_it_waits(follower) == [(2, b"begins seen ends"), (4, b"next")]
 
     @pytest.mark.parametrize("spoiled", [False, True])
     def test_it_continues_inside_a_run_of_batches_that_shrink_dropped(self, tmp_path: Path, *, spoiled: bool) -> None:
@@ -357,14 +342,14 @@ class TestAFollowerThatIsPaused:
         built.lines("a", [b"read"])
         built.lines("b", [b"x" * 1000] * 3)
         follower = follow(built, damage.append)
-        assert steps(follower) == [(1, b"read")]
+        assert until_it_waits(follower) == [(1, b"read")]
         built.lines("b", [b"y" * 1000] * 3)
         built.lines("a", [b"unread", b"too"])
         built.cut(seal=True)
         shrink(built, 1, b=7)
         if spoiled:
             spoil_index(built, 1)
-        assert steps(follower) == [(8, b"unread"), (9, b"too")]
+        assert until_it_waits(follower) == [(8, b"unread"), (9, b"too")]
         assert damage == []
 
 
@@ -380,7 +365,7 @@ def paused_in_a_copy(
     if seen:
         built.piece("a", seen, begins=False, ends=False)
     follower = follow(built, on_damage)
-    assert steps(follower) == [(1, b"first")]
+    assert until_it_waits(follower) == [(1, b"first")]
     return removed_and_named_again(built), follower
 
 
@@ -426,13 +411,13 @@ class TestAFollowerAcrossARepair:
         built.lines("a", [b"first"])
         built.piece("a", b"begins ", begins=True, ends=False)
         follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_missing=lost.append)
-        assert steps(follower) == [(1, b"first")]
+        assert until_it_waits(follower) == [(1, b"first")]
         built.cut()
         built.lines("b", [b"of another route"])
         built.piece("a", b"middle ", begins=False, ends=False)
         built.lines("b", [b"of another route"])
         if seen:
-            assert steps(follower) == []
+            assert until_it_waits(follower) == []
         built.cut()
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         if kind is Kind.SEALED:
@@ -440,7 +425,7 @@ class TestAFollowerAcrossARepair:
         spoil(built, 3, kind, gone=gone)
         built = repaired(built)
         built.lines("a", [b"after"])
-        assert steps(follower) == [(5, b"next"), (6, b"after")]
+        assert until_it_waits(follower) == [(5, b"next"), (6, b"after")]
         assert [(each.first, each.last) for each in lost if each.exact] == [(2, 2)]
         assert "given up by a repair" in lost[0].lost
         assert numbered(built.log.records("a", on_missing="skip")) == [(1, b"first"), (5, b"next"), (6, b"after")]
@@ -452,7 +437,7 @@ class TestAFollowerAcrossARepair:
         built.piece("a", b"begins ", begins=True, ends=False)
         built.cut()
         follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_missing=lost.append)
-        assert steps(follower) == [(1, b"first")]
+        assert until_it_waits(follower) == [(1, b"first")]
         built.lines("b", [b"of another route"])
         built.piece("a", b"middle ends\n", begins=False, ends=True)
         built.cut()
@@ -464,8 +449,6 @@ class TestAFollowerAcrossARepair:
 
 
 LOST = b"lost " * 100
-
-
 KEPT = [(2, b"other"), (3, b"next"), (4, b"last")]
 
 
@@ -539,7 +522,7 @@ class TestReaders:
         begin_at_the_end(built, cut=pieces is not None)
         for _ in range(pieces or 0):
             built.piece("a", b"goes on ", begins=False, ends=False)
-        built = restart(built if pieces is None else restart(built))
+        built = (built if pieces is None else built.restart()).restart()
         end(built)
         truncate(built)
         found, (damage,) = read(built, "a")
@@ -550,15 +533,15 @@ class TestReaders:
         built.piece("a", b"begins ", begins=True, ends=False)
         built.lines("b", [b"other"])
         behind = follow(built, damage.append)
-        assert steps(behind) == []
+        assert until_it_waits(behind) == []
         built.piece("a", LOST, begins=False, ends=False)
         ahead = follow(built, undamaged.append)
-        assert steps(ahead) == []
+        assert until_it_waits(ahead) == []
         built.cut()
         end(built)
         truncate(built)
-        assert steps(behind) == KEPT[1:]
-        assert steps(ahead) == [(1, b"begins " + LOST + b"ends"), *KEPT[1:]]
+        assert until_it_waits(behind) == KEPT[1:]
+        assert until_it_waits(ahead) == [(1, b"begins " + LOST + b"ends"), *KEPT[1:]]
         assert (len(damage), undamaged) == (1, [])
 
 

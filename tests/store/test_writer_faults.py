@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, values
-from faults import Died, DyingDisk, FailingDisk, until_it_survives
+from faults import DyingDisk, FailingDisk, until_it_survives
 from interleaving import Lock, PausingDisk, Schedule, interleavings
 from logs import Built, commit, draft
 from powercut import RecordingDisk
@@ -101,33 +101,23 @@ def test_a_crash_at_any_step_keeps_what_was_committed_and_no_more(
     tmp_path: Path, operate: Callable[[Built], None], part: float
 ) -> None:
     for number, disk in enumerate(until_it_survives(lambda _: DyingDisk(NEVER, part=part))):
-        assert isinstance(disk, DyingDisk)
         built = with_some_records(tmp_path / str(number), disk)
         disk.left = number
-        try:
+        with disk.attempt():
             operate(built)
-            survived = True
-        except Died:
-            survived = False
         published = built.log.head()
         assert published is not None
         disk.abandon()
         check_after_a_crash(built.root.path, published=published.sequence)
-        if survived:
-            break
     assert number >= 2
 
 
 @pytest.mark.parametrize("part", [0.6], ids=["a part of it"])
 def test_a_first_start_that_crashes_at_any_step_is_made_again(tmp_path: Path, part: float) -> None:
     for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
-        assert isinstance(disk, DyingDisk)
         path = tmp_path / str(number)
-        try:
+        with disk.attempt():
             Built(path, disk=disk)
-            survived = True
-        except Died:
-            survived = False
         disk.abandon()
         built = Built(path, epoch=2)
         assert built.report.errors == []
@@ -135,8 +125,6 @@ def test_a_first_start_that_crashes_at_any_step_is_made_again(tmp_path: Path, pa
         assert values(path) == [b"first"]
         assert_sound(path)
         built.writer.close()
-        if survived:
-            break
     assert number > 10
 
 
@@ -144,16 +132,13 @@ def test_a_first_start_that_crashes_at_any_step_is_made_again(tmp_path: Path, pa
 def test_a_commit_that_fails_changes_nothing_and_its_drafts_go_to_the_next_segment(tmp_path: Path, part: float) -> None:
     """Also where the whole batch reached the disk, and only the sync said no."""
     for number, disk in enumerate(until_it_survives(lambda _: FailingDisk(NEVER, part=part, number=errno.EIO))):
-        assert isinstance(disk, FailingDisk)
         built = with_some_records(tmp_path / str(number), disk)
         writer, before = built.writer, in_memory(built.writer)
         disk.left = number
         drafts = [draft(MORE[0], producer=(7, 2)), draft(MORE[1])]
-        try:
+        with disk.attempt():
             commit(built, drafts)
-            survived = True
-        except OSError:
-            survived = False
+        if not disk.survived:
             assert writer.failed
             assert in_memory(writer) == before
             writer.replace(now_ns=built.now_ns)
@@ -166,15 +151,12 @@ def test_a_commit_that_fails_changes_nothing_and_its_drafts_go_to_the_next_segme
         built = Built(built.root.path, epoch=2)
         assert built.report.errors == []
         assert_whole(built)
-        if survived:
-            break
     assert number == 2  # one write, one sync
 
 
 def test_a_replace_that_fails_at_any_step_can_be_tried_again(tmp_path: Path) -> None:
     for operate in (fail_and_replace, fail_at_once_and_replace, piece_then_fail_and_replace):
         for number, disk in enumerate(until_it_survives(lambda _: FailingDisk(NEVER))):
-            assert isinstance(disk, FailingDisk)
             built = with_some_records(tmp_path / f"{operate.__name__}{number}", disk)
             if operate is not fail_and_replace:
                 built.cut()
@@ -186,11 +168,9 @@ def test_a_replace_that_fails_at_any_step_can_be_tried_again(tmp_path: Path) -> 
                 commit_more(built)
             disk.left = number
             before = in_memory(built.writer)[0]
-            try:
+            with disk.attempt():
                 built.writer.replace(now_ns=built.now_ns)
-                survived = True
-            except OSError:
-                survived = False
+            if not disk.survived:
                 assert in_memory(built.writer)[0] == before
                 assert built.writer.failed
                 assert len(disk.descriptors) == descriptors
@@ -201,8 +181,6 @@ def test_a_replace_that_fails_at_any_step_can_be_tried_again(tmp_path: Path) -> 
             assert values(built.root.path, "web") == [b"1", b"2", b"4", b"5", b"6", b"7"]
             assert_whole(built)
             built.writer.close()
-            if survived:
-                break
         assert number > 7
 
 
@@ -214,7 +192,6 @@ def test_a_replace_that_fails_at_any_step_can_be_tried_again(tmp_path: Path) -> 
 def test_a_cut_that_fails_at_any_step_leaves_a_log_that_goes_on(tmp_path: Path, more: int, spare: bool) -> None:
     """The old segment continues if it is unchanged; otherwise the next one does."""
     for number, disk in enumerate(until_it_survives(lambda _: FailingDisk(NEVER, more=more))):
-        assert isinstance(disk, FailingDisk)
         built = with_some_records(tmp_path / str(number), disk)
         writer = built.writer
         descriptors = len(disk.descriptors)
@@ -222,12 +199,9 @@ def test_a_cut_that_fails_at_any_step_leaves_a_log_that_goes_on(tmp_path: Path, 
             writer.prepare_spare()
         before = in_memory(writer)[0]
         disk.left = number
-        try:
+        with disk.attempt():
             writer.cut(now_ns=built.now_ns)
-            survived = True
-        except OSError:
-            survived = False
-        survived = survived and disk.left >= 0
+        disk.survived = disk.survived and disk.left >= 0
         disk.left = NEVER
         assert in_memory(writer)[0] == before
         assert len(disk.descriptors) == descriptors
@@ -239,36 +213,27 @@ def test_a_cut_that_fails_at_any_step_leaves_a_log_that_goes_on(tmp_path: Path, 
         built = Built(built.root.path, epoch=2)
         assert built.report.errors == []
         assert_whole(built)
-        if survived:
-            break
     assert number > 5
 
 
 def test_a_failure_at_any_step_loses_nothing_and_leaves_no_name_in_doubt(tmp_path: Path) -> None:
-    for bad in range(40):
-        disk = FailingDisk(NEVER)
+    for bad, disk in enumerate(until_it_survives(lambda _: FailingDisk(NEVER))):
         built = Built(tmp_path / str(bad), disk=disk)
         built.lines("a", [b"1"])
         path = built.writer.path
         path.unlink()
         path.write_bytes(b"a stranger")
         disk.left = bad
-        try:
+        with disk.attempt():
             built.writer.restore_name()
-            survived = disk.left >= 0
-        except OSError:
-            survived = False
+        if not disk.survived:
             assert path.exists()
             assert built.writer.failed == built.writer.is_named()
-        disk.left = NEVER
-        if survived:
-            break
+        disk.survived = disk.survived and disk.left >= 0
     assert bad > 4
 
 
 LOG = "new/above/log"  # below a directory that is there
-
-
 SEGMENT_BYTES = 4096
 
 

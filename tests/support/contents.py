@@ -7,6 +7,7 @@ from pathlib import Path
 import wald
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
+from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.format.records import Record
 
@@ -24,6 +25,13 @@ def values(root: Path, route: str | None = None) -> list[bytes]:
 def text(root: Path, route: str) -> bytes:
     """Return a route as its producer wrote it: lines with their original newlines."""
     return b"".join(record.value + b"\n" * record.terminated for record in records(root, route))
+
+
+def readable(root: Path) -> tuple[dict[int, Record], list[Damaged]]:
+    """Return what can be read of a damaged log, and the reported damage."""
+    reported: list[Damaged] = []
+    found = wald.open(root).records(start=1, on_damage=reported.append, on_missing="skip")
+    return {record.sequence: record for record in found}, reported
 
 
 def errors(root: Path) -> list[str]:

@@ -10,8 +10,10 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from wald.files.disk import Disk
 from wald.format.batch import Buffer
@@ -28,6 +30,18 @@ class SteppingDisk(Disk):
 
     def __init__(self) -> None:
         self.descriptors: set[int] = set()
+        self.survived = False
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """End the block at the fault of the disk, or note that the disk has survived."""
+        try:
+            yield
+            self.survived = True
+        except Died:
+            self.abandon()
+        except OSError:
+            pass
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
         raise NotImplementedError
@@ -129,18 +143,27 @@ class TracingDisk(SteppingDisk):
         self.steps.append((name, _RANDOM.sub("", path.name) if path else ""))
 
 
-class DyingDisk(SteppingDisk):
-    """Disk that dies at step ``last`` (from 0), after ``part`` of the step's bytes."""
+T = TypeVar("T", bound=SteppingDisk)
 
-    def __init__(self, last: int, *, part: float = 0.0) -> None:
+
+class DyingDisk(SteppingDisk):
+    """Disk that dies at step ``last`` (from 0), after ``part`` of the step's bytes; only ``names`` count, or all."""
+
+    def __init__(self, last: int, *, part: float = 0.0, names: Container[str] | None = None) -> None:
         super().__init__()
         self.left = last
         self.part = part
+        self.names = names
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        if self.names is not None and name not in self.names:
+            return
         if self.left <= 0:
-            raise Died(name)
+            self.die(name)
         self.left -= 1
+
+    def die(self, name: str) -> NoReturn:
+        raise Died(name)
 
     def partly(self) -> float:
         return self.part if self.left == 0 else 0.0
@@ -176,9 +199,12 @@ class FailingDisk(SteppingDisk):
         super().close(descriptor)
 
 
-def until_it_survives(make: Callable[[int], Disk]) -> Iterator[Disk]:
-    """Yield disks that die or fail at step 0, 1, 2 …; the test stops once a disk has survived."""
-    return map(make, itertools.count())
+def until_it_survives(make: Callable[[int], T]) -> Iterator[T]:
+    """Yield disks that die or fail at step 0, 1, 2 …, up to the first that has survived its attempt."""
+    for number in itertools.count():
+        yield (disk := make(number))
+        if disk.survived:
+            return
 
 
 def after_each_death(act: Callable[[int, DyingDisk], object], *, part: float = 0.0, least: int) -> Iterator[int]:
@@ -186,17 +212,11 @@ def after_each_death(act: Callable[[int, DyingDisk], object], *, part: float = 0
 
     Checks that there are more than ``least`` steps.
     """
-    for number in itertools.count():
-        disk = DyingDisk(number, part=part)
-        try:
+    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
+        with disk.attempt():
             act(number, disk)
-        except Died:
-            disk.abandon()
-            yield number
-        else:
-            assert number > least
-            yield number
-            return
+        yield number
+    assert number > least
 
 
 def _path(descriptor: int) -> Path:

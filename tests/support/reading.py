@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import TypeVar
 
 from logs import SECOND_NS, START_NS, Built
+
+from wald.format.records import Record
+from wald.reading.assembler import Batch
 
 T = TypeVar("T")
 
@@ -25,6 +29,17 @@ def seen(records: object) -> list[tuple[int, str, bytes]]:
     """Return the fields that distinguish records."""
     assert not isinstance(records, list)
     return [(record.sequence, record.route, record.value) for record in records]  # type: ignore[attr-defined]
+
+
+def numbered(records: Iterator[Record]) -> list[tuple[int, bytes]]:
+    """Return sequences and values."""
+    return [(record.sequence, record.value) for record in records]
+
+
+def until_it_waits(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
+    """Return the records that a follower is given until it waits."""
+    batches = takewhile(lambda found: not isinstance(found, int), follower)
+    return [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
 
 
 def values(built: Built, *args: object, **options: object) -> list[bytes]:

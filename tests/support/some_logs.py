@@ -11,8 +11,12 @@ from logs import Built
 from wald.format.batch import Flag
 
 _LINE = st.binary(max_size=12).map(lambda value: value.replace(b"\n", b"\r"))
+FIRST = b"the first record of all"
 _ROUTE = st.sampled_from(["a", "a", "a", "b"])
 _HEADERS = st.none() | st.sampled_from([b'{"h":"1"}', b"{}", b"\xff", b'{"not":1}'])
+
+Expected = tuple[int, str, bytes]
+"""Sequence, route and value of a record that a step appends, in the order in which they are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class Lines:
     route: str
     lines: list[bytes]
     terminated: bool = True
+
+    def records(self, first: int) -> list[Expected]:
+        return [(first + number, self.route, line) for number, line in enumerate(self.lines)]
 
     def append(self, built: Built) -> None:
         payload = b"\n".join(self.lines) + b"\n" * self.terminated
@@ -30,6 +37,9 @@ class Lines:
 class Columns:
     route: str
     rows: list[tuple[bytes, bytes | None, bytes | None, int]]
+
+    def records(self, first: int) -> list[Expected]:
+        return [(first + number, self.route, value) for number, (value, *_) in enumerate(self.rows)]
 
     def append(self, built: Built) -> None:
         values, keys, headers, times = map(list, zip(*self.rows, strict=True))
@@ -42,6 +52,9 @@ class Long:
 
     route: str
     pieces: list[bytes]
+
+    def records(self, first: int) -> list[Expected]:
+        return [(first + 1, "between", b"x"), (first, self.route, b"".join(self.pieces))]
 
     def append(self, built: Built) -> None:
         for number, piece in enumerate(self.pieces):
@@ -56,6 +69,9 @@ class Cut:
     """Step that begins another segment; with ``sealed``, it compresses the earlier ones."""
 
     sealed: bool
+
+    def records(self, first: int) -> list[Expected]:
+        return []
 
     def append(self, built: Built) -> None:
         if built.writer.has_advanced:
@@ -88,9 +104,9 @@ STEPS = st.lists(
 
 
 def build(path: Path, steps: list[Step]) -> Built:
-    """Build a log from these steps; route a exists, and may be empty."""
+    """Build a log from these steps behind a FIRST record; route a exists, and may be empty."""
     built = Built(path)
-    built.lines("b", [b"the first record of all"])
+    built.lines("b", [FIRST])
     (built.root.routes / "a").mkdir()
     for step in steps:
         step.append(built)

@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from archives import archive, restored
 from contents import errors
 from logs import Built
+from reading import numbered, until_it_waits
 from reclaiming import Reclaimer
 from repairing import repair
 
@@ -27,7 +27,6 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.format.records import Record
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_without_waiting
 from wald.reading.search import Match, search
@@ -337,8 +336,7 @@ class WholeLog:
         self._step(self.rng.choice(self.followers))
 
     def _step(self, follower: Follower) -> None:
-        batches = takewhile(lambda found: not isinstance(found, int), follower.steps)
-        given = [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
+        given = until_it_waits(follower.steps)
         last = max([number for number, _ in follower.given], default=0)
         self._check_reading(follower.route, given, behind=last)
         follower.given += given
@@ -387,10 +385,6 @@ class WholeLog:
     def _move(self, route: str, group: str, to: int) -> None:
         self.built.log.set_cursor(route, to, group=group)
         self.cursors[route, group] = to
-
-
-def numbered(records: Iterator[Record]) -> list[Numbered]:
-    return [(record.sequence, record.value) for record in records]
 
 
 def spoil(path: Path, rng: random.Random, *, keep: bool) -> None:
