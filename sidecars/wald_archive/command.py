@@ -132,7 +132,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     "--into",
     type=_ROOT,
     metavar="ROOT",
-    help="Create a new log there from every ROUTE; without ROUTE, from the whole archive.",
+    help="Create a new log at ROOT from the given routes, or from the whole archive.",
 )
 @click.option("--from", "start", type=SequenceNumber(), metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=SequenceNumber(), metavar="SEQ", help="The last record.")

@@ -91,7 +91,7 @@ def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) ->
         end = run.offset + run.bytes
         records = data.count(b"\n", run.offset, end)
         if run.part != name or run.offset != offset or run.first < sequence or records != run.count:
-            raise BadBundle(f"{member}: offset {offset}: {records} records, not as its index says")
+            raise BadBundle(f"{member}: offset {offset}: {records} records, but its index says otherwise")
         if not records or data[end - 1 : end] != b"\n":
             raise BadBundle(f"{member}: offset {end}: no record ends here")
         offset, sequence = end, run.last + 1
@@ -99,7 +99,7 @@ def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) ->
         raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} of its index")
     part = Part(form, runs[0].first, [data], runs)
     if part.facts != facts:
-        raise BadBundle(f"{member}: {part.count} records, {part.first} to {part.last}, not as the manifest says")
+        raise BadBundle(f"{member}: {part.count} records, {part.first} to {part.last}, but the manifest says otherwise")
     return part
 
 

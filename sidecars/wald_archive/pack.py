@@ -153,7 +153,7 @@ def choose_engine(
 ) -> Engine:
     """Return the requested engine, or the faster one; closing ``stack`` stops Spark."""
     if name == LOCAL and master is not None:
-        raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
+        raise InvalidInput("--engine local runs in this process and takes no --master", hint="--engine spark")
     optional = name == AUTO and master is None
     if name == LOCAL or (optional and not spark_pays(log, requests)):
         return partial(local_bundles, log, destination)
@@ -316,7 +316,7 @@ def _fields(done: Packed) -> dict[str, Any]:
 def _lines(done: Packed) -> Iterator[str]:
     run, manifest = done.run, done.manifest
     if manifest is None:
-        yield f"bag {run.bag}: was complete, and is acknowledged now"
+        yield f"bag {run.bag}: already complete; now acknowledged"
         return
     for made in (entry.bundle for entry in manifest.entries):
         contents = made.contents

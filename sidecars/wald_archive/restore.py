@@ -104,8 +104,8 @@ def restore_to_root(
         write(f"{route}: {count} records")
     write(f"log {made.log} at {made.root}: records {made.first} to {made.last} of log {made.from_log}")
     if made.missing:
-        write(f"not restored: {made.missing} sequences, in {made.holes} runs, as no bundle holds them")
-    write("not in an archive: the cursors of groups, who sent a record, and the numbers of producers' batches")
+        write(f"not restored: {made.missing} sequences, in {made.holes} runs, because no bundle has them")
+    write("not in an archive: cursors, the senders of records, and the batch numbers of producers")
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class Proof:
         if self._recorded.bundles or self._recorded.runs.get(manifest.origin.group) != "abandoned":
             self.manifest = manifest
         if manifest.bag != self._name:
-            yield self._error(MANIFEST, f"the bag is {manifest.bag}, not what its name says")
+            yield self._error(MANIFEST, f"the bag is {manifest.bag}, unlike the name of this directory")
         for file, data in tags.items():
             yield from self._compared(file, stored.get(file), data)
         expected: set[str] = set()
@@ -203,7 +203,7 @@ class Proof:
         foreign += [f"{PAYLOAD}/{file}" for file in (*payload.files, *payload.folders) if file not in expected]
         for file in foreign:
             if is_left_by_desktop(file.removeprefix(f"{PAYLOAD}/")):
-                yield self._finding(Level.INFO, file, "no part of the archive")
+                yield self._finding(Level.INFO, file, "not part of the archive")
             else:
                 yield self._error(file, "does not belong here")
 
@@ -239,7 +239,7 @@ class Proof:
         if not problem:
             contents = replace(tally.contents(), record_bytes=bundle.contents.record_bytes)
             if contents != bundle.contents or reading.about != about(manifest.origin, contents):
-                problem = "its parts are not those of bundle.json and manifest.json"
+                problem = "its parts differ from those in bundle.json and manifest.json"
             elif line is not None and not _holds(line, tally.runs):
                 problem = "it does not hold the sequences that the ledger records"
         if problem:
@@ -277,7 +277,7 @@ class Proof:
         if there is None:
             yield self._error(file, "missing")
         elif (offset := first_difference(there, expected)) is not None:
-            yield self._error(file, f"not what {MANIFEST} leads to", offset)
+            yield self._error(file, f"does not match {MANIFEST}", offset)
 
     def _content(self, file: str) -> bytes:
         return b"".join(self._destination.read(f"{self._bag}/{file}"))
@@ -349,7 +349,7 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
 
     def other(name: str, message: str) -> Finding:
         if is_left_by_desktop(name.rpartition("/")[2]) or "/" not in name:
-            return Finding(Level.INFO, address, "", name, "no part of the archive")
+            return Finding(Level.INFO, address, "", name, "not part of the archive")
         return Finding(Level.ERROR, address, "", name, message)
 
     for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
@@ -431,23 +431,21 @@ class Bags:
         previous, contents = link.entry.previous, link.entry.bundle.contents
         message, level = "", Level.ERROR
         if before is not None and contents.first <= before.entry.bundle.contents.last:
-            message = f"holds records that {before.entry.bundle.name} holds too"
+            message = f"has records that are also in {before.entry.bundle.name}"
         elif previous is None:
             if before is not None:
-                message = f"says that it is the first, and {before.entry.bundle.name} comes before it"
+                message = f"claims to be the first bundle, but {before.entry.bundle.name} precedes it"
         elif previous not in self._present:
             is_other = any(present.bundle == previous.bundle for present in self._present)
-            other = f"; the {previous.bundle} here is another" if is_other else ", which is not here"
+            other = f"; the {previous.bundle} here is a different one" if is_other else ", which is missing"
             message = f"follows {previous.bundle} with sha256 {previous.sha256}{other}"
         elif previous in links:
             end = links[previous].entry.bundle.contents.last
             if end > contents.after:
-                message = f"begins after record {contents.after}, and {previous.bundle} ends with {end}"
+                message = f"begins after record {contents.after}, but {previous.bundle} ends with {end}"
             elif end < contents.after:
                 level = Level.INFO
-                message = (
-                    f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
-                )
+                message = f"this group never archived the route's records from {end + 1} to {contents.after}"
         if message:
             yield link.finding(level, message)
 

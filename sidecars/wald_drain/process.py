@@ -279,7 +279,7 @@ def ending(exit_code: int) -> str:
     ('exit 3', 'killed by SIGSEGV', 'time limit of 5 min')
     """
     if exit_code == UNKNOWN:
-        return "its keeper was killed, so how it ended is not known"
+        return "its keeper was killed, so its exit code is unknown"
     if exit_code >= TIMED_OUT:
         return f"time limit of {format_seconds((exit_code - TIMED_OUT) / 1000)}"
     if exit_code >= 0:

@@ -142,7 +142,7 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
                 return
             handovers.put_back(letters)
         if consumer.cursor.effective == before:
-            done = f"group {consumer.group} has every dead letter up to {before}"
+            done = f"group {consumer.group} has processed every dead letter up to {before}"
             report(f"{consumer.route}: nothing to put back: {done}")
 
 

@@ -115,7 +115,7 @@ class Leftovers:
             if run.is_processed:
                 refused = {refusal.sequence for refusal in work.ack(worker, sequences)}
                 report_runs([sequence for sequence in sequences if sequence not in refused], OUTLIVED)
-                report_runs(refused, f"{OUTLIVED}, and again now, as the group's journal does not record it")
+                report_runs(refused, f"{OUTLIVED}; processing it again, as the group's journal does not record it")
                 continue
             if run.outcome is None:
                 how = KILLED_TOO if run.is_started else ""

@@ -80,12 +80,13 @@ class Application:
     def _not_found(self, request: Exchange) -> Response:
         """Answer a path or a method that no verb has: an error for a program, or a page for a browser."""
         method, path = request.method, request.scope["path"]
-        hint = "/openapi.json says what there is"
+        hint = "/openapi.json lists all paths"
         if path.endswith("/") and self._methods(path.rstrip("/")):
             hint = f"{path.rstrip('/')}, without a slash at its end"
         error = HttpError(404, "no-such-path", f"there is no {path}", hint=hint)
         if "%2f" not in path.lower() and (allowed := ", ".join(self._methods(path))):
-            error = HttpError(405, "method", f"{method} is not for {path}", hint=allowed, headers={"Allow": allowed})
+            message = f"{path} does not support {method}"
+            error = HttpError(405, "method", message, hint=allowed, headers={"Allow": allowed})
         response = failed(request, error) if HTML in request.headers.get("accept", "") else problem(error)
         response.headers.setdefault("cache-control", "no-store")
         self._state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)

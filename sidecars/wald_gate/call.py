@@ -199,7 +199,7 @@ class Call:
     async def body(self, shape: type[T]) -> T:
         media_type, _ = self.content_type
         if media_type not in ("", JSON):
-            raise HttpError(415, "media-type", f"{media_type}: this takes JSON", hint=f"Content-Type: {JSON}")
+            raise HttpError(415, "media-type", f"{media_type}: the body must be JSON", hint=f"Content-Type: {JSON}")
         data = await self.request.read(self.state.limits.settings.json_max_bytes)
         try:
             return msgspec.json.decode(data, type=shape)
@@ -275,7 +275,7 @@ def describe_validation_error(error: msgspec.ValidationError, shape: type) -> st
     (reference,), components = msgspec.json.schema_components([shape])
     fields = components[reference["$ref"].rpartition("/")[2]]["properties"]
     if unknown := _UNKNOWN.match(str(error)):
-        return f"there is no {unknown[1][:40]!r}; there are {', '.join(fields)}"
+        return f"unknown field {unknown[1][:40]!r}; valid fields are {', '.join(fields)}"
     place = _PLACE.search(str(error))
     expected = _expected(fields.get(place[1], {})) if place else ""
     return f"{place[1]} is {expected}" if place and expected else str(error)

@@ -143,8 +143,8 @@ class MemoryReservation:
 
     def _memory_error(self) -> HttpError:
         kept, most = self._limits.kept_bytes, self._limits.settings.kept_max_bytes
-        message = f"the gate keeps {kept} bytes of records for its clients, and may keep {most}"
-        return HttpError(503, "memory", message, hint="kept_max_bytes in [limits] of the gate's file of settings")
+        message = f"the gate keeps {kept} bytes of records for its clients; the limit is {most}"
+        return HttpError(503, "memory", message, hint="kept_max_bytes in [limits] of the gate's config file")
 
 
 @dataclass
@@ -210,7 +210,7 @@ class Allowances:
         found.sent_bytes = min(found.sent_bytes + passed * sent_bytes, sent_bytes)
         if requests and found.requests < 1:
             seconds = (1 - found.requests) / requests
-            raise _refused(f"{client} may ask {requests} times a second", seconds)
+            raise _refused(f"{client} may send {requests} requests a second", seconds)
         if sent_bytes and found.sent_bytes <= 0:
             seconds = (1 - found.sent_bytes) / sent_bytes
             raise _refused(f"{client} may send {sent_bytes} bytes a second", seconds)
@@ -218,4 +218,4 @@ class Allowances:
 
 
 def _refused(message: str, seconds: float) -> HttpError:
-    return HttpError(429, "too-many", message, hint="[limits] of the gate's file of settings", retry=seconds)
+    return HttpError(429, "too-many", message, hint="[limits] of the gate's config file", retry=seconds)

@@ -23,24 +23,24 @@ _NAMES: Mapping[str, Mapping[str, Any]] = {
     "group": {"type": "string", "pattern": NAME},
     "sequence": {"type": "integer", "minimum": 1, "maximum": SEQUENCE_MAX},
 }
-_NDJSON, _A_LINE = "application/x-ndjson", "Each line is one of the items."
+_NDJSON, _A_LINE = "application/x-ndjson", "One item per line."
 _BYTES = {"type": "string", "contentMediaType": "application/octet-stream"}
 _STATUSES = {
-    400: "The request is wrong.",
+    400: "The request is invalid.",
     401: "The client is not authenticated, or the token is unknown.",
     403: "The client may not do this.",
     404: "There is no such route, group or record.",
-    405: "The method is not for this path.",
-    406: "None of the forms that the client accepts is there.",
-    408: "The body did not come in time.",
-    409: "It would break a promise.",
-    410: "Records of it were reclaimed.",
-    413: "There is too much of it.",
-    415: "The media type is not taken here.",
+    405: "The path does not support this method.",
+    406: "The gate has none of the formats that the client accepts.",
+    408: "The body did not arrive in time.",
+    409: "The request would break a promise of the log.",
+    410: "Requested records were reclaimed.",
+    413: "The request is too large.",
+    415: "The path does not accept this media type.",
     422: "Another body was sent with this Idempotency-Key.",
     423: "Another process works for this group.",
     421: "The request is for another host.",
-    429: "The client asks for too much, or the daemon is busy; Retry-After says when to try again.",
+    429: "The client exceeds its limits, or the daemon is busy; Retry-After says when to try again.",
     500: "Something is damaged, or the gate has failed.",
     504: "The records are stored, and the group has not processed them in time.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
@@ -52,7 +52,7 @@ _OPTIONAL = {  # fields for some clients only, or of some groups
     "WorkOfGroup": ("commands",),
 }
 _SECONDS = {"schema": {"type": "integer", "minimum": 1}}
-_REPLAYED = {"schema": {"enum": ["true"]}, "description": "All of it was stored before, under the same key."}
+_REPLAYED = {"schema": {"enum": ["true"]}, "description": "The whole request was already stored under the same key."}
 _SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
 _ANY_VERB = (400, 405, 500, 503)
 

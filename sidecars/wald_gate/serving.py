@@ -83,12 +83,12 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
                     read()
                 except (WaldError, OSError) as error:
                     failed = True
-                    _log.warning("wald-gate: SIGHUP: %s; the previous ones remain effective", error)
+                    _log.warning("wald-gate: SIGHUP: %s; the previous settings remain effective", error)
                     if isinstance(error, WaldError) and error.hint:
                         _log.warning("  hint: %s", error.hint)
             state.groups.waiting.judge()
             if not failed:
-                _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again")
+                _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts were reloaded")
             systemd.ready()
 
         def read_certificates() -> None:

@@ -243,7 +243,7 @@ class Shrinker:
                     else:
                         self._settle(segment, self._replaces_whole)
                 except (Damaged, BadSealed) as error:
-                    problems.append(_with_repair_hint(f"{_whole(segment)}: it stays: {error}", self._root))
+                    problems.append(_with_repair_hint(f"{_whole(segment)}: not removed: {error}", self._root))
         return problems
 
     def shrink(self, segment: Segment, *, now_ns: int) -> ShrunkSegment | None:

@@ -193,7 +193,7 @@ def with_damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedInd
         return index, ""
     damage = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.was_damaged(frame)]
     first, error = found[0]
-    more = f", and {len(found) - 1} frames more" if len(found) > 1 else ""
+    more = f", and {len(found) - 1} more frames" if len(found) > 1 else ""
     message = f"{error.message}: records {first.first_sequence} to {first.next_sequence - 1}{more}"
     return replace(index, damage=sorted([*index.damage, *damage])), message
 

@@ -281,7 +281,7 @@ def load_settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
     )
     has_limit = limits.by_route or any(limit is not None for limit in log.values())
     if given.get("unread") == "expire" and not has_limit:
-        raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
+        raise InvalidInput("--unread expire needs a limit", hint="--max-bytes 10GiB, or --max-age 30d")
     return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.shrink_pinned)
 
 

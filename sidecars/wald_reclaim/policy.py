@@ -131,11 +131,11 @@ class Verdict(Enum):
     EACH_ROUTE = "each_route"  # routes have different rules
 
     NEWEST = "it is the newest segment"
-    SEALING = "the sealer is not done with it"
+    SEALING = "it is not sealed yet"
     UNREADABLE = "it cannot be read, so it is not known which groups need it"
     UNREAD = "a group has not read it"
     NOT_ARCHIVED = "it is not archived yet"
-    YOUNG = "it is not known to be as old as --min-age"
+    YOUNG = "it may be younger than --min-age"
     KEPT_BYTES = "it is among the newest --keep-bytes"
 
     @property

@@ -176,9 +176,9 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
     if max(cursor.effective, gone) < began:
         setting = command_line(root.path, f"cursor set {cursor.route} {began} --group {cursor.group}")
         raise Refused(
-            f"{path}: the stream began behind record {began}, and group {cursor.group} has processed "
+            f"{path}: the stream began after record {began}, and group {cursor.group} has processed "
             f"{cursor.route} up to {cursor.effective}: neither has read the records in between",
-            hint=f"{setting} says that it is done",
+            hint=f"{setting} marks them as processed",
         )
     return min(each.last for each in of_route)
 

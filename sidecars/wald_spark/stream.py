@@ -167,7 +167,7 @@ class Triggers:
         if offsets.routes != self._options.routes:
             before, now = _named(offsets.routes), _named(self._options.routes)
             raise Refused(
-                f"the checkpoint is that of a stream of {before}, and this one reads {now}",
+                f"the checkpoint belongs to a stream of {before}, but this stream reads {now}",
                 hint="use a separate checkpointLocation, with startingOffsets at the other one's position",
             )
 

@@ -71,7 +71,7 @@ def run(
     try:
         while (arrived := inbox.queue.get()) is not None:
             if isinstance(arrived, Exception):
-                hint = "the logs of the executors have more; an executor that runs out of memory needs fewer cores"
+                hint = "see the executors' logs; an executor that runs out of memory needs fewer cores"
                 raise Unavailable(f"Spark has given up: {_reason(arrived)}", hint=hint) from arrived
             number, outcome = arrived
             if isinstance(outcome, Exception):

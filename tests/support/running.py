@@ -84,7 +84,7 @@ def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes
     while True:
         done = run(sidecar("reclaim", "--root", root, *arguments))
         assert done.returncode == 0, done.stderr.decode()
-        if b"the sealer is not done with it" not in done.stdout:
+        if b"it is not sealed yet" not in done.stdout:
             return done
         time.sleep(_POLL_SECONDS)
 

@@ -72,7 +72,7 @@ class Rights:
     def warnings(self) -> Iterator[str]:
         """Name likely mistakes in the file."""
         if self._path is not None and not self._clients:
-            yield f"{self._path}: it names no client, so none may do anything over TCP"
+            yield f"{self._path}: it names no client, so every request over TCP is refused"
         for way, name in self._clients:
             if way == "user" and not is_user(name):
                 yield f"{self._path}: there is no user {name!r} on this machine"
@@ -95,7 +95,7 @@ class Rights:
             raise _unknown("the request has no token")
         if (found := self._clients.get(("certificate", certificate))) is None:
             hint = '{"name": …, "certificate": NAME, "read": ["ROUTE"]} in the file of --tokens'
-            raise _unknown(f"the certificate of {certificate} gives no right here", hint)
+            raise _unknown(f"the certificate of {certificate} has no rights on this gate", hint)
         return found
 
     def _of_user(self, user: int) -> Client:
@@ -104,7 +104,7 @@ class Rights:
             return Client(name, admin=True)
         if (found := self._clients.get(("user", name))) is None:
             hint = f'{{"name": "{name}", "user": "{name}", "read": ["ROUTE"]}} in the file of --tokens'
-            raise HttpError(403, "not-permitted", f"user {name} has no right here", hint=hint)
+            raise HttpError(403, "not-permitted", f"user {name} has no rights on this gate", hint=hint)
         return found
 
 
@@ -191,7 +191,7 @@ class Admission:
             self._wrong[address] = lately
         if len(lately) >= _WRONG_MAX:
             seconds = math.ceil(lately[0] - began)
-            message = f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s"
+            message = f"{_WRONG_MAX} wrong tokens have come from {address or 'this client'}: wait {seconds} s"
             raise HttpError(429, "too-many", message, retry=seconds)
 
     def _set(self, request: Request, response: Response, value: str) -> None:

@@ -43,7 +43,7 @@ class Right(Enum):
     """The right that a verb requires."""
 
     NONE = "nothing"
-    KNOWN = "a token, whatever its routes"
+    KNOWN = "a token with any rights"
     READ = "the right to read the route"
     WRITE = "the right to write to the route"
     LOOK = "the right to read the route, or to work for the group"
@@ -178,7 +178,7 @@ def _parsed(path: Path, data: bytes) -> list[Client]:
             client = _client(json.loads(line))
             for key in (("name", client.name), (client.way, client.known_by)):
                 if key in seen:
-                    raise ValueError(f"{key[0]} {key[1]!r} is there already")
+                    raise ValueError(f"duplicate {key[0]} {key[1]!r}")
                 seen.add(key)
         except ValueError as error:
             raise InvalidInput(f"{path}:{number}: not a token of wald-gate: {error}", hint=_EXAMPLE) from None
@@ -188,23 +188,23 @@ def _parsed(path: Path, data: bytes) -> list[Client]:
 
 def _client(fields: object) -> Client:
     if not isinstance(fields, dict):
-        raise ValueError("a line is an object")
+        raise ValueError("each line must be a JSON object")
     if unknown := fields.keys() - set(_KEYS):
-        raise ValueError(f"there is no key {min(unknown)!r}, only {', '.join(_KEYS)}")
+        raise ValueError(f"unknown key {min(unknown)!r}; valid keys are {', '.join(_KEYS)}")
     ways = [way for way in _WAYS if way in fields]
     if len(ways) != 1:
-        raise ValueError(f"it has one of {', '.join(_WAYS)}")
+        raise ValueError(f"each line needs exactly one of {', '.join(_WAYS)}")
     name, known_by, admin = fields.get("name"), fields[ways[0]], fields.get("admin", False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"the name is {name!r}, and has letters, digits, '.', '_', '@', '-'")
+        raise ValueError(f"the name {name!r} may contain only letters, digits, '.', '_', '@' and '-'")
     if not isinstance(known_by, str) or not known_by:
-        raise ValueError(f"{ways[0]} is text")
+        raise ValueError(f"{ways[0]} must be text")
     if ways[0] == "sha256":
         known_by = known_by.lower()
         if not re.fullmatch("[0-9a-f]{64}", known_by):
-            raise ValueError("sha256 has 64 hexadecimal digits")
+            raise ValueError("sha256 must have 64 hexadecimal digits")
     if not isinstance(admin, bool):
-        raise ValueError("admin is true or false")
+        raise ValueError("admin must be true or false")
     patterns = []
     for key, pattern, what in (
         ("read", _PATTERN, _ROUTES),
@@ -213,7 +213,7 @@ def _client(fields: object) -> Client:
     ):
         given = fields.get(key, [])
         if not isinstance(given, list) or not all(isinstance(x, str) and re.fullmatch(pattern, x) for x in given):
-            raise ValueError(f"{key} is a list of {what}, not {given!r}")
+            raise ValueError(f"{key} must be a list of {what}, not {given!r}")
         patterns.append(tuple(given))
     reads, writes, works = patterns
     return Client(name, reads, writes, works, admin, ways[0], known_by)

@@ -136,8 +136,8 @@ class Groups:
                 return self._open(route, group)
             elif not await self._make_room(rivals):
                 share = f"for route {route} it may be half of {self._groups_max}"
-                message = f"this gate works for {len(rivals)} groups already; {share}"
-                hint = "try again when one of them is not used any more"
+                message = f"this gate already hosts {len(rivals)} groups; {share}"
+                hint = "try again once one of them is no longer used"
                 raise HttpError(503, "too-many-groups", message, hint=hint, headers=_RETRY)
 
     def _rivals(self, route: str, group: str) -> list[tuple[str, str]]:

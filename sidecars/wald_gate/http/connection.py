@@ -379,7 +379,7 @@ class Connection(Channel):
 
     def _head_size_error(self) -> HttpError:
         most = self.pool.limits.head_max_bytes
-        return HttpError(431, "head-size", f"a request line with its headers, and trailers, have at most {most} bytes")
+        return HttpError(431, "head-size", f"the request line and headers, or the trailers, exceed {most} bytes")
 
     def _send_problem(self, error: Exception) -> Response:
         response = problem(error)

@@ -207,7 +207,7 @@ class Exchange(Request):
         while True:
             body += await self.chunk()
             if len(body) > most:
-                raise HttpError(413, "too-large", f"{what} has at most {most} bytes")
+                raise HttpError(413, "too-large", f"{what} may have at most {most} bytes")
             if self.is_read:
                 return bytes(body)
 

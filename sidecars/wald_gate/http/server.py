@@ -49,7 +49,7 @@ class Listening:
             raise InvalidInput("--key: needs the certificate that it belongs to", hint="--certificate FILE --key FILE")
         if self._client_ca is not None and not (self._certificate and settings.tokens):
             raise InvalidInput(
-                "--client-ca: client certificates need TLS and a file of tokens",
+                "--client-ca: client certificates need TLS and a token file",
                 hint='--certificate FILE --tokens FILE, with lines as {"name": "shop", "certificate": "shop.example"}',
             )
         if not (self.host or self.path or inherited):

@@ -85,10 +85,10 @@ _PATIENCE_SECONDS = 5.0
 _DAEMON_SECONDS = 4.0  # a sync of a slow disk is not a failure
 _STALLED_SECONDS = 30.0
 _SENTENCES = {
-    Life.STARTS: "the daemon starts",
+    Life.STARTS: "the daemon is starting",
     Life.FROZEN: "the daemon is frozen",
     Life.SILENT: "the daemon does not answer",
-    Life.UNKNOWN: "the gate may not ask the daemon",
+    Life.UNKNOWN: "the gate is not permitted to query the daemon",
     Life.DEAD: "no daemon runs",
     Life.NEVER: "no daemon has run yet",
 }
@@ -184,7 +184,7 @@ def _of_daemon(found: Liveness, root: Path) -> Ready:
         why = f"the disk is full, so records wait ({found.answer.get('degraded_by')})"
         return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status')}")
     if found.answer.get("stalled_seconds", 0) > _STALLED_SECONDS:
-        why = "records have waited for long while none became durable"
+        why = "records are waiting, and none has become durable for a while"
         return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status --latency')}")
     return Ready(Word.READY)
 

@@ -117,7 +117,7 @@ def _require_few(call: Call) -> None:
     if groups >= most:
         raise Refused(
             f"route {call.route} has {groups} groups; clients without admin rights may create groups only up to {most}",
-            hint="DELETE a group that is not needed; groups_per_route in [limits] of the gate's file of settings",
+            hint="DELETE an unneeded group, or raise groups_per_route in [limits] of the gate's config file",
         )
 
 
@@ -125,8 +125,8 @@ def _advice(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int)
     if sequence > head:
         return "GET /v1/head shows the last durable record"
     if wanted.rewind:
-        return f"who runs the gate can remove the work group: wald group remove {call.route} {call.group}"
-    return f'{{"sequence": {json.dumps(wanted.sequence)}, "rewind": true}} moves it all the same'
+        return f"the gate's operator can remove the work group: wald group remove {call.route} {call.group}"
+    return f'{{"sequence": {json.dumps(wanted.sequence)}, "rewind": true}} moves it anyway'
 
 
 def _cursor_answer(cursor: Cursor) -> Response:
@@ -149,7 +149,7 @@ async def readyz(call: Call) -> Response:
     """
     found = await call.state.readiness.now()
     if found.word is Word.NOT_READY:
-        raise HttpError(503, "not-ready", found.why, hint="stderr of the gate has more")
+        raise HttpError(503, "not-ready", found.why, hint="the gate's stderr has the details")
     return Json(Health(found.word.value, found.why))
 
 

@@ -116,7 +116,7 @@ def _text(part: bytes, *, whole: bool) -> tuple[str, int]:
 def _laid_out(value: bytes) -> tuple[str | None, str]:
     """Return JSON with one element per line and its numbers and strings unchanged; or None, and the reason."""
     if len(value) > SHOWN_BYTES:
-        return None, f"It is too long to be set out as JSON: more than {SHOWN_BYTES} bytes."
+        return None, f"It is too long to format as JSON: more than {SHOWN_BYTES} bytes."
     try:
         compact = msgspec.json.format(value, indent=-1)
         compact.decode()
@@ -127,7 +127,7 @@ def _laid_out(value: bytes) -> tuple[str | None, str]:
         depth += (byte in b"[{") - (byte in b"]}")
         deepest = max(deepest, depth)
     if deepest > _DEPTH:
-        return None, f"It is too deep to be set out as JSON: more than {_DEPTH} levels."
+        return None, f"It is nested too deeply to format as JSON: more than {_DEPTH} levels."
     return msgspec.json.format(value, indent=2).decode(), ""
 
 
@@ -182,7 +182,7 @@ async def value(call: Call) -> Response:
     sequence = found.where.sequence
     if found.record is None:
         message = f"record {sequence}: {found.problem or found.where.message}"
-        raise NotFound(message, hint=f"/records/{sequence} says what became of it")
+        raise NotFound(message, hint=f"/records/{sequence} shows what became of it")
     disposition = {"Content-Disposition": f'attachment; filename="record-{sequence}"'}
     return Response(found.record.value, 200, _DOWNLOAD | disposition, "application/octet-stream")
 

@@ -226,30 +226,30 @@ def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
     what, hold = ("1 segment", "holds") if is_one else (f"{group.pinned_segments} segments", "hold")
     if cursor.state is CursorState.ABSENT:
         yield Remedy(
-            f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. After it has "
-            "been read up to a record, say so",
+            f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. Once it has "
+            "been read up to a record, set a cursor there",
             command_line(root, f"cursor set {cursor.route} SEQUENCE"),
         )
         yield Remedy(
             f"If nothing will read {cursor.route}, retire it",
             command_line(root, f"route retire {cursor.route}"),
-            "Its records are deleted by and by, read or not. Nothing brings them back.",
+            "Its records are deleted over time, read or not, and cannot be recovered.",
         )
         return
     yield Remedy(
-        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} records "
-        "behind that. Its unprocessed records",
+        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} later "
+        "records. To show those",
         command_line(root, f"cursor show {cursor.route} --group {cursor.group}"),
     )
     if not cursor.of_work_group:
         feeding = f"feed {cursor.route} --group {cursor.group} -- COMMAND"
-        yield Remedy("If nothing reads for it, this does", command_line(root, feeding, program="wald-drain"))
+        yield Remedy("If no reader runs for it, start one", command_line(root, feeding, program="wald-drain"))
     if row.last_sequence:
         yield Remedy(
             f"Declare all records of {cursor.route} processed for {cursor.group}",
             command_line(root, f"cursor set {cursor.route} {row.last_sequence} --group {cursor.group}"),
             f"{cursor.group} never gets the records from {cursor.effective + 1} to {row.last_sequence} that it has not "
-            "processed, and as soon as no other group needs them they are deleted. Nothing brings them back.",
+            "processed. They are deleted once no other group needs them, and cannot be recovered.",
         )
 
 

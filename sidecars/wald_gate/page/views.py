@@ -204,7 +204,7 @@ async def form(call: Call) -> Response:
 async def log_in(call: Call) -> Response:
     """Start a session for the typed token, or show the form again."""
     if (media_type := call.content_type[0]) != _FORM:
-        raise HttpError(415, "media-type", f"{media_type or 'no media type'}: this takes a form")
+        raise HttpError(415, "media-type", f"{media_type or 'no media type'}: the body must be a form")
     body = await call.request.read(_FORM_BYTES, "a form")
     try:
         fields = parse_qs(body.decode("ascii", "replace"), max_num_fields=_FORM_FIELDS)

@@ -57,7 +57,8 @@ def expander(encoding: str) -> Expand:
     """Return a function that decompresses a body; HttpError 415 if the encoding is not known."""
     if encoding not in _ENCODINGS:
         known = ", ".join(filter(None, _ENCODINGS))
-        raise HttpError(415, "encoding", f"Content-Encoding {encoding[:40]!r} is not known", hint=f"there are {known}")
+        message = f"Content-Encoding {encoding[:40]!r} is not supported"
+        raise HttpError(415, "encoding", message, hint=f"supported: {known}")
     return _ENCODINGS[encoding]()
 
 
@@ -415,7 +416,7 @@ def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
         )
     if bare and not issubclass(cut, JsonLines):
         raise InvalidInput(
-            f"as=value is not for {media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
+            f"as=value does not apply to {media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
         )
     if charset not in _CHARSETS:
         raise HttpError(415, "charset", f"charset={charset[:40]}: only UTF-8 is accepted", hint="iconv -t UTF-8")

@@ -134,11 +134,11 @@ class DaemonClient:
             raise
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
-                hint = "GET the records, to see what is stored, before it is sent again"
+                hint = "GET the records to see what is stored before you send the request again"
                 raise Overtaken(error.message, hint=hint, code=error.code) from None
             if error.code is Code.BAD_REQUEST and request.route:
-                message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
-                raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
+                message = f"the daemon is older than this gate, and does not support this request: {error.message}"
+                raise Unavailable(message, hint="restart the daemon with the version of the gate") from None
             raise permanent_error(error, request.line, root=self._root, socket=self._socket) from None
         finally:
             del self._ends[request]
@@ -205,7 +205,7 @@ def _held_routes(state: Mapping[str, object]) -> Iterator[str]:
 
 
 def _busy(message: str) -> HttpError:
-    return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy")
+    return HttpError(429, "busy", message, hint="send it again; the daemon's STAT shows what is busy")
 
 
 def _durable(answer: str) -> Durable:

@@ -79,7 +79,7 @@ def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
         raise InvalidInput(f"Idempotency-Key has {len(text)} characters; 1 to {_MAX_LENGTH} are allowed", hint=_HINT)
     if not (quoted or _PLAIN.fullmatch(field)):
         shown = field[:40].encode("latin-1").decode(errors="replace")
-        wrong = "has a space, and no quotes around it" if _SPACED.fullmatch(field) else "has more than plain ASCII"
+        wrong = "has a space, and no quotes around it" if _SPACED.fullmatch(field) else "has non-ASCII characters"
         raise InvalidInput(f"Idempotency-Key {shown!r} {wrong}", hint=_HINT)
     digest = blake2b(digest_size=16)
     for part in (client, route, text):
@@ -173,7 +173,7 @@ class KeyFile:
             if self._disk.lock(self._lock):
                 self._descriptor = self._disk.open_or_create(self._path)
                 return
-            reason = "another gate has it"
+            reason = "another gate has locked it"
         except (OSError, Damaged) as error:
             reason = str(error)
         _log.warning("%s: %s; this gate knows only the keys whose records are in the log", self._directory, reason)

@@ -75,7 +75,7 @@ class IdempotentPublisher:
     async def request(self, key: bytes, route: str, on_stored: OnStored) -> AsyncIterator[KeyedRequest]:
         """Begin a request; ``on_stored`` is called for each part of its body."""
         if key in self._in_flight:
-            message = "the first request with this Idempotency-Key is not answered yet"
+            message = "the first request with this Idempotency-Key has not been answered yet"
             raise HttpError(409, "under-way", message, hint="send it again", headers={"Retry-After": "1"})
         self._in_flight.add(key)
         try:
@@ -210,8 +210,8 @@ class KeyedRequest:
             raise HttpError(
                 422,
                 "other-body",
-                f"part {self._number} of the body is not what is stored under this Idempotency-Key",
-                hint="a new key for each new body",
+                f"part {self._number} of the body differs from what is stored under this Idempotency-Key",
+                hint="use a new key for each new body",
             )
         self._on_stored(Durable(found.first, found.last), len(payload), is_new)
 
@@ -258,7 +258,7 @@ class KeyedRequest:
             raise HttpError(
                 409,
                 "forgotten",
-                f"part {self._number} of the first request is forgotten, and later parts of it are not",
-                hint="GET the records to see what is stored; a new key for what is to be stored again",
+                f"part {self._number} of the first request is forgotten, but later parts are not",
+                hint="GET the records to see what is stored; send missing records under a new key",
             )
         return part

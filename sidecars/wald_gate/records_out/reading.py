@@ -500,11 +500,11 @@ async def _first(reading: Reading, seconds: float, silent: float | None, first: 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.group is not UNSET and query.from_ != "cursor":
-        raise InvalidInput("group is only for from=cursor", hint=f"?from=cursor&group={query.group}")
+        raise InvalidInput("group requires from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "")
     if last and not _SEQUENCE.fullmatch(last):
         raise InvalidInput(
-            f"Last-Event-ID {last[:40]!r} is not a sequence", hint="the id of the last event received, or none"
+            f"Last-Event-ID {last[:40]!r} is not a sequence", hint="send the id of the last event, or no header"
         )
     now, since_ns = local_now(), None
     start: Start
@@ -527,5 +527,5 @@ def _accepted(call: Call) -> type[Form]:
     for media_type in call.accepts:
         if media_type in ANY or media_type in BY_MEDIA_TYPE:
             return BY_MEDIA_TYPE.get(media_type, Ndjson)
-    message = f"Accept: {', '.join(call.accepts)[:80]}: none of {', '.join(BY_MEDIA_TYPE)}"
+    message = f"Accept: {', '.join(call.accepts)[:80]}: the gate offers only {', '.join(BY_MEDIA_TYPE)}"
     raise HttpError(406, "not-acceptable", message, hint=f"Accept: {NDJSON}")

@@ -130,7 +130,7 @@ class Outcomes(dict[Hashable, bytes]):
 def _require(directory: Path) -> None:
     if not directory.is_dir():
         raise Unavailable(
-            f"{directory}: not there on {socket.gethostname()}",
+            f"{directory}: does not exist on {socket.gethostname()}",
             hint="every machine needs it under the same path; --master 'local[*]' needs no other machine",
         )
 

@@ -344,7 +344,7 @@ def test_dead_letters_go_back_to_where_they_came_from(own: Stream) -> None:
         assert [(value, key, time) for value, key, time, _ in found[:half]] == [each[:3] for each in found[half:]]
     assert [json.loads(each.headers or b"null") for each in records(own.root, "a")[2:]] == [{"h": "1"}, None]
     again = drain("redrive", "--root", own.root)
-    nothing = b"wald-drain: dead_letter: nothing to put back: group processed has every dead letter up to 6\n"
+    nothing = b"wald-drain: dead_letter: nothing to put back: group processed has processed every dead letter up to 6\n"
     assert (again.returncode, again.stderr) == (0, nothing)
     assert own.sequences == [1, 2, 7, 8]
 

@@ -185,7 +185,7 @@ def test_a_killed_keeper_leaves_the_record_with_its_command(
     eventually(lambda: len(jobs.processed) == 19)
     assert jobs.tries(2) == [1]
     jobs.let_go(2)
-    await_line(process, "a 2: its keeper was killed, so how it ended is not known, again in 0.1 s")
+    await_line(process, "a 2: its keeper was killed, so its exit code is unknown, again in 0.1 s")
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.tries(2) == [1, 1]
@@ -309,8 +309,8 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
     assert done.returncode == 0
     assert jobs.processed == ONCE | {"1": 2}
     assert done.stderr.decode().endswith(  # a message about waiting for the command may precede
-        "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk, and again now, as "
-        "the group's journal does not record it\n"
+        "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk; processing it "
+        "again, as the group's journal does not record it\n"
     )
 
 

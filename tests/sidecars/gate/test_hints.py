@@ -39,12 +39,12 @@ def gate_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 
 def test_hints_say_what_to_do_over_http(gate_of_two: Gate) -> None:
     shows = f"GET {ROUTE}/cursors/billing shows how far it is; do not send them again"
-    remove = "who runs the gate can remove the work group: wald group remove orders packing"
+    remove = "the gate's operator can remove the work group: wald group remove orders packing"
     cases: list[tuple[str, str, dict[str, Any] | bytes | None, str]] = [
         ("GET", f"{ORDERS}?from=99", None, "?from=end&follow=1 waits for the next record"),
         ("GET", "/v1/routes/ordres/records", None, "POST /v1/routes/ordres creates it"),
         ("POST", "/v1/routes/ordres/records", b"1\n", "POST /v1/routes/ordres creates it"),
-        ("PUT", f"{ROUTE}/cursors/billing", {"sequence": 1}, '{"sequence": 1, "rewind": true} moves it all the same'),
+        ("PUT", f"{ROUTE}/cursors/billing", {"sequence": 1}, '{"sequence": 1, "rewind": true} moves it anyway'),
         ("PUT", f"{ROUTE}/cursors/billing", {"sequence": 9}, "GET /v1/head shows the last durable record"),
         ("PUT", f"{ROUTE}/cursors/packing", {"sequence": 1, "rewind": True}, remove),
         ("POST", f"{ORDERS}?wait_processed=billing&wait=10ms", b"4\n", shows),
@@ -72,7 +72,8 @@ def test_storing_and_reading_know_a_route_or_not_in_the_same_words(gate_of_two: 
 def test_an_invalid_parameter_field_or_key_is_told_what_it_may_be(gate_of_two: Gate) -> None:
     number = "the query: limit is a whole number, 0 or more"
     queries = {f"limit={each}": number for each in ("x", "-1", "1e3", "1.0", "", "%D9%A3", "0x1")} | {
-        "limt=1": "the query: there is no 'limt'; there are from, to, limit, format, group, wait, follow, heartbeat",
+        "limt=1": "the query: unknown field 'limt'; "
+        "valid fields are from, to, limit, format, group, wait, follow, heartbeat",
         "follow=yes": "the query: follow is one of 0, 1",
         "format=xml": "the query: format is one of arrow, events, json, ndjson, raw",
         "to=" + "9" * 65: "the query: to is a text of at most 64 characters",
@@ -88,7 +89,7 @@ def test_an_invalid_parameter_field_or_key_is_told_what_it_may_be(gate_of_two: G
         assert detail in gate_of_two.post(f"{ROUTE}/groups/packing/lease", body, by="reader").json()["detail"]
     keys = {
         "a b": "Idempotency-Key 'a b' has a space, and no quotes around it",
-        "\xc3\xbc": "Idempotency-Key 'ü' has more than plain ASCII",
+        "\xc3\xbc": "Idempotency-Key 'ü' has non-ASCII characters",
         "a" * 256: "Idempotency-Key has 256 characters; 1 to 255 are allowed",
         '""': "Idempotency-Key has 0 characters; 1 to 255 are allowed",
     }

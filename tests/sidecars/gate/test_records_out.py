@@ -337,7 +337,7 @@ def test_a_group_begins_at_the_oldest_record_or_after_the_last_one(reclaimed: Ga
     assert [record["sequence"] for record in leased] == [4, 5]
     assert reclaimed.post("/v1/routes/orders/groups/next/lease", {"worker": "w"}).json() == {"records": []}
     back = reclaimed.put(f"{CURSORS}/next", {"sequence": "earliest"})
-    assert (back.status, back.json()["hint"]) == (409, '{"sequence": "earliest", "rewind": true} moves it all the same')
+    assert (back.status, back.json()["hint"]) == (409, '{"sequence": "earliest", "rewind": true} moves it anyway')
     other = reclaimed.put(f"{CURSORS}/next", {"sequence": "latest"})
     assert (other.status, other.json()["code"]) == (400, "invalid")
 

@@ -27,7 +27,7 @@ def guarded(daemon: Daemon) -> Iterator[Gate]:
 
 
 def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded: Gate) -> None:
-    read_again = "wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again"
+    read_again = "wald-gate: SIGHUP: certificates, tokens, limits and hosts were reloaded"
     assert read_again in guarded.reload(tokens=entry("new", read=["*"]))
     assert [guarded.get(ORDERS, name).status for name in ("new", "out")] == [200, 401]
 

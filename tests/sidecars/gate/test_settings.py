@@ -83,7 +83,9 @@ def test_check_says_what_a_file_of_tokens_does_not_do(daemon: Daemon, tmp_path: 
     tokens = tmp_path / "tokens"
     line = sidecar("gate", "--root", daemon.root, "--check", "--tokens", tokens)
     tokens.touch()
-    assert run(line).stderr.decode() == f"wald-gate: {tokens}: it names no client, so none may do anything over TCP\n"
+    assert (
+        run(line).stderr.decode() == f"wald-gate: {tokens}: it names no client, so every request over TCP is refused\n"
+    )
 
     added = run(sidecar("gate", "token", "add", "a", "--tokens", tokens, "--user", "nosuchuser", "--admin"))
     assert (added.returncode, b"there is no user 'nosuchuser' on this machine" in added.stderr) == (0, True)
@@ -216,11 +218,11 @@ def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
 def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("add", "shop", "--admin"), InvalidInput.exit_code, "client 'shop' already exists"),
-        (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
-        (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
-        (("add", "new", "--read", "orders/billing"), InvalidInput.exit_code, "read is a list of routes"),
-        (("add", "new", "--work", "a/b/c"), InvalidInput.exit_code, "work is a list of routes and groups"),
-        (("add", "new", "--work", "orders/"), InvalidInput.exit_code, "work is a list of routes and groups"),
+        (("add", "a b", "--admin"), InvalidInput.exit_code, "the name 'a b' may contain only"),
+        (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read must be a list of routes"),
+        (("add", "new", "--read", "orders/billing"), InvalidInput.exit_code, "read must be a list of routes"),
+        (("add", "new", "--work", "a/b/c"), InvalidInput.exit_code, "work must be a list of routes and groups"),
+        (("add", "new", "--work", "orders/"), InvalidInput.exit_code, "work must be a list of routes and groups"),
         (("add", "new", "--admin", "--user", "a", "--certificate", "b"), InvalidInput.exit_code, "or a certificate"),
         (("remove", "nobody"), NotFound.exit_code, "there is no client 'nobody'"),
     ]

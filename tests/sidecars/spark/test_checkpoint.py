@@ -156,12 +156,12 @@ def test_what_cannot_be_read_is_damage(checkpoint: Checkpoint, built: Built) -> 
 def test_what_the_stream_has_never_met_stays_to_be_read(checkpoint: Checkpoint, built: Built) -> None:
     """The stream began after record 15, so the group must have read records 1 to 15, unless they were reclaimed."""
     checkpoint.batch(0, checkpoint.source(25, began=15))
-    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+    assert "the stream began after record 15" in refusal(checkpoint, built, Refused)
     built.log.set_cursor("a", 15)
     assert processed(checkpoint, built) == 25
     built.log.set_cursor("a", 0, rewind=True)
     built.reclaim(1)
-    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+    assert "the stream began after record 15" in refusal(checkpoint, built, Refused)
     checkpoint.batch(1, checkpoint.source(25, began=10))
     assert processed(checkpoint, built) == 25
 
@@ -170,7 +170,7 @@ def test_of_several_sources_the_one_that_began_last_decides_what_was_missed(
     checkpoint: Checkpoint, built: Built
 ) -> None:
     checkpoint.batch(0, checkpoint.source(25), checkpoint.source(25, began=15))
-    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+    assert "the stream began after record 15" in refusal(checkpoint, built, Refused)
 
 
 def test_a_log_without_segments_has_nothing_to_miss(checkpoint: Checkpoint, built: Built) -> None:

@@ -271,7 +271,7 @@ def test_without_a_head_a_stream_waits_and_a_batch_that_needs_it_fails(built: Bu
 def test_a_stream_of_other_routes_does_not_go_on(built: Built) -> None:
     stream = Stream(built.root.path, route="a")
     stream.trigger()
-    with pytest.raises(Refused, match="a stream of routes a, and this one reads all routes"):
+    with pytest.raises(Refused, match="a stream of routes a, but this stream reads all routes"):
         triggers(built.root.path).end(stream.at, NO_LIMITS)
 
 
