@@ -14,31 +14,40 @@ import random
 import subprocess
 import threading
 from collections.abc import Callable, Container
-from contextlib import closing
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gating import ORDERS, Answer, Body, Gate
 from running import launched, sidecar
 from threads import started
 
 READER = "reader"
 _SECONDS = 90.0
 _AGAIN = (429, 503)
+_NO_ANSWER = (OSError, http.client.HTTPException)
+
+
+def ask(gate: Gate, method: str, path: str, body: Body, headers: dict[str, str] | None = None) -> Answer | None:
+    """Return the answer to a request; None without one."""
+    try:
+        return gate.ask(method, path, body, headers)
+    except _NO_ANSWER:
+        return None
 
 
 class Reader:
-    """Reader of all records of a route, while the gate restarts.
+    """Reader of all records of the route orders, while the gate restarts.
 
     Args:
         is_settled: returns True if a value may be deleted.
         wrong: receives descriptions of errors.
     """
 
-    def __init__(self, port: int, route: str, is_settled: Callable[[str], bool], wrong: list[str]) -> None:
+    def __init__(self, gate: Gate, is_settled: Callable[[str], bool], wrong: list[str]) -> None:
         self.found: dict[int, str] = {}
-        self.last = self._passed = 0
-        self._port = port
-        self._path = f"/v1/routes/{route}"
+        self.last = 0
+        self._gate = gate
         self._is_settled = is_settled
         self._wrong = wrong
         self._over = threading.Event()
@@ -52,18 +61,13 @@ class Reader:
 
     def _read(self) -> None:
         while not self._over.wait(0.05):
-            with closing(self._new()) as connection:
-                headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(self.last)} if self.last else {})
-                try:
-                    connection.request("GET", f"{self._path}/records", headers=headers)
-                    answer = connection.getresponse()
-                    if answer.status == 200:
-                        self._take(answer)
-                    elif answer.status not in _AGAIN:
-                        self._wrong.append(f"a reader was answered {answer.status}: {answer.read().decode()}")
-                        return
-                except (OSError, http.client.HTTPException):
-                    continue
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(self.last)} if self.last else {})
+            with suppress(*_NO_ANSWER), self._gate.asked("GET", ORDERS, headers=headers) as answer:
+                if answer.status == 200:
+                    self._take(answer)
+                elif answer.status not in _AGAIN:
+                    self._wrong.append(f"a reader was answered {answer.status}: {answer.read().decode()}")
+                    return
 
     def _take(self, answer: http.client.HTTPResponse) -> None:
         while not self._over.is_set() and (line := answer.readline()):
@@ -76,27 +80,18 @@ class Reader:
             self.last = record["sequence"]  # last, because another thread reads ``found`` up to it
 
     def _move(self) -> None:
+        passed = 0
         while not self._over.wait(0.2):
-            following = self._passed
+            following = passed
             while following < self.last and self._is_settled(self.found[following + 1]):
                 following += 1
-            if following > self._passed and self._put(following):
-                self._passed = following
-
-    def _put(self, sequence: int) -> bool:
-        with closing(self._new()) as connection:
-            try:
-                connection.request("PUT", f"{self._path}/cursors/{READER}", json.dumps({"sequence": sequence}))
-                answer = connection.getresponse()
-                said = answer.read().decode()
-            except (OSError, http.client.HTTPException):
-                return False
-        if answer.status not in (200, *_AGAIN):
-            self._wrong.append(f"the cursor was answered {answer.status}: {said}")
-        return answer.status == 200
-
-    def _new(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+            if following == passed:
+                continue
+            answer = ask(self._gate, "PUT", f"/v1/routes/orders/cursors/{READER}", {"sequence": following})
+            if answer is not None and answer.status not in (200, *_AGAIN):
+                self._wrong.append(f"the cursor was answered {answer.status}: {answer.body.decode()}")
+            if answer is not None and answer.status == 200:
+                passed = following
 
 
 class Reclaimer:

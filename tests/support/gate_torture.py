@@ -16,7 +16,6 @@ release and extend. Clients are not told about the kills. The promises of docs/h
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import random
 import signal
@@ -26,7 +25,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,8 +34,8 @@ from typing import Any, NamedTuple
 import counted
 from contents import errors, records
 from full_disk import fill
-from gate_reclaiming import READER, Reader, Reclaimer, value_of
-from gating import Gate
+from gate_reclaiming import READER, Reader, Reclaimer, ask, value_of
+from gating import BILLING, NDJSON, ORDERS, TEXT, Gate
 from running import Daemon, eventually
 from threads import started
 
@@ -47,13 +46,13 @@ PRODUCERS, WORKERS = 8, 8
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_LOG_LEVEL": "error"}  # a cut every few requests
 STUCK_SECONDS = 90.0
 _NO_ROOM = 7  # an exit code
-_TEXT, _NDJSON, _BYTES = "text/plain", "application/x-ndjson", "application/octet-stream"
+_BYTES = "application/octet-stream"
 _BODIES = [
-    (_TEXT, "", 1),
-    (_TEXT, "", 50),
-    (_TEXT, "gzip", 3000),
-    (_NDJSON, "", 40),
-    (_NDJSON, "gzip", 500),
+    (TEXT, "", 1),
+    (TEXT, "", 50),
+    (TEXT, "gzip", 3000),
+    (NDJSON, "", 40),
+    (NDJSON, "gzip", 500),
     (_BYTES, "", 1),
 ]
 _AGAIN = (408, 409, 429, 503)  # docs/http.md: send it again
@@ -66,21 +65,20 @@ class Outcome:
     kills: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
-    sent: int = 0
-    replayed: int = 0
-    reclaimed: int = 0
-    passes: int = 0
     attempts: int = 0
     cut_off: int = 0
+    replayed: int = 0
+    sent: int = 0
+    read: int = 0
+    passes: int = 0
+    reclaimed: int = 0
     leases: int = 0
     delivered: int = 0
     acknowledged: int = 0
-    read: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        shown = ("kills", "requests", "attempts", "cut_off", "replayed", "sent", "read", "passes", "reclaimed")
-        counts = {name: getattr(self, name) for name in (*shown, "leases", "delivered", "acknowledged")}
+        counts = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "wrong")}
         return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
 
 
@@ -125,10 +123,8 @@ def torture_gate(
                 scene.finish()
             finally:
                 scene.abandon()
-            if (code := gate.stop()) != 0:
-                scene.outcome.wrong.append(f"the gate ended with {code}")
-        if (code := daemon.stop()) != 0:
-            scene.outcome.wrong.append(f"the daemon ended with {code}")
+            scene.end("gate", gate)
+        scene.end("daemon", daemon)
         return scene.judge()
 
 
@@ -140,18 +136,17 @@ class _Scene:
         self._daemon = daemon
         self._gate = gate
         self._chance = chance
-        self._port = gate.port
         self._small_disk = small_disk
         self._faults: dict[str, tuple[int, Callable[[], None]]] = {
-            "gate killed": (6, lambda: self._killed(gate=True)),
-            "daemon killed": (5, lambda: self._killed(daemon=True)),
-            "both killed": (5, lambda: self._killed(gate=True, daemon=True)),
+            "gate killed": (6, lambda: self._killed(gate)),
+            "daemon killed": (5, lambda: self._killed(daemon)),
+            "both killed": (5, lambda: self._killed(daemon, gate)),
             "gate killed while it starts": (2, self._kill_starting_gate),
-            "gate stopped for a while": (2, lambda: self._stop(self._gate.process)),
-            "daemon stopped for a while": (2, lambda: self._stop(self._daemon.process)),
+            "gate stopped for a while": (2, lambda: self._stop(gate.process)),
+            "daemon stopped for a while": (2, lambda: self._stop(daemon.process)),
             "gate ended": (2, self._end_gate),
             "daemon ended": (1, self._end_daemon),
-            "cut": (2, lambda: self._ask_daemon("CUT")),
+            "cut": (2, self._cut),
             "disk full for a while": (2 if small_disk else 0, self._fill_disk),
         }
         self._stopping, self._over = threading.Event(), threading.Event()
@@ -173,7 +168,7 @@ class _Scene:
             work = partial(self._work, f"worker-{number}", random.Random(self._chance.random()))
             self._workers.append(started(f"worker {number}", work, wrong, hushed=self._over))
 
-        self._reader = Reader(self._port, ROUTE, self._settled.__contains__, wrong)
+        self._reader = Reader(self._gate, self._settled.__contains__, wrong)
         full = (_NO_ROOM,) if self._small_disk else ()
         self._reclaimer = Reclaimer(self._daemon.root, random.Random(self._chance.random()), (0, *full), wrong)
 
@@ -217,6 +212,11 @@ class _Scene:
         self._reclaimer.stop()
         self._reader.stop()
 
+    def end(self, name: str, program: Gate | Daemon) -> None:
+        """Stop a process, which must exit with 0."""
+        if (code := program.stop()) != 0:
+            self.outcome.wrong.append(f"the {name} ended with {code}: {program.log[-1000:]}")
+
     def judge(self) -> Outcome:
         outcome, wrong = self.outcome, self.outcome.wrong
         found = self._reader.found
@@ -236,10 +236,9 @@ class _Scene:
             if (places[0], places[-1]) != (posted.first, posted.last) or places != sorted(places):
                 wrong.append(f"answered {posted.first} to {posted.last}; the log has it at {places[0]} to {places[-1]}")
         for leased in self._leased:
-            if found.get(leased.sequence) != leased.value:
-                wrong.append(
-                    f"a worker got {leased.value} as {leased.sequence}; the log has {found.get(leased.sequence)}"
-                )
+            value = found.get(leased.sequence)
+            if value != leased.value:
+                wrong.append(f"a worker got {leased.value} as {leased.sequence}; the log has {value}")
             if leased.asked_at > self._acknowledged.get(leased.sequence, float("inf")):
                 wrong.append(f"{leased.sequence} came again after its acknowledgement was answered")
         lost = found.keys() - self._acknowledged.keys() - self._unanswered
@@ -272,23 +271,18 @@ class _Scene:
 
     # Faults.
 
-    def _killed(self, *, gate: bool = False, daemon: bool = False) -> None:
-        for process in self._chance.sample(
-            [each.process for each, is_meant in ((self._gate, gate), (self._daemon, daemon)) if is_meant], gate + daemon
-        ):
-            process.kill()
-            process.wait()
+    def _killed(self, *programs: Gate | Daemon) -> None:
+        for program in self._chance.sample(programs, len(programs)):
+            program.kill()
             self.outcome.kills += 1
         self._pause(0.3)
-        if daemon:
-            self._daemon.spawn()
-        if gate:
-            self._gate.spawn()
+        for program in programs:
+            program.spawn()
 
     def _kill_starting_gate(self) -> None:
-        self._killed(gate=True)
+        self._killed(self._gate)
         self._pause(0.8)
-        self._killed(gate=True)
+        self._killed(self._gate)
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGSTOP)
@@ -297,20 +291,18 @@ class _Scene:
 
     def _end_gate(self) -> None:
         self._gate.await_ready()
-        if (code := self._gate.stop()) != 0:
-            self.outcome.wrong.append(f"the gate ended with {code}: {self._gate.log[-1000:]}")
+        self.end("gate", self._gate)
         self._gate.spawn()
 
     def _end_daemon(self) -> None:
         self._await_daemon()
-        if (code := self._daemon.stop()) != 0:
-            self.outcome.wrong.append(f"the daemon ended with {code}: {self._daemon.log[-1000:]}")
+        self.end("daemon", self._daemon)
         self._pause(0.3)
         self._daemon.spawn()
 
-    def _ask_daemon(self, words: str) -> None:
+    def _cut(self) -> None:
         with suppress(OSError):  # it has not started yet
-            self._daemon.ask(words)
+            self._daemon.ask("CUT")
 
     def _fill_disk(self) -> None:
         path = self._daemon.root.parent / "ballast"
@@ -324,10 +316,6 @@ class _Scene:
     # The producers.
 
     def _produce(self, number: int, chance: random.Random) -> None:
-        with closing(_Client(self._port)) as client:
-            self._keep_sending(client, number, chance)
-
-    def _keep_sending(self, client: _Client, number: int, chance: random.Random) -> None:
         sent = 0
         # Answered requests to repeat later. A full disk may keep a key from the table: then only the last one.
         before: deque[tuple[dict[str, str], bytes, Any]] = deque(maxlen=1 if self._small_disk else 50)
@@ -338,7 +326,7 @@ class _Scene:
             sent += count
             plain = _body(values, media_type)
             headers = {"Content-Type": media_type, "Idempotency-Key": str(uuid.uuid4())}
-            answer = self._posted_at_last(client, chance, headers, plain, encoding)
+            answer = self._posted_at_last(chance, headers, plain, encoding)
             if answer is None:
                 return
             posted = _Posted(values, answer["first"], answer["last"])
@@ -347,7 +335,7 @@ class _Scene:
             before.append((headers, plain, answer))
             if chance.random() < 0.1:
                 headers, plain, answer = chance.choice(before)
-                again = self._posted_at_last(client, chance, headers, plain, chance.choice(("", "gzip")))
+                again = self._posted_at_last(chance, headers, plain, chance.choice(("", "gzip")))
                 self.outcome.replayed += 1
                 if again is not None and again != answer:
                     self.outcome.wrong.append(f"{answer} became {again} when it was sent again")
@@ -356,43 +344,40 @@ class _Scene:
             self._settled.update(values)
             self._stopping.wait(chance.uniform(0, 0.1))
 
-    def _posted_at_last(
-        self, client: _Client, chance: random.Random, headers: dict[str, str], plain: bytes, encoding: str
-    ) -> Any:
+    def _posted_at_last(self, chance: random.Random, headers: dict[str, str], plain: bytes, encoding: str) -> Any:
         """Return the answer 200; None if the torture is over."""
         while not self._over.is_set():
             self.outcome.attempts += 1
             body = gzip.compress(plain, 1) if encoding else plain
-            packed = {"Content-Encoding": "gzip"} if encoding else {}
+            sent = headers | ({"Content-Encoding": "gzip"} if encoding else {})
             if chance.random() < 0.03:
-                client.cut_off(f"/v1/routes/{ROUTE}/records", body, headers | packed, chance.randrange(len(body)))
-                self.outcome.cut_off += 1
-            answer = client.post(f"/v1/routes/{ROUTE}/records", body, headers | packed)
-            if answer is not None and answer[0] == 200:
-                return json.loads(answer[1])
-            if answer is not None and answer[0] not in _AGAIN:
-                self.outcome.wrong.append(f"a producer was answered {answer[0]}: {answer[1].decode()}")
+                self._cut_off(body[: chance.randrange(len(body))], sent, len(body))
+            answer = ask(self._gate, "POST", ORDERS, body, sent)
+            if answer is not None and answer.status == 200:
+                return answer.json()
+            if answer is not None and answer.status not in _AGAIN:
+                self.outcome.wrong.append(f"a producer was answered {answer.status}: {answer.body.decode()}")
                 return None
             encoding = chance.choice((encoding, "", "gzip"))
             self._over.wait(chance.uniform(0, 0.3))
         return None
 
+    def _cut_off(self, begin: bytes, headers: dict[str, str], length: int) -> None:
+        """Send the beginning of a body, and disconnect."""
+        lines = [f"{name}: {value}" for name, value in headers.items() if name != "Content-Type"]
+        more, media_type = length - len(begin), headers["Content-Type"]
+        with suppress(OSError):
+            self._gate.begin(f"POST {ORDERS}", *lines, body=begin, more=more, media_type=media_type).close()
+        self.outcome.cut_off += 1
+
     # The workers.
 
     def _work(self, name: str, chance: random.Random) -> None:
-        with closing(_Client(self._port)) as client:
-            self._keep_working(client, name, chance)
-
-    def _keep_working(self, client: _Client, name: str, chance: random.Random) -> None:
         while not self._over.is_set():
             asked_at = time.monotonic()
-            wanted = {
-                "worker": name,
-                "max_records": chance.choice((1, 20, 500)),
-                "lease_for": chance.choice((0.5, 5.0)),
-                "wait": 0.5,
-            }
-            given = self._asked(client, "lease", wanted)
+            lease_for = chance.choice((0.5, 5.0))
+            wanted = {"max_records": chance.choice((1, 20, 500)), "lease_for": lease_for, "wait": 0.5}
+            given = self._asked("lease", name, **wanted)
             if given is None:
                 self._over.wait(chance.uniform(0, 0.3))
                 continue
@@ -402,18 +387,17 @@ class _Scene:
                 self._leased += leased
             sequences = [each.sequence for each in leased]
             if sequences and chance.random() < 0.1:
-                self._asked(client, "extend", {"worker": name, "sequences": sequences, "lease_for": 5.0})
+                self._asked("extend", name, sequences=sequences, lease_for=5.0)
             back = [each for each in sequences if chance.random() < 0.02]
             if back:
-                delay = chance.choice((0.0, 0.5))
-                self._asked(client, "nack", {"worker": name, "sequences": back, "delay": delay, "reason": "chance"})
+                self._asked("nack", name, sequences=back, delay=chance.choice((0.0, 0.5)), reason="chance")
             if done := sorted(set(sequences) - set(back)):
-                self._acknowledge(client, name, done)
+                self._acknowledge(name, done)
 
-    def _acknowledge(self, client: _Client, name: str, done: list[int]) -> None:
+    def _acknowledge(self, name: str, done: list[int]) -> None:
         with self._lock:
             self._unanswered.update(done)
-        answer = self._asked(client, "ack", {"worker": name, "sequences": done})
+        answer = self._asked("ack", name, sequences=done)
         if answer is None:
             return
         answered_at = time.monotonic()
@@ -423,56 +407,19 @@ class _Scene:
                 if sequence not in refused:
                     self._acknowledged.setdefault(sequence, answered_at)
 
-    def _asked(self, client: _Client, verb: str, what: dict[str, Any]) -> Any:
+    def _asked(self, verb: str, worker: str, **fields: Any) -> Any:
         """Return the answer; None without one, or if the request must be repeated."""
-        path = f"/v1/routes/{ROUTE}/groups/{GROUP}/{verb}"
-        answer = client.post(path, json.dumps(what).encode(), {"Content-Type": "application/json"})
-        if answer is None or answer[0] in (*_AGAIN, 423):
+        answer = ask(self._gate, "POST", f"{BILLING}/{verb}", {"worker": worker, **fields})
+        if answer is None or answer.status in (*_AGAIN, 423):
             return None
-        if answer[0] != 200:
-            self.outcome.wrong.append(f"{verb} was answered {answer[0]}: {answer[1].decode()}")
+        if answer.status != 200:
+            self.outcome.wrong.append(f"{verb} was answered {answer.status}: {answer.body.decode()}")
             return None
-        return json.loads(answer[1])
-
-
-class _Client:
-    """A persistent connection that reconnects after failures."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._connection = self._new()
-
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
-        """Return status and body; None without an answer."""
-        try:
-            self._connection.request("POST", path, body, headers)
-            response = self._connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException):
-            self._connection.close()
-            self._connection = self._new()
-            return None
-
-    def cut_off(self, path: str, body: bytes, headers: dict[str, str], length: int) -> None:
-        """Send the beginning of a body on a separate connection, and disconnect."""
-        connection = self._new()
-        with suppress(OSError, http.client.HTTPException):
-            connection.putrequest("POST", path)
-            for name, value in (headers | {"Content-Length": str(len(body))}).items():
-                connection.putheader(name, value)
-            connection.endheaders(body[:length])
-        connection.close()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._connection.close()
-
-    def _new(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=STUCK_SECONDS)
+        return answer.json()
 
 
 def _body(values: list[str], media_type: str) -> bytes:
     if media_type == _BYTES:
         return values[0].encode()
-    lines = values if media_type == _TEXT else [json.dumps({"value": value, "key": value[:1]}) for value in values]
+    lines = values if media_type == TEXT else [json.dumps({"value": value, "key": value[:1]}) for value in values]
     return "".join(f"{line}\n" for line in lines).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import http.client
 import json
 import os
@@ -47,6 +48,17 @@ class Answer:
     def json(self) -> Any:
         """Return the body; ``Any``: it is JSON."""
         return json.loads(self.body)
+
+    @property
+    def page(self) -> str:
+        """Return the source of a page."""
+        assert self.status == 200, self.body
+        return self.body.decode()
+
+    @property
+    def text(self) -> str:
+        """Return the visible text of a page."""
+        return " ".join(html.unescape(re.sub("<[^>]*>", " ", self.page)).split())
 
     def lines(self) -> list[Any]:
         """Return the objects of an ndjson body."""

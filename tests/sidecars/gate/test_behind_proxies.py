@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urljoin
 
 import pytest
 from gating import BILLING, ORDERS, Gate, entry
@@ -20,61 +19,14 @@ TOKEN = {"Authorization": "Bearer ann-token"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 HTML = {"Accept": "text/html"}
 OTHERS = sorted(COMMANDS.keys() - {"nginx"})
-TYPED = {"sequence": "1"}  # typed into empty form fields
-
-
-@dataclass
-class Form:
-    """An HTML form with the values that a browser would submit."""
-
-    method: str
-    action: str
-    fields: dict[str, str] = field(default_factory=dict)
-
-
-class Addresses(HTMLParser):
-    """Collector of a page's relative links, loaded resources and forms.
-
-    Args:
-        base: the address of the page.
-    """
-
-    def __init__(self, source: str, base: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.live = ""
-        self.forms: list[Form] = []
-        self._base = base
-        self._select = ""
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.links += [self._absolute(given[name]) for name in ("href", "src") if name in given]
-        if "data-live" in given:
-            self.live = self._absolute(given["data-live"])
-        if tag == "form":
-            self.forms.append(Form(given.get("method", "get"), self._absolute(given["action"])))
-        elif tag == "input":
-            self.forms[-1].fields[given["name"]] = given.get("value", "") or TYPED.get(given["name"], "")
-        elif tag == "select":
-            self._select = given["name"]
-        elif tag == "option" and "value" in given:
-            fields = self.forms[-1].fields
-            if "selected" in given or self._select not in fields:
-                fields[self._select] = given["value"]
-
-    def _absolute(self, address: str) -> str:
-        return urljoin(self._base, address).partition("#")[0]
 
 
 @pytest.fixture
-def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
+def gate(daemon: Daemon) -> Iterator[Gate]:
     """A gate with tokens and short records."""
-    (tmp_path / "tokens").write_text(entry("ann", admin=True))
-    (tmp_path / "gate.toml").write_text('[limits]\nrecord_max_bytes = "64KiB"\nhead_timeout = "10m"\n')
-    options = ("--tokens", tmp_path / "tokens", "--config", tmp_path / "gate.toml", "--log-requests")
-    with Gate(daemon.root, "--trusted-proxy", "127.0.0.1", *options) as running:
+    config = '[limits]\nrecord_max_bytes = "64KiB"\nhead_timeout = "10m"\n'
+    options = ("--trusted-proxy", "127.0.0.1", "--log-requests")
+    with Gate(daemon.root, *options, config=config, tokens=entry("ann", admin=True)) as running:
         yield running
 
 
@@ -181,30 +133,34 @@ def test_records_bodies_errors_logins_and_addresses_pass(proxy: Proxy, gate: Gat
 
 
 @pytest.mark.parametrize("name", ["nginx", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
-def test_every_link_and_form_of_the_page_works_below_a_path(name: str, gate: Gate, tmp_path: Path) -> None:
-    gate.ask("POST", ORDERS, b"first\nsecond\n", TOKEN | {"Content-Type": "text/plain"})
+def test_every_link_of_the_page_works_below_a_path(name: str, gate: Gate, tmp_path: Path) -> None:
+    gate.post(ORDERS, b"first\nsecond\n", by="ann")
     with Proxy(name, gate, tmp_path, documented(name, below=True)) as proxy:
 
-        def ask(method: str, path: str, headers: dict[str, str]) -> tuple[str, bytes]:
+        def ask(method: str, path: str, headers: dict[str, str]) -> tuple[str, str]:
             """Follow redirects as a browser does; return the final address and page."""
             assert path.startswith(f"{PREFIX}/"), path
             status, found, page = proxy.ask(method, path, None, HTML | headers)
             if status in (301, 302, 303):
                 return ask("GET", urljoin(path, found["location"]), headers)
             assert status == (404 if path.endswith("/nowhere") else 200), (path, page)
-            return path, page
+            return path, page.decode(errors="replace")
+
+        def targets(address: str, page: str, attribute: str) -> list[str]:
+            found = re.findall(rf""" {attribute}=["']([^"']*)""", page)
+            return [urljoin(address, html.unescape(each)).partition("#")[0] for each in found]
 
         for path in ("/", "/routes/orders"):
             address, page = ask("GET", PREFIX + path, {})
             assert address == f"{PREFIX}/login"
-        [login] = Addresses(page.decode(), address).forms
+        [login] = targets(address, page, "action")
         origin = {"Origin": proxy.origin}
-        _, headers, _ = proxy.ask("POST", login.action, b"token=ann-token", FORM | origin)
-        assert urljoin(login.action, headers["location"]) == f"{PREFIX}/"
+        _, headers, _ = proxy.ask("POST", login, b"token=ann-token", FORM | origin)
+        assert urljoin(login, headers["location"]) == f"{PREFIX}/"
         cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
 
-        waiting = [f"{PREFIX}/", f"{PREFIX}/routes/nowhere"]
-        seen, logout = set[str](), set[str]()
+        waiting = [f"{PREFIX}/", f"{PREFIX}/routes/nowhere", f"{PREFIX}/record?sequence=1"]
+        seen, forms = set[str](), set[str]()
         while waiting:
             path = waiting.pop()
             alike = re.sub("[0-9]+", "1", path)  # each record's page links to the next record
@@ -212,24 +168,22 @@ def test_every_link_and_form_of_the_page_works_below_a_path(name: str, gate: Gat
                 continue
             seen.add(alike)
             address, page = ask("GET", path, cookie)
-            if not page.startswith(b"<!doctype html>"):
+            if not page.startswith("<!doctype html>"):
                 continue
-            found = Addresses(page.decode(), address)
-            waiting += found.links
-            waiting += [f"{each.action}?{urlencode(each.fields)}" for each in found.forms if each.method == "get"]
-            logout |= {each.action for each in found.forms if each.method == "post"}
-            if found.live:
+            waiting += [*targets(address, page, "href"), *targets(address, page, "src")]
+            forms |= set(targets(address, page, "action"))
+            for live in targets(address, page, "data-live"):
                 connection = proxy.connect()
-                connection.request("GET", found.live, None, cookie | {"Accept": "text/event-stream"})
+                connection.request("GET", live, None, cookie | {"Accept": "text/event-stream"})
                 read_to(connection.getresponse(), b"event: parts", address)
                 connection.close()
 
         pages = ("", "routes", "routes/orders", "records", "records/1", "records/1/value", "history", "openapi.json")
         assert {f"{PREFIX}/{each}" for each in pages} <= {each.partition("?")[0] for each in seen}
+        assert forms == {f"{PREFIX}/{each}" for each in ("logout", "record", "records", "routes", "history")}
         servers = json.loads(ask("GET", f"{PREFIX}/openapi.json", {})[1])["servers"]
         assert [urljoin(f"{PREFIX}/openapi.json", each["url"]) for each in servers] == [f"{PREFIX}/"]
-        assert logout == {f"{PREFIX}/logout"}
-        assert ask("POST", logout.pop(), cookie | origin)[0] == f"{PREFIX}/login"
+        assert ask("POST", f"{PREFIX}/logout", cookie | origin)[0] == f"{PREFIX}/login"
         assert ask("GET", f"{PREFIX}/", cookie)[0] == f"{PREFIX}/login"
 
 

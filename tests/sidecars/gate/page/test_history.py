@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from urllib.parse import urljoin
 
 import pytest
-from gating import Answer, Gate
+from gating import ORDERS, Answer, Gate, serving
 from logs import Unsynced
-from running import Daemon, eventually, reclaim, wald
+from running import eventually, reclaim, wald
 
 from wald.files.layout import Root
 from wald.files.uptime import ClockStep, add_step
@@ -23,33 +23,29 @@ CUTS = COUNT  # enough for several pages
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A gate on a log with a hundred cuts, half of them read and deleted, whose daemon was killed."""
-    root = tmp_path_factory.mktemp("history") / "log"
-    with Daemon(root) as daemon:
-        daemon.ask("ROUTE ADD orders")
-        with Gate(root) as gate:
-            for number in range(CUTS):
-                assert gate.post("/v1/routes/orders/records", b"%d\n" % number).status == 200
-                assert gate.post("/v1/cut").json()["cut"]
-            sealed = root / "ledger" / "segments.jsonl"
-            eventually(lambda: sealed.read_text().count('"event":"sealed"') == CUTS)
-            assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", root).returncode == 0
-            reclaim(root, "--grace", 0)
-            daemon.kill()
-            add_step(Root(root), Unsynced(), ClockStep(CUTS + 1, time.time_ns(), time.time_ns()))
-            daemon.start_again()
-            yield gate
+    with serving(tmp_path_factory.mktemp("history") / "log") as gate:
+        for number in range(CUTS):
+            assert gate.post(ORDERS, b"%d\n" % number).status == 200
+            assert gate.post("/v1/cut").json()["cut"]
+        sealed = gate.root / "ledger" / "segments.jsonl"
+        eventually(lambda: sealed.read_text().count('"event":"sealed"') == CUTS)
+        assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", gate.root).returncode == 0
+        reclaim(gate.root, "--grace", 0)
+        gate.daemon.kill()
+        add_step(Root(gate.root), Unsynced(), ClockStep(CUTS + 1, time.time_ns(), time.time_ns()))
+        gate.daemon.start_again()
+        yield gate
 
 
 def events(answer: Answer) -> list[tuple[str, str]]:
     """Return the id and name of each event, in page order."""
-    assert answer.status == 200, answer.body
-    return re.findall(r'<li id="(e-[^"]*)".*?<span class="what">(.*?)</span>', answer.body.decode(), re.DOTALL)
+    return re.findall(r'<li id="(e-[^"]*)".*?<span class="what">(.*?)</span>', answer.page, re.DOTALL)
 
 
 def pages(gate: Gate, query: str = "") -> list[Answer]:
     """Follow the links to older events; return all pages."""
     found = [gate.get(f"/history?{query}")]
-    while older := re.search(r'<a href="([^"]*)" rel="next">Older</a>', found[-1].body.decode()):
+    while older := re.search(r'<a href="([^"]*)" rel="next">Older</a>', found[-1].page):
         found.append(gate.get(urljoin("/history", html.unescape(older[1]))))
     return found
 
@@ -70,7 +66,7 @@ def test_every_event_is_shown_once_the_newest_first(gate: Gate) -> None:
 
 def test_a_start_says_what_it_found_and_a_deletion_which_cursors_made_it_legal(gate: Gate) -> None:
     (first, *_) = pages(gate)
-    page = first.body.decode()
+    page = first.page
     assert "epoch 2: wald" in page
     assert "was not stopped: it was killed" in page
     deletion = page[page.index(">reclaimed<") :]
@@ -78,23 +74,17 @@ def test_a_start_says_what_it_found_and_a_deletion_which_cursors_made_it_legal(g
     assert re.search(r"<dt>orders/billing</dt><dd>at 50, its last record there 50</dd>", deletion)
 
 
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ("what=deletions", {"reclaimed"}),
-        ("what=cuts", {"cut", "sealed"}),
-        ("what=lives", {"started", "clock-step"}),
-        ("what=all&route=orders", {"sealed", "reclaimed"}),
-        ("what=losses", set()),
-        ("route=nosuch", set()),
-    ],
-)
-def test_a_kind_or_a_route_leaves_out_the_rest(gate: Gate, query: str, names: set[str]) -> None:
-    assert {name for page in pages(gate, query) for _, name in events(page)} == names
-
-
-@pytest.mark.parametrize(
-    "query", ["what=gossip", "before=segments", "before=other:1", "before=segments:x", "route=%2e%2e", "before=a:1,"]
-)
-def test_what_is_no_place_in_the_history_is_an_error(gate: Gate, query: str) -> None:
-    assert gate.get(f"/history?{query}").status == 400
+def test_a_kind_or_a_route_leaves_out_the_rest_and_what_is_no_place_is_an_error(gate: Gate) -> None:
+    kinds: dict[str, set[str]] = {
+        "what=deletions": {"reclaimed"},
+        "what=cuts": {"cut", "sealed"},
+        "what=lives": {"started", "clock-step"},
+        "what=all&route=orders": {"sealed", "reclaimed"},
+        "what=losses": set(),
+        "route=nosuch": set(),
+    }
+    for query, names in kinds.items():
+        assert {name for page in pages(gate, query) for _, name in events(page)} == names
+    places = ("segments", "other:1", "segments:x", "a:1,")
+    for query in ("what=gossip", "route=%2e%2e", *(f"before={place}" for place in places)):
+        assert gate.get(f"/history?{query}").status == 400

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browsing import DESK, PHONE, Chromium, Visit
-from gating import Gate, entry
+from gating import ORDERS, Gate, entry
 from lived_in import live_in
 from proxying import PREFIX, Proxy, documented
 from running import Daemon, eventually, reclaim, wald
@@ -51,15 +51,8 @@ def goto(visit: Visit, path: str) -> None:
     assert answer.status == 200, path
 
 
-@pytest.mark.parametrize(
-    ("size", "dark"),
-    [
-        pytest.param(DESK, False, id="desk light"),
-        pytest.param(PHONE, True, id="phone dark"),
-        pytest.param(DESK, True, id="desk dark"),
-        pytest.param(PHONE, False, id="phone light"),
-    ],
-)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 @_EVERY
 def test_every_view_is_for_everyone(
     chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool, views: tuple[str, ...]
@@ -73,17 +66,7 @@ def test_every_view_is_for_everyone(
             visit.page.evaluate(AXE_SCRIPT)
             found = visit.page.evaluate("axe.run().then((found) => found.violations)")
             assert not found, f"{path}: {json.dumps(found, indent=1)[:3000]}"
-
-
-@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
-@_EVERY
-def test_no_view_is_wider_than_a_phone(
-    chromium: Chromium, gate: Gate, javascript: bool, views: tuple[str, ...]
-) -> None:
-    with chromium.visit(gate.origin, size=PHONE, javascript=javascript) as visit:
-        for path in views:
-            goto(visit, path)
-            assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= size["width"], path
 
 
 def test_no_mark_of_a_cursor_hides_another_one_on_a_phone(chromium: Chromium, gate: Gate) -> None:
@@ -108,9 +91,12 @@ def test_without_javascript_every_view_is_there_and_links_lead_through_the_recor
     chromium: Chromium, gate: Gate
 ) -> None:
     with chromium.visit(gate.origin, javascript=False) as visit:
+        visit.page.set_viewport_size(PHONE)
         for path in (*VIEWS, *MORE):
             goto(visit, path)
             assert visit.page.locator("main").inner_text().strip(), path
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+        visit.page.set_viewport_size(DESK)
         goto(visit, "/records?route=orders")
         visit.page.get_by_role("link", name="Older").click()
         visit.page.locator("table.records tbody a").first.click()
@@ -196,21 +182,18 @@ def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromiu
 def test_views_hold_while_records_come_and_segments_are_cut_and_deleted(chromium: Chromium, daemon: Daemon) -> None:
     daemon.ask("ROUTE ADD orders")
     with Gate(daemon.root) as own, chromium.visit(own.origin) as visit:
-        assert own.post("/v1/routes/orders/records", b"first\n").status == 200
-        for view in (
-            *(place.path for place in PLACES),
-            "/records?route=orders&from=earliest",
-            "/records?route=orders&follow=1",
-        ):
+        assert own.post(ORDERS, b"first\n").status == 200
+        browsed = ("/records?route=orders&from=earliest", "/records?route=orders&follow=1")
+        for view in (*(place.path for place in PLACES), *browsed):
             lines = b"".join(b"record %d\n" % line for line in range(2_000))
-            last = own.post("/v1/routes/orders/records", lines).json()["last"]
+            last = own.post(ORDERS, lines).json()["last"]
             assert own.post("/v1/cut").json()["cut"]
             moved = wald("cursor", "set", "orders", last, "--group", "billing", "--root", daemon.root)
             assert moved.returncode == 0, moved.stderr
             reclaim(daemon.root, "--grace", 0)
             goto(visit, view)
             assert visit.page.locator("main").inner_text().strip(), view
-        assert own.post("/v1/routes/orders/records", b"the last one\n").status == 200
+        assert own.post(ORDERS, b"the last one\n").status == 200
         eventually(lambda: "the last one" in visit.page.locator("#live_records").inner_text())
 
 
@@ -228,10 +211,7 @@ def test_an_open_detail_stays_open_and_the_focus_where_it_is_while_events_come(c
         assert visit.page.locator("details[open]").count() == 1
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/records?route=audit&follow=1", *(place.path for place in PLACES)],
-)
+@pytest.mark.parametrize("path", ["/records?route=audit&follow=1", *(place.path for place in PLACES)])
 def test_a_page_says_that_the_daemon_or_the_gate_is_gone_and_goes_on_by_itself(
     chromium: Chromium, daemon: Daemon, path: str
 ) -> None:
@@ -261,11 +241,10 @@ _REFUSED = "status of 401"
 
 
 @pytest.fixture
-def guarded(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
+def guarded(daemon: Daemon) -> Iterator[Gate]:
     """A gate that requires tokens, on a log with one record."""
     daemon.ask("PUB orders 2\nx\n")
-    (tmp_path / "tokens").write_text(entry("ann", admin=True))
-    with Gate(daemon.root, "--tokens", tmp_path / "tokens") as gate:
+    with Gate(daemon.root, tokens=entry("ann", admin=True)) as gate:
         yield gate
 
 
@@ -274,9 +253,8 @@ def submit(visit: Visit, token: str) -> None:
     visit.page.get_by_role("button", name="Log in").click()
 
 
-@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
-def test_a_person_logs_in_looks_and_logs_out(chromium: Chromium, guarded: Gate, javascript: bool) -> None:
-    with chromium.visit(guarded.origin, javascript=javascript, allowed=_REFUSED) as visit:
+def test_a_person_logs_in_looks_and_logs_out_without_javascript(chromium: Chromium, guarded: Gate) -> None:
+    with chromium.visit(guarded.origin, javascript=False, allowed=_REFUSED) as visit:
         visit.page.goto("/routes/orders")
         visit.page.wait_for_url("**/login")
         submit(visit, "guess")
