@@ -183,7 +183,8 @@ class Call:
     def query(self, shape: type[S]) -> S:
         """Parse the query parameters. A missing one is UNSET, as a client can send null."""
         if not self.request.scope["query_string"]:
-            return msgspec.convert({}, shape)
+            empty: S = _without_parameters(shape)
+            return empty
         given: dict[str, Any] = {}
         for name, value in self.request.query_params.multi_items():
             if name in given:
@@ -240,6 +241,9 @@ class Verb:
     answers: Mapping[str, Any] = field(default_factory=dict)
     statuses: tuple[int, ...] = ()  # of errors, in addition to those of every verb
     failed: Fail = lambda _, error: problem(error)  # to a program
+
+
+_without_parameters = lru_cache(64)(partial(msgspec.convert, {}))  # by shape
 
 
 @lru_cache(64)

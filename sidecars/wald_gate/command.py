@@ -88,10 +88,8 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
     try:
         from wald_gate import serving
     except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"{(error.name or '').partition('.')[0]}, which it needs, is not installed",
-            hint="in a clone of wald: pip install '.[gate]'",
-        ) from error
+        message = f"{(error.name or '').partition('.')[0]}, which it needs, is not installed"
+        raise InvalidInput(message, hint="in a clone of wald: pip install '.[gate]'") from error
     if only_check:
         for line in serving.check(root, settings()):
             click.echo(f"wald-gate: {line}", err=True)

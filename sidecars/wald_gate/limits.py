@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Protocol
 
 from wald.format.protocol import FRAME_MAX_BYTES
 from wald_gate.problems import HttpError
@@ -90,17 +90,11 @@ class ConnectionPool:
 
 
 class MemoryReservation:
-    """Memory of a request within the limit of all requests, not counting 128 KiB for each; a block releases it."""
+    """Memory of a request within the limit of all requests, not counting 128 KiB for each."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._counted = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.give_back()
 
     def keep(self, size: int) -> None:
         """Reserve ``size`` bytes in total."""
@@ -174,9 +168,8 @@ class Allowance:
 class Allowances:
     """The allowances of all clients."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._clock = clock
         self._of: OrderedDict[str, Allowance] = OrderedDict()
         self._rates = (0, 0)
 
@@ -192,7 +185,7 @@ class Allowances:
         if found is None:
             if len(self._of) >= _CLIENTS_MAX:  # forget the one that has been idle for longest
                 self._of.pop(next((name for name, each in self._of.items() if not each.in_flight), ""), None)
-            found = self._of[client] = Allowance(*rates, self._clock())
+            found = self._of[client] = Allowance(*rates, time.monotonic())
         self._of.move_to_end(client)
         if found.in_flight >= limits.requests_at_once:
             raise _refused(f"{client} has {found.in_flight} requests in flight", 1)
@@ -204,7 +197,7 @@ class Allowances:
     def _refill(self, client: str, found: Allowance) -> None:
         """Add the tokens of the time that has passed, and take that of a request; HttpError 429 without any."""
         requests, sent_bytes = self._rates
-        now = self._clock()
+        now = time.monotonic()
         passed, found.at = now - found.at, now
         found.requests = min(found.requests + passed * requests, requests)
         found.sent_bytes = min(found.sent_bytes + passed * sent_bytes, sent_bytes)

@@ -210,8 +210,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
         yield (
             f"Without a cursor: {_names(absent)}. No group has processed their records, so everything they ever\n"
             "received is kept. That is how a route waits for its first reader. After it has read, or if none will:\n"
-            f"  {wald_} cursor set {absent[0]} SEQUENCE\n"
-            f"  {wald_} route retire {absent[0]}"
+            f"  {wald_} cursor set {absent[0]} SEQUENCE\n  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
         for said, command in advice(log.root.path, cursor):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wald.log import Log
     from wald.retention.backlog import GroupBacklog
     from wald.status.retention import FoundGroup
+    from wald.status.schema import WorkOfGroup
     from wald.work.group import WorkGroup
     from wald.work.ownership import RunningCommand
     from wald.work.snapshot import GroupStatus, Out, OwnerProcess, Waiting, WorkFile
@@ -92,9 +93,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
 
 
 def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
-    from wald.status.retention import count_of
-
-    seen, picture = found.seen, found.seen.snapshot
+    seen, work = found.seen, found.work()
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"of {other}"] if (other := seen.cursor.other_user) else []
     if found.left:
@@ -103,8 +102,8 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
         notes.append(f"damaged: {_group_line(log, 'show', seen.file)}")
         numbers = ["?"] * 7
     else:
-        counts = (picture.open, count_of(picture.out()), count_of(picture.waiting()), len(picture.dead))
-        numbers = [str(each) for each in (picture.floor, picture.end - 1, *counts, found.behind.records)]
+        counts = (work.open_records, work.out_records, work.waiting_records, work.giving_up_records)
+        numbers = [str(each) for each in (work.floor, work.taken_in, *counts, work.behind_records)]
     age = "-" if found.unfinished.oldest_ns is None else format_seconds(found.unfinished.seconds(now_ns))
     return (seen.file.route, seen.file.group, owner, *numbers, age, ", ".join(notes))
 
@@ -180,7 +179,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         more = counted(found.behind.records, "record")
         behind = f"; {more} more in the log" if found.behind.records else ", the last record"
         yield "read to", f"{picture.end - 1}{behind}"
-        yield "open", _open(seen)
+        yield "open", _open(found.work())
         if found.unfinished.oldest_ns is not None:
             yield "oldest", _oldest(found, now_ns)
         if due := min((each.due_ns for each in picture.waiting()), default=0):
@@ -188,7 +187,9 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         if picture.open:
             yield "tries", f"{picture.tries_max}, of the open record that was delivered most"
     yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
-    yield "pins", _pinned(held)
+    size, alone = format_bytes(held.pinned_bytes), f"{format_bytes(held.exclusive_bytes)} by it alone"
+    pins = f"{counted(held.pinned_segments, 'segment')}, {size}; {alone}"
+    yield "pins", pins if held.pinned_segments else "no complete segment"
     yield "next", _next(log, found)
 
 
@@ -208,15 +209,13 @@ def _command(command: RunningCommand) -> str:
     return f"{worker}process {command.process}, since {utc(command.started_ns)}{left}: {command.words}"
 
 
-def _open(seen: GroupStatus) -> str:
-    from wald.status.retention import count_of
-
-    picture = seen.snapshot
-    if not picture.open:
+def _open(work: WorkOfGroup) -> str:
+    if not work.open_records:
         return "nothing: every record that was read is done"
-    out, waiting, dead = count_of(picture.out()), count_of(picture.waiting()), len(picture.dead)
-    parts = [f"{out} out", f"{waiting} waiting", f"{dead} being given up"]
-    return f"{counted(picture.open, 'record')}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
+    out, waiting, dead = work.out_records, work.waiting_records, work.giving_up_records
+    ready = max(0, work.open_records - out - waiting - dead)
+    parts = f"{out} out, {waiting} waiting, {dead} being given up, {ready} ready"
+    return f"{counted(work.open_records, 'record')}: {parts}"
 
 
 def _oldest(found: FoundGroup, now_ns: int) -> str:
@@ -243,13 +242,6 @@ def _standing(seen: GroupStatus, now_ns: int) -> str:
     if waiting is not None and waiting.first == oldest:
         return f"; waits until {utc(waiting.due_ns)}, delivered {_times(waiting.tries)}"
     return f"; no worker has it, delivered {_times(picture.tries(oldest))}"
-
-
-def _pinned(held: GroupBacklog) -> str:
-    if not held.pinned_segments:
-        return "no complete segment"
-    alone = f"{format_bytes(held.exclusive_bytes)} by it alone"
-    return f"{counted(held.pinned_segments, 'segment')}, {format_bytes(held.pinned_bytes)}; {alone}"
 
 
 def _next(log: Log, found: FoundGroup) -> str:
@@ -286,11 +278,8 @@ def _next(log: Log, found: FoundGroup) -> str:
 
 def _only_waits(found: FoundGroup) -> str:
     """Describe when the next record is due; "" if something can be delivered before."""
-    from wald.status.retention import count_of
-
-    picture = found.seen.snapshot
-    due = [each.due_ns for each in picture.waiting()]
-    if found.left or found.behind.records or not due or count_of(picture.waiting()) < picture.open:
+    work, due = found.work(), [each.due_ns for each in found.seen.snapshot.waiting()]
+    if found.left or found.behind.records or not due or work.waiting_records < work.open_records:
         return ""
     starting = "; start its workers before then" * (found.seen.owner is None)
     return f"nothing before {utc(min(due))}, when the next record is due{starting}"

@@ -128,9 +128,9 @@ def duration_option(
     return setting_option(name, kind, "DURATION", default, help_text, "30s", hidden=hidden)
 
 
-def size_option(name: str, default: str | None, help_text: str, *, hidden: bool = False) -> Callable[[F], F]:
+def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
-    return setting_option(name, size(0, 1 << 50), "SIZE", default, help_text, "64MiB", hidden=hidden)
+    return setting_option(name, size(0, 1 << 50), "SIZE", default, help_text, "64MiB")
 
 
 def setting_option(

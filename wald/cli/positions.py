@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from wald.retention.missing import Missing
     from wald.segments.view import State
 
-    Finder = Callable[[str, str | None, int], Record | None]
-    """Address of an archive, route, sequence → the record there."""
-
 
 def exit_code(state: State) -> int:
     if state.value in ("never-issued", "skipped", "unknown"):
@@ -227,7 +224,7 @@ def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | N
     finder = next(iter(entry_points(group="wald.bundles", name="find")), None)
     if address is None or finder is None:
         return None
-    find: Finder = finder.load()
+    find: Callable[[str, str | None, int], Record | None] = finder.load()
     try:
         return find(address, str(entry["route"]) if entry and entry.get("route") else found.route, found.sequence)
     except OSError as error:

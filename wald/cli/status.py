@@ -111,7 +111,9 @@ def _word(finding: Finding) -> str:
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
     held = facts.daemon.answer.get("unfinished_lines") or {}
     lines = ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
-    rows = [("daemon", _daemon(facts)), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
+    software = facts.daemon.answer.get("software") or facts.report.get("software")
+    daemon = facts.daemon.message + (f"; {software}" if software else "")
+    rows = [("daemon", daemon), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
     rows += [("clock steps", _steps(facts)), ("lag", _lag(facts, now_ns)), ("lines", lines), ("space", _space(facts))]
     yield from aligned([row for row in rows if row[1]], ())
     for finding in found:
@@ -119,11 +121,6 @@ def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
         if finding.hint:
             yield f"  hint: {finding.hint}"
     yield _word(found[0]) if found else "OK"
-
-
-def _daemon(facts: Facts) -> str:
-    software = facts.daemon.answer.get("software") or facts.report.get("software")
-    return facts.daemon.message + (f"; {software}" if software else "")
 
 
 def _crash(facts: Facts) -> str:

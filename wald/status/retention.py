@@ -38,7 +38,19 @@ def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[schema.Expl
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for status in counted(backlog.segments(), counts, sizes):
-        yield _pinned_segment(status)
+        base = status.segment.base_sequence
+        yield schema.PinnedSegment(
+            base,
+            status.segment.path.name,
+            status.state.value,
+            base,
+            status.last_sequence,
+            status.stored_bytes,
+            state_of(status) == "free",
+            status.problem,
+            [schema.Pin(pin.route, pin.group, pin.at, pin.needs, pin.message) for pin in islice(status.pins, PINS_MAX)],
+            max(0, len(status.pins) - PINS_MAX),
+        )
     growth = backlog.growth_meter.growth(now_ns=now_ns)
     for group in backlog.groups.values():
         yield schema.PinningGroup.of(group, growth, now_ns)
@@ -73,45 +85,19 @@ def state_of(status: SegmentStatus) -> str:
 def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, str]]:
     """Yield problems of a cursor that counts, each with the command that helps; "" without one."""
     wald_ = command_line(root)
+    kept = f"everything {cursor.route} ever received is kept"
     if cursor.of_work_group:
-        yield (
-            (
-                f"Group {cursor.group} of {cursor.route} is a work group: some records of its lag may be done. What "
-                "its oldest record waits for"
-            ),
-            f"{wald_} group show {cursor.route} {cursor.group}",
-        )
+        said = f"Group {cursor.group} of {cursor.route} is a work group: some records of its lag may be done."
+        yield f"{said} What its oldest record waits for", f"{wald_} group show {cursor.route} {cursor.group}"
     if not is_route(cursor.group):
-        yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept", ""
+        yield f"{cursor.message}. Until then {kept}", ""
     elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
-        yield (
-            (
-                f"{cursor.message}.\n"
-                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set the "
-                f"position of {cursor.group}"
-            ),
-            f"{wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind",
-        )
+        said = f"{cursor.message}.\nIt counts as nothing processed, so {kept}. To set the position of {cursor.group}"
+        yield said, f"{wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind"
 
 
 def _by_key(counts: Counter[str]) -> dict[str, int]:
     return {state.replace(" ", "_"): count for state, count in counts.items()}
-
-
-def _pinned_segment(status: SegmentStatus) -> schema.PinnedSegment:
-    base = status.segment.base_sequence
-    return schema.PinnedSegment(
-        base,
-        status.segment.path.name,
-        status.state.value,
-        base,
-        status.last_sequence,
-        status.stored_bytes,
-        state_of(status) == "free",
-        status.problem,
-        [schema.Pin(pin.route, pin.group, pin.at, pin.needs, pin.message) for pin in islice(status.pins, PINS_MAX)],
-        max(0, len(status.pins) - PINS_MAX),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ _BLANKS = ("\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164",
 _BLANK_SPANS = (("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef"))
 
 
-def visible(text: str, *, keep: str = "") -> str:
-    r"""Return text with an escape in place of each character that does not print, except those in ``keep``.
+def visible(text: str) -> str:
+    r"""Return text with an escape in place of each character that does not print.
 
     Control characters could move the cursor of a terminal; marks of direction and joiners of no width make a text look
     like another one. A byte that is not UTF-8 is a lone surrogate (PEP 383).
@@ -42,11 +42,11 @@ def visible(text: str, *, keep: str = "") -> str:
     >>> visible("a\x1b[1m\u202eb")
     'a\\x1b[1m\\u202eb'
     """
-    return "".join(run if prints else _escapes(run) for prints, run in _runs(text, keep))
+    return "".join(run if prints else _escapes(run) for prints, run in _runs(text, ""))
 
 
 def marked(text: str, *, keep: str = "") -> Markup:
-    """Return the same as HTML, in which an escape looks different from the same characters typed."""
+    """Return the same as HTML, in which an escape looks different from the same characters typed; print ``keep``."""
     return Markup().join(
         escape(run) if prints else Markup('<span class="escape">{}</span>').format(_escapes(run))
         for prints, run in _runs(text, keep)

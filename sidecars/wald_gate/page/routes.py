@@ -225,22 +225,16 @@ def remedies(call: Call, row: Row, group: GroupBacklog) -> Iterator[Remedy]:
     is_one = group.pinned_segments == 1
     what, hold = ("1 segment", "holds") if is_one else (f"{group.pinned_segments} segments", "hold")
     if cursor.state is CursorState.ABSENT:
-        yield Remedy(
-            f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. Once it has "
-            "been read up to a record, set a cursor there",
-            command_line(root, f"cursor set {cursor.route} SEQUENCE"),
-        )
-        yield Remedy(
-            f"If nothing will read {cursor.route}, retire it",
-            command_line(root, f"route retire {cursor.route}"),
-            "Its records are deleted over time, read or not, and cannot be recovered.",
-        )
+        said = f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}."
+        setting = command_line(root, f"cursor set {cursor.route} SEQUENCE")
+        yield Remedy(f"{said} Once it has been read up to a record, set a cursor there", setting)
+        said, retiring = f"If nothing will read {cursor.route}, retire it", f"route retire {cursor.route}"
+        lost = "Its records are deleted over time, read or not, and cannot be recovered."
+        yield Remedy(said, command_line(root, retiring), lost)
         return
-    yield Remedy(
-        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} later "
-        "records. To show those",
-        command_line(root, f"cursor show {cursor.route} --group {cursor.group}"),
-    )
+    said = f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} later"
+    showing = command_line(root, f"cursor show {cursor.route} --group {cursor.group}")
+    yield Remedy(f"{said} records. To show those", showing)
     if not cursor.of_work_group:
         feeding = f"feed {cursor.route} --group {cursor.group} -- COMMAND"
         yield Remedy("If no reader runs for it, start one", command_line(root, feeding, program="wald-drain"))

@@ -381,24 +381,25 @@ async def append(call: Call) -> Response:
     if query.wait is not UNSET and group is UNSET:
         raise InvalidInput("wait needs wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
     unprocessed = None if group is UNSET else await state.processed.expected(call.route, group)
-    with MemoryReservation(state.limits) as memory:
-        appended = _Append(call, memory, unprocessed, bare=query.as_ is not UNSET)
-        key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
-        try:
-            if key is None:
-                await appended.store(None)
-            else:
-                async with state.idempotent.request(key, call.route, appended.add) as keyed:
-                    await appended.store(keyed)
-                    await keyed.finish()
-                is_replay = keyed.is_replay
-            if appended.stored is None:
-                raise InvalidInput("the body has no record", hint="curl --data-binary @FILE; --data drops newlines")
-            memory.give_back()
-            if unprocessed is not None:
-                await state.processed.wait(call.request, unprocessed, seconds)
-        except WaldError as error:
-            return problem(call.shown(error), stored=appended.stored)
+    memory = MemoryReservation(state.limits)
+    call.request.at_end = memory.give_back
+    appended = _Append(call, memory, unprocessed, bare=query.as_ is not UNSET)
+    key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
+    try:
+        if key is None:
+            await appended.store(None)
+        else:
+            async with state.idempotent.request(key, call.route, appended.add) as keyed:
+                await appended.store(keyed)
+                await keyed.finish()
+            is_replay = keyed.is_replay
+        if appended.stored is None:
+            raise InvalidInput("the body has no record", hint="curl --data-binary @FILE; --data drops newlines")
+        memory.give_back()
+        if unprocessed is not None:
+            await state.processed.wait(call.request, unprocessed, seconds)
+    except WaldError as error:
+        return problem(call.shown(error), stored=appended.stored)
     return Json(appended.stored, headers={keys.REPLAYED: "true"} if is_replay else None)
 
 
@@ -408,12 +409,8 @@ def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
     cut = BODIES.get(media_type)
     if cut is None:
         known = [name for name, each in BODIES.items() if not bare or issubclass(each, JsonLines)]
-        raise HttpError(
-            415,
-            "media-type",
-            f"{media_type or 'no media type'}: {' or '.join(known)} is accepted",
-            hint="curl -H 'Content-Type: text/plain' --data-binary @FILE",
-        )
+        message = f"{media_type or 'no media type'}: {' or '.join(known)} is accepted"
+        raise HttpError(415, "media-type", message, hint="curl -H 'Content-Type: text/plain' --data-binary @FILE")
     if bare and not issubclass(cut, JsonLines):
         raise InvalidInput(
             f"as=value does not apply to {media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"

@@ -207,12 +207,8 @@ class KeyedRequest:
         if is_new := isinstance(found, Durable):
             found = self.stored[self._number] = Part(*found, digest)
         if found.digest != digest:
-            raise HttpError(
-                422,
-                "other-body",
-                f"part {self._number} of the body differs from what is stored under this Idempotency-Key",
-                hint="use a new key for each new body",
-            )
+            message = f"part {self._number} of the body differs from what is stored under this Idempotency-Key"
+            raise HttpError(422, "other-body", message, hint="use a new key for each new body")
         self._on_stored(Durable(found.first, found.last), len(payload), is_new)
 
     async def _store(self, payload: bytes, until: float) -> Durable | Part:
@@ -255,10 +251,7 @@ class KeyedRequest:
             self._look_up()
             part = self._parts.get(self._number)
         if part is None and any(number > self._number for number in self._parts):
-            raise HttpError(
-                409,
-                "forgotten",
-                f"part {self._number} of the first request is forgotten, but later parts are not",
-                hint="GET the records to see what is stored; send missing records under a new key",
-            )
+            message = f"part {self._number} of the first request is forgotten, but later parts are not"
+            hint = "GET the records to see what is stored; send missing records under a new key"
+            raise HttpError(409, "forgotten", message, hint=hint)
         return part
