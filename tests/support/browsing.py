@@ -6,7 +6,6 @@ exception, a dialog, another window, or a request to another server. The browser
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import (
         Browser,
         BrowserContext,
-        CDPSession,
         ConsoleMessage,
         Dialog,
         Page,
@@ -68,41 +66,6 @@ class Visit:
         """Fail if anything happened that must not, and does not match ``allowed``."""
         faults = [each for each in self.faults if not (allowed and re.search(allowed, each))]
         assert not faults, "\n".join(faults)
-
-    def devtools(self) -> CDPSession:
-        """Open the DevTools protocol of the tab, for calls that Playwright lacks."""
-        return self._context.new_cdp_session(self.page)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the renderer's metrics since the page load, such as ``TaskDuration`` in seconds and ``Nodes``."""
-        devtools = self.devtools()
-        devtools.send("Performance.enable")
-        found = devtools.send("Performance.getMetrics")["metrics"]
-        devtools.detach()
-        return {each["name"]: each["value"] for each in found}
-
-    def first_paint_ms(self) -> float:
-        """Return the time from the navigation to the first contentful paint."""
-        return float(
-            self.page.evaluate(
-                """() => new Promise((resolve) => new PerformanceObserver((list) => {
-                    const found = list.getEntriesByName("first-contentful-paint")
-                    if (found.length) resolve(found[0].startTime)
-                }).observe({type: "paint", buffered: true}))"""
-            )
-        )
-
-    def longest_task_ms(self, seconds: float) -> float:
-        """Return the longest task of the page's main thread during the next ``seconds``."""
-        browser = self._context.browser
-        assert browser
-        browser.start_tracing(page=self.page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
-        self.page.wait_for_timeout(seconds * 1000)
-        events = json.loads(browser.stop_tracing())["traceEvents"]
-        main = {(each["pid"], each["tid"]) for each in events if each.get("args", {}).get("name") == "CrRendererMain"}
-        tasks = [each for each in events if each["name"].endswith("RunTask") and (each["pid"], each["tid"]) in main]
-        assert tasks, "no task was recorded"
-        return max(float(each.get("dur", 0)) for each in tasks) / 1000
 
     def _on_request(self, request: Request) -> None:
         if not request.url.startswith((self._origin, *_OWN_SCHEMES)):

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -249,22 +249,21 @@ class Gate:
         finally:
             connection.close()
 
-    def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
-        """Return a connection; ``receive_bytes`` limits the data that the kernel buffers for the client."""
-        connection = socket.socket()
-        connection.settimeout(TIMEOUT_SECONDS)
-        if receive_bytes is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.connect(("127.0.0.1", self.port))
+    def connect(self, sent: bytes = b"", *, receive_bytes: int | None = None) -> socket.socket:
+        """Return a connection on which some bytes are sent; ``receive_bytes`` limits what the kernel buffers for it."""
+        with ExitStack() as stack:
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(TIMEOUT_SECONDS)
+            if receive_bytes is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            connection.connect(("127.0.0.1", self.port))
+            connection.sendall(sent)
+            stack.pop_all()
         return connection
 
-    def begin(
-        self, line: str, *headers: str, body: bytes = b"", more: int = 0, media_type: str = TEXT
-    ) -> socket.socket:
+    def begin(self, line: str, *headers: str, **body: Any) -> socket.socket:
         """Send a request (see ``request``), and return its connection without waiting for the response."""
-        connection = self.connect()
-        connection.sendall(request(line, *headers, body=body, more=more, media_type=media_type))
-        return connection
+        return self.connect(request(line, *headers, **body))
 
 
 @contextmanager

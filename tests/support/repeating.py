@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 
 from gating import ORDERS, TEXT, Answer, Gate
 from running import TIMEOUT_SECONDS, Daemon, reclaim
@@ -11,6 +12,7 @@ from running import TIMEOUT_SECONDS, Daemon, reclaim
 import wald as library
 from wald.client.payloads import column_payloads
 from wald_gate.records_in.daemon import DaemonClient
+from wald_gate.records_in.keys import key_of
 from wald_gate.records_in.publisher import IdempotentPublisher
 
 
@@ -24,6 +26,14 @@ def send(
 def outcome(answer: Answer) -> tuple[int, bool, bytes]:
     """Return the status, the replay flag of the answer, and the body."""
     return answer.status, answer.headers.get("idempotency-replayed") == "true", answer.body
+
+
+def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
+    """Yield keys that share a slot: one byte of the hash of client, route and key."""
+    for number in count():
+        key = key_of([f"k{number}"], "anyone", route)
+        if key is not None and key[0] == slot:
+            yield f"k{number}"
 
 
 def release(daemon: Daemon) -> None:

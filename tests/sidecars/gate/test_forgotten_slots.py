@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from threading import Event
 
@@ -20,7 +21,7 @@ from contents import values
 from flooding import stopped
 from forgetting import forget
 from gating import Gate
-from repeating import outcome, publishing, send, store
+from repeating import keys_of_slot, outcome, publishing, send, store
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 from starlette.responses import Response
 
@@ -213,8 +214,8 @@ def test_a_daemon_that_is_older_than_the_gate_is_told_of(tmp_path: Path) -> None
 def test_two_gates_store_each_key_once_while_producers_come_and_the_daemon_stops(
     gate: Gate, daemon: Daemon, root: Path
 ) -> None:
-    """Clients repeat each key at either gate, whatever the response."""
-    keys = [f"key-{number}" for number in range(32)]
+    """Clients repeat each key at either gate, whatever the response; the keys share two slots."""
+    keys = [*islice(keys_of_slot(0), 16), *islice(keys_of_slot(1), 16)]
     ends = Event()
 
     def disturb() -> None:

@@ -143,8 +143,7 @@ def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: G
 
 
 def test_a_request_behind_a_refused_one_does_not_keep_the_connection_open(attacked: Gate) -> None:
-    with attacked.connect() as connection:
-        connection.sendall(request(b"Host: other") + SMUGGLED)
+    with attacked.connect(request(b"Host: other") + SMUGGLED) as connection:
         while connection.recv(1 << 16):  # until the gate sends nothing more; it still reads
             pass
 
@@ -152,8 +151,7 @@ def test_a_request_behind_a_refused_one_does_not_keep_the_connection_open(attack
 
 
 def test_a_request_with_an_invalid_body_is_answered_once_even_if_its_body_does_not_matter(attacked: Gate) -> None:
-    with attacked.connect() as connection:
-        connection.sendall(request(CHUNKED, method=b"GET", path=b"/v1/head", body=b"zz\r\n"))
+    with attacked.connect(request(CHUNKED, method=b"GET", path=b"/v1/head", body=b"zz\r\n")) as connection:
         answer = received(connection)
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert answer.count(b"HTTP/1.1") == 1
@@ -212,8 +210,7 @@ def test_the_body_of_who_asks_for_another_protocol_is_no_request(attacked: Gate,
     """The body arrives after its head in a separate packet and is stored unchanged."""
     body = SMUGGLED if length is not CHUNKED else b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
     before = len(stored(attacked))
-    with attacked.connect() as connection:
-        connection.sendall(request(UPGRADE, b"Upgrade: h2c", b"Expect: 100-continue", length))
+    with attacked.connect(request(UPGRADE, b"Upgrade: h2c", b"Expect: 100-continue", length)) as connection:
         assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the head is accepted
         connection.sendall(body)
         answer = received(connection)

@@ -17,7 +17,7 @@ from running import Daemon, eventually
 from users import MEMBER, OWNER, daemon_of, needs_root
 
 pytestmark = pytest.mark.slow  # a gate retries for 15 s
-BUSY = "/v1/routes/busy/records"
+BUSY, CURSOR = "/v1/routes/busy/records", "/v1/routes/busy/cursors/slow"
 FULL = r"the disk is full, so input waits; other files fill it; [0-9.]+ \w+ are free, [0-9.]+ MiB are needed"
 QUOTA = '[routes.busy]\npinned_max_bytes = 1000\non_pinned = "{}"\n[routes.other]\n'
 
@@ -60,7 +60,7 @@ def test_a_route_inside_a_long_line_of_its_fifo_is_429(tmp_path: Path, frame_tim
 def test_a_route_over_its_quota_holds_up_no_other(tmp_path: Path, policy: str) -> None:
     """The daemon either rejects such requests or blocks them and all later ones on the connection."""
     with daemon_with(tmp_path, QUOTA.format(policy)) as daemon, Gate(daemon.root) as gate:
-        gate.ask("PUT", "/v1/routes/busy/cursors/slow", b'{"sequence": 0}')
+        gate.put(CURSOR, {"sequence": 0})
         gate.post(BUSY, b"x" * 2000)
         eventually(lambda: stat(daemon)["over_quota"])
         with ThreadPoolExecutor(4) as threads:
@@ -76,15 +76,14 @@ def test_a_route_over_its_quota_holds_up_no_other(tmp_path: Path, policy: str) -
 
 def test_what_waits_for_a_quota_is_stored_once_when_a_group_has_read(tmp_path: Path) -> None:
     with daemon_with(tmp_path, QUOTA.format("block")) as daemon, Gate(daemon.root) as gate:
-        cursor = "/v1/routes/busy/cursors/slow"
-        gate.ask("PUT", cursor, b'{"sequence": 0}')
+        gate.put(CURSOR, {"sequence": 0})
         gate.post(BUSY, b"x" * 2000)
         eventually(lambda: stat(daemon)["over_quota"])
         with ThreadPoolExecutor(9) as threads:
             waiting = [threads.submit(gate.post, BUSY, b"waited-%d\n" % number) for number in range(8)]
             assert gate.post("/v1/routes/other/records", b"taken\n").status == 200
             assert not any(each.done() for each in waiting)
-            assert gate.ask("PUT", cursor, b'{"sequence": 1}').status == 200
+            assert gate.put(CURSOR, {"sequence": 1}).status == 200
             assert {each.result().status for each in waiting} == {200}
         assert sorted(values(daemon.root, "busy")[1:]) == [b"waited-%d" % number for number in range(8)]
 

@@ -96,19 +96,17 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
     answers["extend"] = gate.post(f"{OF_GROUP}/extend", taken | {"sequences": [2]})
     answers["ack"] = gate.post(f"{OF_GROUP}/ack", taken | {"sequences": [3]})
     answers["set_cursor"] = gate.put(f"{ROUTE}/cursors/g", {"sequence": 1})
-    for name, path in (
-        ("records", ORDERS),
-        ("cursor", f"{ROUTE}/cursors/g"),
-        ("pending", f"{OF_GROUP}/pending"),
-        ("groups", f"{ROUTE}/groups"),
-        ("routes", "/v1/routes"),
-        ("head", "/v1/head"),
-        ("where", "/v1/where/2"),
-        ("explain", "/v1/explain"),
-        ("healthz", "/healthz"),
-        ("readyz", "/readyz"),
-    ):
-        answers[name] = gate.get(path)
+    paths = {
+        "records": ORDERS,
+        "cursor": f"{ROUTE}/cursors/g",
+        "pending": f"{OF_GROUP}/pending",
+        "groups": f"{ROUTE}/groups",
+        "healthz": "/healthz",
+        "readyz": "/readyz",
+        "where": "/v1/where/2",
+        **{name: f"/v1/{name}" for name in ("routes", "head", "explain")},
+    }
+    answers |= {name: gate.get(path) for name, path in paths.items()}
     answers["release"] = gate.post(f"{OF_GROUP}/release", taken)
     answers["remove_group"] = gate.ask("DELETE", OF_GROUP)
 

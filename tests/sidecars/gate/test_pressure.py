@@ -104,8 +104,7 @@ def test_a_client_that_stops_sending_is_disconnected(impatient: Gate) -> None:
     assert impatient.get(f"{ORDERS}?from=earliest").body.count(b"evil") == 0
     # Each byte of a head or a body arrives in time, but the complete one does not.
     for begin in (b"GET /v1/head HTTP/1.1\r\nX: ", HEAD + b"Content-Length: 100000\r\n\r\n"):
-        with impatient.connect() as connection:
-            connection.sendall(begin)
+        with impatient.connect(begin) as connection:
             eventually(partial(trickles, connection))
 
 
@@ -244,8 +243,7 @@ def test_trailers_have_the_bound_of_a_head_and_are_not_kept(shared: Gate) -> Non
     trailers = b"X: " + b"x" * 20_000 + b"\r\n"
     # So have trailers in one packet, and the extension of a chunk.
     for body in (b"5\r\nevil\n\r\n0\r\n" + trailers * 4 + b"\r\n", b"3;x=" + b"y" * 200_000):
-        with shared.connect() as connection:
-            connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        with shared.connect(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body) as connection:
             assert connection.recv(12) == b"HTTP/1.1 431"
 
 
@@ -328,8 +326,7 @@ def test_an_early_answer_reaches_a_client_that_sends_everything_first(shared: Ga
         (NOWHERE.replace(b"/1.1", b"/1.0") + b"Content-Length: 20000000\r\n\r\n", b"HTTP/1.1 404 "),
         (HEAD + b"X: ", b"HTTP/1.1 431 "),
     ):
-        with shared.connect() as connection:
-            connection.sendall(head)
+        with shared.connect(head) as connection:
             connection.sendall(b"a" * 20_000_000)
             answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
             assert answer.startswith(status)
@@ -430,8 +427,7 @@ def test_clients_that_take_nothing_cost_bounded_memory_and_are_cut_off(daemon: D
         eventually(lambda: segments_open(gate) == 0)
         assert gate.metric("wald_gate_streams") == 0
         for _ in range(10):  # nor does a client that breaks off leave a segment open
-            with gate.connect(receive_bytes=4096) as connection:
-                connection.sendall(request(f"GET {ORDERS}?format=ndjson"))
+            with gate.connect(request(f"GET {ORDERS}?format=ndjson"), receive_bytes=4096) as connection:
                 assert connection.recv(1) == b"H"
         eventually(lambda: segments_open(gate) == 0)
 

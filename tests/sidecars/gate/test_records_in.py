@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 
-import pytest
 import zstandard
 from contents import values
 from gating import JSON, NDJSON, ORDERS, TEXT, Gate, serving
@@ -159,30 +159,22 @@ def test_a_request_outlives_a_daemon_that_is_killed(gate: Gate, daemon: Daemon) 
     assert values(gate.root, "orders") == [b"first", b"second"]
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """A gate with a record limit of 100 bytes."""
-    limits = f"[limits]\nrecord_max_bytes = {LIMIT}\n"
-    with serving(tmp_path_factory.mktemp("longest") / "log", config=limits) as gate:
-        yield gate
-
-
-def test_a_record_longer_than_the_limit_is_refused_however_its_body_is_split(strict: Gate) -> None:
-    lengths = (LIMIT + 1, 1000, 131_071, 131_072, 131_073, 200_000)
-    befores, ends = (b"", b"a\n", b"%s\n" % (b"b" * LIMIT) * 3), (b"", b"\n", b"\nc\n")
-    for length, before, end in product(lengths, befores, ends):
-        answer = strict.post(ORDERS, before + b"x" * length + end)
-        assert (answer.status, answer.json()["code"]) == (413, "too-large"), (length, before, end)
-        assert "record_max_bytes in [limits]" in answer.json()["hint"]
-    for media_type in (NDJSON, BYTES):
-        assert strict.post(ORDERS, b'{"value": "%s"}' % (b"x" * LIMIT), media_type).status == 413
-    headers = {"Content-Type": TEXT, "Idempotency-Key": "one"}
-    assert strict.ask("POST", ORDERS, b"x" * (LIMIT + 1), headers).status == 413
-
-
-def test_lines_as_long_as_the_limit_are_stored(strict: Gate) -> None:
-    lines = [b"", b"y", b"x" * LIMIT, b"", b"z" * (LIMIT - 1)] * 1000 + [b"x" * LIMIT]
-    for end in (b"", b"\n"):
-        said = strict.post(ORDERS, b"\n".join(lines) + end).json()
-        records = wald.open(strict.root).records("orders", start=said["first"], stop=said["last"])
-        assert [record.value for record in records] == lines
+def test_a_record_longer_than_the_limit_is_refused_however_its_body_is_split_and_one_as_long_is_stored(
+    root: Path,
+) -> None:
+    with serving(root, config=f"[limits]\nrecord_max_bytes = {LIMIT}\n") as strict:
+        lengths = (LIMIT + 1, 1000, 131_071, 131_072, 131_073, 200_000)
+        befores, ends = (b"", b"a\n", b"%s\n" % (b"b" * LIMIT) * 3), (b"", b"\n", b"\nc\n")
+        for length, before, end in product(lengths, befores, ends):
+            answer = strict.post(ORDERS, before + b"x" * length + end)
+            assert (answer.status, answer.json()["code"]) == (413, "too-large"), (length, before, end)
+            assert "record_max_bytes in [limits]" in answer.json()["hint"]
+        for media_type in (NDJSON, BYTES):
+            assert strict.post(ORDERS, b'{"value": "%s"}' % (b"x" * LIMIT), media_type).status == 413
+        headers = {"Content-Type": TEXT, "Idempotency-Key": "one"}
+        assert strict.ask("POST", ORDERS, b"x" * (LIMIT + 1), headers).status == 413
+        lines = [b"", b"y", b"x" * LIMIT, b"", b"z" * (LIMIT - 1)] * 1000 + [b"x" * LIMIT]
+        for end in (b"", b"\n"):
+            said = strict.post(ORDERS, b"\n".join(lines) + end).json()
+            records = wald.open(strict.root).records("orders", start=said["first"], stop=said["last"])
+            assert [record.value for record in records] == lines

@@ -227,8 +227,7 @@ def test_http_1_0_clients_get_answers_that_they_can_parse(filled: Gate) -> None:
 
         def answer(asked: str, header: str = header) -> tuple[list[str], bytes]:
             """Return the head of the response and all bytes until the connection ends."""
-            with filled.connect() as connection:
-                connection.sendall(f"{asked} HTTP/1.0\r\nHost: localhost\r\n{header}\r\n".encode())
+            with filled.connect(f"{asked} HTTP/1.0\r\nHost: localhost\r\n{header}\r\n".encode()) as connection:
                 top, _, rest = received(connection).partition(b"\r\n\r\n")
             return top.decode().lower().split("\r\n"), rest
 

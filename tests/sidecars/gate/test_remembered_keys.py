@@ -7,9 +7,8 @@ import http.client
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
 from pathlib import Path
 from threading import Event, Thread
 
@@ -17,24 +16,15 @@ import pytest
 from contents import values
 from copied_back import copy, copy_back
 from gating import NDJSON, ORDERS, Gate
-from repeating import outcome, release, send
+from repeating import keys_of_slot, outcome, release, send
 from running import Daemon, eventually, output_of, reclaim
 from tracing import traced
 
 import wald as library
 from wald.files.disk import Disk
 from wald_gate.records_in import keys
-from wald_gate.records_in.keys import key_of
 
 PARTS = b"".join(b"line %084d\n" % number for number in range(10_000))  # about nine parts
-
-
-def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
-    """Yield keys that share a slot: one byte of the hash of client, route and key."""
-    for number in count():
-        key = key_of([f"k{number}"], "anyone", route)
-        if key is not None and key[0] == slot:
-            yield f"k{number}"
 
 
 def table(root: Path) -> Path:
@@ -315,24 +305,6 @@ def test_a_body_is_completed_after_a_kill_at_the_nth_sync(
 
     assert send(gate, "k", PARTS).json()["count"] == 10_000
     assert b"".join(value + b"\n" for value in values(root, "orders")) == PARTS
-
-
-def test_two_gates_store_a_key_once(gate: Gate, root: Path) -> None:
-    """Both gates get the same requests at the same time, all for one slot."""
-    names = list(islice(keys_of_slot(0), 100))
-    with Gate(root) as other, ThreadPoolExecutor(32) as threads:
-
-        def at_last(number: int) -> bytes:
-            key = names[number // 2]
-            while (answer := send((gate, other)[number % 2], key, key.encode())).status == 409:
-                pass
-            assert answer.status == 200, answer.body
-            return answer.body
-
-        bodies = list(threads.map(at_last, range(200)))
-
-    assert bodies[::2] == bodies[1::2]
-    assert sorted(values(root, "orders")) == sorted(name.encode() for name in names)
 
 
 def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(

@@ -10,7 +10,6 @@ from reading import result_of
 
 from wald.errors import WaldError
 from wald.format.names import Kind
-from wald.log import Log
 from wald_gate.page.records import COUNT, Newest, Query, excerpt, read_record
 
 
@@ -42,19 +41,11 @@ def test_a_line_whose_pieces_come_between_looks_is_among_the_newest(built: Built
     assert live(newest)[1] == 0
 
 
-def test_a_line_that_had_begun_before_the_first_look_is_among_the_newest(built: Built) -> None:
-    built.piece("a", b"be", begins=True, ends=False)
-    newest = Newest(built.log, "a")
-    assert live(newest)[0] == [(1, "first")]
-    built.piece("a", b"gun\n", begins=False, ends=True)
-    assert live(newest) == ([(1, "first"), (3, "begun")], 1)
-
-
 def test_no_record_is_missing_or_shown_twice_after_a_look_that_failed(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    built.piece("a", b"be", begins=True, ends=False)  # before the first look
     newest = Newest(built.log, None)
-    built.piece("a", b"be", begins=True, ends=False)
     built.lines("b", [b"between"])
     assert live(newest)[0] == [(1, "first"), (2, "other"), (4, "between")]
     built.piece("a", b"gun\n", begins=False, ends=True)
@@ -94,42 +85,28 @@ def test_many_records_that_come_at_once_are_counted_and_the_last_ones_shown(buil
     assert [sequence for sequence, _ in rows] == list(range(last - COUNT + 1, last + 1))
 
 
-class TestOfALineThatIsOpen:
-    @pytest.fixture
-    def log(self, built: Built) -> Log:
-        built.piece("a", b"be", begins=True, ends=False)
-        for _ in range(100):
-            built.piece("a", b"-", begins=False, ends=False)
-        return built.log
+def test_the_way_to_the_end_of_an_open_line_has_steps(built: Built) -> None:
+    built.piece("a", b"be", begins=True, ends=False)
+    for _ in range(100):
+        built.piece("a", b"-", begins=False, ends=False)
+    record, page = read_record(built.log, built.log.where(3)), excerpt(built.log, "a", Query(before=4))
+    for _ in range(100):
+        next(record)
+        next(page)
+    found = result_of(record)
+    assert (found.record, found.where.durable) == (None, True)
+    assert [row.sequence for row in result_of(page).rows] == [1]
 
-    def test_the_way_to_its_end_has_steps(self, log: Log) -> None:
-        way = read_record(log, log.where(3))
-        for _ in range(100):
-            next(way)
-        found = result_of(way)
-        assert (found.record, found.where.durable) == (None, True)
 
-    def test_a_page_with_it_has_steps(self, log: Log) -> None:
-        way = excerpt(log, "a", Query(before=4))
-        for _ in range(100):
-            next(way)
-        assert [row.sequence for row in result_of(way).rows] == [1]
-
-    def test_only_batches_of_its_route_are_met_on_the_way(self, built: Built) -> None:
-        built.piece("a", b"be", begins=True, ends=False)
-        built.cut()
-        for _ in range(100):
-            built.lines("b", [b"x"])
-        built.cut()
-        built.seal()
-        assert sum(1 for _ in read_record(built.log, built.log.where(3))) < 10
-
-    def test_its_end_is_found_behind_segments_of_other_routes(self, built: Built) -> None:
-        built.piece("a", b"be", begins=True, ends=False)
-        built.cut()
+def test_the_way_to_the_end_of_an_open_line_meets_only_batches_of_its_route(built: Built) -> None:
+    built.piece("a", b"be", begins=True, ends=False)
+    built.cut()
+    for _ in range(100):
         built.lines("b", [b"x"])
-        built.cut()
-        built.piece("a", b"gun\n", begins=False, ends=True)
-        found = result_of(read_record(built.log, built.log.where(3)))
-        assert found.record is not None
-        assert found.record.value == b"begun"
+    built.cut()
+    built.seal()
+    assert sum(1 for _ in read_record(built.log, built.log.where(3))) < 10
+    built.piece("a", b"gun\n", begins=False, ends=True)
+    found = result_of(read_record(built.log, built.log.where(3)))
+    assert found.record is not None
+    assert found.record.value == b"begun"
