@@ -25,9 +25,9 @@ def bases(root: Path) -> list[int]:
     return sorted({name.base_sequence for name in names if name is not None})
 
 
-def test_an_idle_log_is_cut_by_age_and_an_empty_segment_never(start: Start, root: Path) -> None:
+def test_an_idle_log_is_cut_by_age_or_request_and_an_empty_segment_never(start: Start, root: Path) -> None:
     """Otherwise two segments would have the same name; an empty segment has no age."""
-    daemon = start(segment_max_age="1s", segment_age_jitter=0)
+    daemon = start(segment_max_age="1s", segment_age_jitter=0, routes=["a"])
     for number in (1, 2):
         for _ in range(3):
             assert daemon.ask("CUT") == f"OK nothing-to-cut {number}"
@@ -37,22 +37,17 @@ def test_an_idle_log_is_cut_by_age_and_an_empty_segment_never(start: Start, root
         daemon.start_again()
         assert bases(root) == list(range(1, number + 1))
         if number == 1:
-            daemon.ask("ROUTE ADD a")
             daemon.ask("PUB a 2\nx")
             eventually(lambda: bases(root) == [1, 2])
             assert '"cuts": 1' in daemon.ask("STAT")
-    assert_sound(root)
-
-
-def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path) -> None:
-    daemon = start(routes=["a"])
     with Client(daemon.socket_path) as client:
-        client.ask(b"PUB a 2\nx\n")
-        assert client.ask(b"CUT\n") == "OK cut 2"
-        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
-        daemon.process.send_signal(signal.SIGUSR1)
-        eventually(lambda: bases(root) == [1, 2, 3])
-    assert values(root) == [b"x", b"y"]
+        assert client.ask(b"PUB a 2\ny\nCUT\n") == "OK 2 2"
+        assert client.reply() == "OK cut 3"
+    assert daemon.ask("PUB a 2\nz") == "OK 3 3"
+    daemon.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: bases(root) == [1, 2, 3, 4])
+    assert values(root) == [b"x", b"y", b"z"]
+    assert_sound(root)
 
 
 def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) -> None:

@@ -80,10 +80,7 @@ def test_every_call_of_a_turn_inside_a_long_line(start: Start, root: Path, tmp_p
     assert_sound(root)
 
 
-@pytest.mark.parametrize(
-    ("calls", "number"),
-    [("tee", 1), ("readv", 1), ("readv", 2), ("fdatasync", 2), ("rename", 2)],
-)
+@pytest.mark.parametrize(("calls", "number"), [("tee", 1), ("readv", 1), ("readv", 2), ("fdatasync", 2), ("rename", 2)])
 def test_a_start_that_finishes_a_take_may_be_killed_too(
     start: Start, root: Path, tmp_path: Path, calls: str, number: int
 ) -> None:

@@ -322,10 +322,7 @@ def test_lines_written_over_three_restarts_are_all_there(start: Start, root: Pat
         "    os.write(fifo, b'%d a line of some length\\n' % number)\n"
     )
     daemon = start(routes=["a fifo"])
-    with (
-        held(root, "a"),
-        subprocess.Popen([sys.executable, "-c", program, str(root / "routes/a/in")]) as writer,
-    ):
+    with held(root, "a"), subprocess.Popen([sys.executable, "-c", program, str(root / "routes/a/in")]) as writer:
         for restart in range(1, 4):
             eventually(lambda: daemon.ask("HEAD") > f"OK seq={restart * lines // 5:020d}")  # noqa: B023
             assert daemon.stop() == 0

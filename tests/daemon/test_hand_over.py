@@ -144,8 +144,7 @@ def test_a_fifo_that_was_replaced_meanwhile_is_read_to_its_end(start: Start, roo
     os.write(kept, b"x" * (700 << 10))  # a line that the log has the beginning of
     eventually(lambda: daemon.ask("HEAD").split()[1] != "0")
     daemon.kill()
-    daemon = start(pass_fds=[kept], ready=False, anew=True)
-    daemon.kill()
+    daemon.pass_fds = (kept,)
 
     os.write(kept, b" old\nalso old")
     fifo.unlink()
@@ -170,8 +169,7 @@ def test_a_fifo_that_is_gone_is_read_to_its_end(start: Start, root: Path, in_its
     fifo = root / "routes/r/in"
     kept = os.open(fifo, os.O_RDWR)
     daemon.kill()
-    daemon = start(pass_fds=[kept], ready=False, anew=True)
-    daemon.kill()
+    daemon.pass_fds = (kept,)
 
     os.write(kept, b"waited\n")
     fifo.unlink()
@@ -296,15 +294,19 @@ def test_a_notification_that_lacks_a_descriptor_is_dropped(tmp_path: Path, monke
         assert manager.messages == ["STOPPING=1"]
 
 
-_HAND_OVER = """
-import os, sys
-given = os.open(sys.argv[1], os.O_RDWR)
-os.write(given, b"before the start\\nunfinished")
-os.dup2(given, 3)
-os.set_inheritable(3, True)  # it may have been 3 already
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="r")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+def handed_over(start: Start, fifo: Path, flags: int) -> Daemon:
+    """Start a daemon that gets its FIFO, with a line and a half, from systemd; no other process has it open."""
+    daemon = start(routes=["r fifo"])
+    assert daemon.stop() == 0
+    filled = os.open(fifo, os.O_RDWR)
+    os.write(filled, b"before the start\nunfinished")
+    given = os.open(fifo, flags)
+    os.close(filled)
+    daemon.pass_fds = (given,)
+    daemon.spawn(*giving(r=given))
+    os.close(given)
+    daemon.await_ready()
+    return daemon
 
 
 def links(pid: int, path: Path) -> list[int]:
@@ -319,11 +321,7 @@ def links(pid: int, path: Path) -> list[int]:
 
 def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
     """A FIFO passed for reading only ends too, after the daemon has read its bytes."""
-    daemon = start(routes=["r fifo"])
-    assert daemon.stop() == 0
-    reading = _HAND_OVER.replace("dup2(given, 3)", "dup2(os.open(sys.argv[1], os.O_RDONLY), 3)")
-    daemon.spawn(sys.executable, "-c", reading, str(root / "routes/r/in"))
-    daemon.await_ready()
+    daemon = handed_over(start, root / "routes/r/in", os.O_RDONLY)
     eventually(lambda: [record.terminated for record in records(root)] == [True, False])
 
     assert daemon.ask("PING") == "OK pong"
@@ -331,12 +329,9 @@ def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
 
 
 def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:
-    """The descriptor itself, with the pipe's contents; no other process has it open."""
-    daemon = start(routes=["r fifo"])
-    assert daemon.stop() == 0
+    """The descriptor itself, with the pipe's contents."""
     fifo = root / "routes/r/in"
-    daemon.spawn(sys.executable, "-c", _HAND_OVER, str(fifo))
-    daemon.await_ready()
+    daemon = handed_over(start, fifo, os.O_RDWR)
     eventually(lambda: values(root) == [b"before the start"])
 
     assert links(daemon.process.pid, fifo) == [3]

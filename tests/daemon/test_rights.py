@@ -122,11 +122,7 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
         adding = f"wald --root {daemon.root} route add old"
         for user, line, wanted in (
             (MEMBER, ("append", "secure"), "add this user to writers in [routes.secure] of the daemon's configuration"),
-            (
-                MEMBER,
-                ("append", "old"),
-                f"as {owner}, or a user in writers of [routes.old], reactivate the route: ",
-            ),
+            (MEMBER, ("append", "old"), f"as {owner}, or a user in writers of [routes.old], reactivate the route: "),
             (OWNER, ("append", "old"), f"to reactivate the route: {adding}"),
             (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"omit --mode, or run this command as {owner}"),
             (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or omit --mode"),
@@ -455,12 +451,4 @@ def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for() -> None:
         assert not list((daemon.root / "segments").glob("*.zst"))
 
 
-LOOKS = (
-    ("explain",),
-    ("top", "--once"),
-    ("cursor", "list"),
-    ("route", "list"),
-    ("where", 1),
-    ("verify",),
-    ("read",),
-)
+LOOKS = (("explain",), ("top", "--once"), ("cursor", "list"), ("route", "list"), ("where", 1), ("verify",), ("read",))

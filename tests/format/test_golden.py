@@ -8,16 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from golden.samples import (
-    FOLDER,
-    PEER,
-    SAMPLES,
-    SEALED_SEGMENT,
-    SEGMENT_PAYLOADS,
-    SHRUNK_SEGMENT,
-    Sample,
-    keeps,
-)
+from golden.samples import FOLDER, PEER, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, SHRUNK_SEGMENT, Sample, keeps
 from shrinking import shrink_file
 
 from wald.files.disk import Disk

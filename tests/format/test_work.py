@@ -42,15 +42,7 @@ LINES = (
         PAIRS,
     )
     | st.builds(
-        Commit,
-        done=PAIRS,
-        extended=HELD,
-        returned=PAIRS,
-        reasons=WHY,
-        read=PAIRS,
-        due=PAIRS,
-        leased=HELD,
-        dead=DEAD,
+        Commit, done=PAIRS, extended=HELD, returned=PAIRS, reasons=WHY, read=PAIRS, due=PAIRS, leased=HELD, dead=DEAD
     )
 )
 SAMPLE = encode_work(Commit(leased=[WorkerLease("w", 9, [(5, 7)])], done=[(1, 2)]), 100).rstrip(b"\n")

@@ -323,12 +323,7 @@ SAMPLES = [
         ),
         _columns_value,
     ),
-    Sample(
-        "batch-control.bin",
-        STATE,
-        lambda: control_batch(STATE),
-        lambda data: decode_state(_batch_value(data)[2]),
-    ),
+    Sample("batch-control.bin", STATE, lambda: control_batch(STATE), lambda data: decode_state(_batch_value(data)[2])),
     Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
     Sample(
         "sealed-index.bin",

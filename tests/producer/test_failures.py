@@ -51,9 +51,7 @@ def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> Non
     assert durable == [Durable(number, number) for number in range(1, 21)]
 
 
-def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(
-    answering: Answering,
-) -> None:
+def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(answering: Answering) -> None:
     """After every fifth request, the peer closes the connection without an answer."""
     taken: list[int] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -61,19 +62,23 @@ def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
     )
 
 
+def is_refused_in_a_child(call: Callable[[], object]) -> bool:
+    """Return True if the call raises Refused in a fork."""
+    if (child := os.fork()) == 0:
+        try:
+            call()
+        except Refused:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def test_a_given_id_stays_with_the_process_it_was_given_to(daemon: Daemon) -> None:
     """The child of a fork is rejected, and the parent continues."""
     with Producer(daemon.root, producer_id=7) as producer:
         producer.publish("a", b"before\n")
-        child = os.fork()
-        if child == 0:
-            try:
-                producer.publish("a", b"child\n")
-            except Refused:
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert is_refused_in_a_child(lambda: producer.publish("a", b"child\n"))
         producer.publish("a", b"parent\n")
         assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
 
@@ -122,10 +127,9 @@ def test_a_root_too_deep_for_a_socket_address_is_reached(tmp_path: Path) -> None
 def test_the_first_request_goes_alone(answering: Answering) -> None:
     """The daemon could mistake the second request of a new producer for its first, so it waits for the first answer."""
     with Producer(answering(lambda _, request: ok(request))) as producer:
-        producer.publish("a", b"x\n")
-        assert producer.unanswered == 1
-        producer.publish("a", b"x\n")
-        assert producer.unanswered == 1
+        for _ in range(2):
+            producer.publish("a", b"x\n")
+            assert producer.unanswered == 1
 
 
 def test_what_is_answered_is_reported_without_waiting_for_more(answering: Answering) -> None:
@@ -235,15 +239,7 @@ def test_a_receipt_raises_the_error_that_ended_the_producer(answering: Answering
 
 def test_a_receipt_stays_with_the_process_that_sent(answering: Answering) -> None:
     with Producer(answering(lambda _, __: None), retry_for=0.1) as producer:
-        receipt = producer.send("a", ["x"])
-        if (child := os.fork()) == 0:
-            try:
-                receipt.result()
-            except Refused:
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert is_refused_in_a_child(producer.send("a", ["x"]).result)
         producer.close()
 
 

@@ -28,7 +28,6 @@ from wald.format.batch import Encoding, Flag, ParseOutcome, parse_batch, seed
 from wald.format.log_state import LogState
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, Frame, FrameTable, SealedIndex, encode_sealed_index, encode_seek_table
-from wald.format.segment import BadHeader
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 from wald.segments.sealed_file import FRAME_BYTES, CompressedSegment, SealedFile, compress_segment
 
@@ -190,37 +189,6 @@ def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) 
     assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("db", 1, 5, 5), ("web", 0, 4, 4)]
 
 
-def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
-    """Later batches stay readable, and no frame mixes intact and damaged bytes."""
-    raw, offsets = segment([LINE * 5, LINE * 6, LINE * 7])
-    bad = bytearray(raw)
-    bad[offsets[2] + 100] ^= 1
-    path, compressed = compress(tmp_path, bytes(bad))
-    index, data = everything(path)
-    assert data == bytes(bad) == decompressed(path)
-    assert index.damage == [(offsets[2], offsets[3] - offsets[2])]
-    assert compressed.gaps[0].reason
-    assert [(frame.raw_offset, frame.first_sequence, frame.next_sequence) for frame in index.frames] == [
-        (0, 1, 6),
-        (offsets[2], 6, 6),
-        (offsets[3], 12, 19),
-    ]
-    assert index.routes[0].count == 12
-
-
-def test_a_damaged_last_batch_is_kept(tmp_path: Path) -> None:
-    """A segment that was cut has no torn end, so bytes at the end that are not a batch are damage."""
-    raw, offsets = segment([LINE * 5, LINE * 6])
-    for zeros in (0, 4096):
-        bad = bytearray(raw + bytes(zeros))
-        bad[offsets[2] + 100] ^= 1
-        path, _ = compress(tmp_path, bytes(bad))
-        index, data = everything(path)
-        assert data == bytes(bad)
-        assert index.damage == [(offsets[2], len(bad) - offsets[2])]
-        assert index.next_sequence == 6
-
-
 def test_much_damage_takes_several_frames(tmp_path: Path) -> None:
     """Damaged bytes need no more memory than good ones."""
     garbage = bytes(range(1, 256)) * 10_000
@@ -282,12 +250,6 @@ def assert_sealed_as_scanned(raw: bytes, *, frame_bytes: int) -> list[DamagedByt
     return gaps
 
 
-def test_a_file_without_a_segment_header_is_refused(tmp_path: Path) -> None:
-    for raw in (b"", b"short", bytes(4096), b"x" * 4096):
-        with pytest.raises(BadHeader):
-            compress(tmp_path, raw)
-
-
 def test_memory_does_not_grow_with_the_segment(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     payload = (LINE * 20_000)[: 512 * 1024 - 1] + b"\n"
@@ -341,18 +303,6 @@ def test_no_bit_flip_gives_wrong_data(tmp_path: Path) -> None:
             harmless += 1
     assert all(f"{path}: offset " in message for message in messages)
     assert harmless < len(stored) // 8
-
-
-def test_a_damaged_frame_leaves_the_others_readable(tmp_path: Path) -> None:
-    stored, index, raw = small_file(tmp_path)
-    middle = index.frames[1]
-    at = middle.offset + middle.compressed_bytes // 2
-    path = tmp_path / "bad.zst"
-    path.write_bytes(stored[:at] + bytes([stored[at] ^ 0x55]) + stored[at + 1 :])
-    with SealedFile(path) as sealed:
-        with pytest.raises(Damaged, match=rf"bad\.zst: offset {middle.offset}: frame 1 "):
-            sealed.frame(1)
-        assert sealed.frame(0) + raw[middle.raw_offset :][: middle.raw_bytes] + sealed.frame(2) == raw
 
 
 def test_a_frame_without_its_checksum_is_reported(tmp_path: Path) -> None:

@@ -100,36 +100,6 @@ def test_a_repair_that_gave_up_the_end_is_no_other_past(root: Path, spoil: Calla
     log.require_continuity()
 
 
-def test_a_start_that_finds_pieces_only_is_no_other_past(root: Path) -> None:
-    built = Built(root)
-    built.piece("a", b"begins", begins=True, ends=False)
-    log = built.log
-    log.view()
-    built = restart(root, 2)
-    log.view()
-    built.piece("a", b" and ends\n", begins=False, ends=True)
-    assert seen(log) == [b"begins and ends"]
-
-
-def test_a_repair_that_made_the_last_segment_shorter_is_no_other_past(root: Path) -> None:
-    """A long record has lost a piece, so all of its pieces are left out."""
-    built = Built(root)
-    built.piece("c", b"begins", begins=True, ends=False)
-    built.cut()
-    write(built, "1")
-    built.piece("c", b"middle" * 50, begins=False, ends=False)
-    built.piece("c", b"another" * 50, begins=False, ends=False)
-    write(built, "2")
-    log = Log(root)
-    assert seen(log) == [b"1", b"2"]
-    built.crash()
-    flip_bit(built.path(2, Kind.RAW), b"middle")
-    repair(root)
-    built = restart(root, 8)
-    write(built, "3")
-    assert seen(log) == [b"1", b"2", b"3"]
-
-
 def older_copy(root: Path, copy: Path) -> None:
     """Nothing but an older copy, with no start since."""
     restore(copy, root)
@@ -243,18 +213,6 @@ def test_neither_a_lost_head_nor_heads_that_threads_see_in_another_order_are_ano
     write(built, "2")
     log.view()
     log._continuity.check(decode_head(head))
-
-
-def test_a_follower_ends_with_it(root: Path, copy: Path) -> None:
-    built = Built(root)
-    write(built, "1")
-    shutil.copytree(root, copy)
-    write(built, "2")
-    following = built.log.records("a", follow=True)
-    assert [next(following).value for _ in range(2)] == [b"1", b"2"]
-    longer_copy(root, copy)
-    with pytest.raises(Replaced):
-        next(following)
 
 
 def test_what_looks_damaged_in_another_log_is_not_called_so(root: Path, tmp_path: Path) -> None:

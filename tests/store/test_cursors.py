@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from effort import steps
+from faults import FailingDisk, until_it_survives
 from logs import Built
 from running import TIMEOUT_SECONDS
 
@@ -21,10 +22,9 @@ from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.listing import Segment
-from wald.files.routes import add_route, retire_route
+from wald.files.routes import retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.format.sealed_index import RouteTable
 from wald.retention import cursors
 from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot, sealed_index
 from wald.retention.cursor_moves import cursor_lock, move_cursor
@@ -73,27 +73,18 @@ def test_backwards_is_refused_unless_asked_for_and_what_is_wrong_always(built: B
     assert move(built, 6, rewind=True).sequence == 6
 
 
-def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built) -> None:
+def test_one_that_cannot_be_trusted_is_replaced_only_when_asked_and_wholly_or_not(built: Built) -> None:
     for content in (b"rubbish", b"11\n", encode_cursor(CursorLines(5, b"another log 0123"))):
         look(built, content)
         with pytest.raises(Refused):
             move(built, 9)
         assert built.root.cursor("a", "processed").read_bytes() == content
         assert move(built, 9, rewind=True).effective == 9
-
-
-def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    move(built, 3)
-    for step in ("create", "write", "sync", "rename"):
-        with monkeypatch.context() as patched:
-            patched.setattr(Disk, step, fail)
-            with pytest.raises(OSError, match="Input/output"):
-                move(built, 7)
-        assert built.log.cursor("a").sequence == 3
-    assert move(built, 8).sequence == 8
+    for number, disk in enumerate(until_it_survives(FailingDisk)):
+        with disk.attempt():
+            move(built, 10, disk=disk)
+        assert built.log.cursor("a").sequence == (9 if number < 4 else 10)  # create, write, sync, rename
+    assert number > 4
 
 
 def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built) -> None:
@@ -329,39 +320,16 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(two_rout
         assert claims(two_routes).still_pins(pin) == still
 
 
-def test_a_retired_route_has_said_no_more_than_its_groups_have_read(two_routes: Built) -> None:
-    """Unread records of a retired route are waived, and problems with its cursors do not matter."""
-    index = sealed_index(Segment(1, Kind.SEALED, two_routes.path(1, Kind.SEALED)), two_routes.log_id)
-    routes = RouteTable.from_entries(index.routes)
-    two_routes.log.set_cursor("a", 3)
-    two_routes.log.set_cursor("b", 4)
-    for route in ("a", "b"):
-        retire_route(two_routes.root, two_routes.disk, route, now="")
-    assert claims(two_routes).waived_routes(routes) == ("b",)
-
-    two_routes.root.cursor("a", "processed").write_text("three")
-    assert claims(two_routes).waived_routes(routes) == ("a", "b")
-    assert claims(two_routes).problems() == []
-    add_route(two_routes.root, two_routes.disk, "a")
-    assert len(claims(two_routes).problems()) == 1
-
-
-def test_of_a_route_whose_directory_is_gone_nothing_is_read(two_routes: Built) -> None:
-    two_routes.log.set_cursor("a", 3)
-    before = claims(two_routes)
-    shutil.rmtree(two_routes.root.route("a"))
-
-    assert (before.floor("a"), claims(two_routes).floor("a")) == (3, 0)
-    assert not claims(two_routes).pins_nothing_new(before)
-
-
-def test_only_a_cursor_that_is_moved_back_pins_anything_new(two_routes: Built) -> None:
+def test_only_a_cursor_that_is_moved_back_or_whose_route_is_gone_pins_anything_new(two_routes: Built) -> None:
     two_routes.log.set_cursor("a", 2)
     two_routes.log.set_cursor("b", 5)
     before = claims(two_routes)
     for at, lets_go in ((1, False), (2, True), (3, True)):
         two_routes.log.set_cursor("a", at, rewind=True)
         assert claims(two_routes).pins_nothing_new(before) is lets_go
+    shutil.rmtree(two_routes.root.route("a"))
+    assert (before.floor("a"), claims(two_routes).floor("a")) == (2, 0)
+    assert not claims(two_routes).pins_nothing_new(before)
 
 
 def test_a_segment_that_is_not_what_its_name_says_is_reported(two_routes: Built) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from stat import S_IFIFO
 
 import pytest
+from faults import TracingDisk
 from running import Daemon, command, run, sidecar
 from sample_segments import LOG_ID, TIME_NS
 from users import CONSUMERS, OWNER, needs_root
@@ -84,7 +85,8 @@ def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kin
     assert tree(root.path) == before
 
 
-def test_an_unreadable_identity_is_damage_and_is_kept(root: Root) -> None:
+def test_an_unreadable_identity_is_damage_and_is_kept_and_a_newer_one_refused(root: Root) -> None:
+    reported = json.loads(root.identity.read_text())
     log = b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", '
     for text in [
         *(b"", b"\0" * 100, b"\xff", b"{", b"[]", b"5", b"[" * 100_000, b"{}"),
@@ -97,10 +99,6 @@ def test_an_unreadable_identity_is_damage_and_is_kept(root: Root) -> None:
             with pytest.raises(Damaged, match=r"log\.json"):
                 call()
         assert root.identity.read_bytes() == text
-
-
-def test_a_newer_root_is_refused(root: Root) -> None:
-    reported = json.loads(root.identity.read_text())
     root.identity.write_text(json.dumps(reported | {"format": 2}))
     with pytest.raises(UnsupportedFormat, match="format 2"):
         read_identity(root)
@@ -238,15 +236,9 @@ def test_a_retired_route_stays_and_is_taken_back_by_adding_it(root: Root, fifo: 
 
 
 def test_the_name_is_on_disk_before_anything_can_be_written_to_it(root: Root) -> None:
-    class Watching(Disk):
-        synced: list[str] = []  # noqa: RUF012
-
-        def sync_directory(self, path: Path) -> None:
-            self.synced.append(path.name)
-
-    disk = Watching()
+    disk = TracingDisk()
     add_route(root, disk, "web", fifo=True)
-    assert disk.synced == ["routes", "web"]
+    assert [name for call, name in disk.steps if call == "sync_directory"] == ["routes", "web"]
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from damage import every_truncation
 from faults import FailingDisk, TracingDisk, until_it_survives
-from full_disk import fill, small_file_system
 from running import run
 from sample_segments import LOG_ID, TIME_NS, segment
 from tracing import strace
@@ -91,21 +90,6 @@ def test_a_write_that_the_disk_takes_half_of_raises(disk: Disk, tmp_path: Path) 
         disk.close(descriptor)
 
 
-def test_copy_puts_a_file_inside_another(disk: Disk, tmp_path: Path) -> None:
-    source, target = disk.create(tmp_path / "source"), disk.create(tmp_path / "target")
-    content = os.urandom(3 << 20)
-    disk.write(source, [content], 0)
-    disk.write(target, [b"before", b"." * 10], 0)
-    disk.copy(target, source, len(content) - 3, 6)
-
-    assert (tmp_path / "target").read_bytes() == b"before" + content[:-3]
-    with pytest.raises(OSError, match="shrank") as caught:
-        disk.copy(target, source, len(content) + 1, 6)
-    assert caught.value.filename == f"{tmp_path}/source"
-    disk.close(source)
-    disk.close(target)
-
-
 def test_a_replace_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
@@ -160,15 +144,6 @@ def test_a_rename_to_a_free_name_and_the_making_of_a_file_replace_none(
     disk.rename_to_free(tmp_path / "directory", tmp_path / "moved")
     assert (tmp_path / "moved").is_dir()
     assert not (tmp_path / "directory").exists()
-
-
-def test_a_full_disk_is_reported_with_the_file_that_found_no_room(tmp_path: Path) -> None:
-    with small_file_system(tmp_path / "disk", 1 << 20) as disk:
-        fill(disk / "filler")
-        with pytest.raises(OSError, match="No space left") as caught:
-            Disk().replace(disk / "file", bytes(1 << 20))
-        assert caught.value.filename == f"{disk}/file"
-        assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
 def test_the_error_of_a_call_that_takes_a_descriptor_names_the_file(tmp_path: Path) -> None:
@@ -377,15 +352,3 @@ def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
         assert read.salt == (None if len(cut) < 64 else HEADER.salt)
         entries = max(0, len(cut) - 64) // 32
         assert read.entries == whole.entries[:entries]
-
-
-def test_no_index_and_that_of_another_segment_are_none(index: Path) -> None:
-    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
-    assert find_index(index.parent, bytes(16), 7) == SparseIndex()
-    index.rename(index.with_name(segment_name(8, Kind.INDEX)))
-    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
-    index.write_bytes(b"\0" * 4096)
-    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()
-    index.unlink()
-    index.mkdir()
-    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()

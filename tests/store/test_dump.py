@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from damage import flip_bit
-from logs import Built, write_entries
+from logs import Built
 
 from wald.checking.dump import dump
 from wald.errors import Damaged, InvalidInput, NotFound
@@ -35,20 +35,6 @@ def pieces(path: Path, *, records: bool = False) -> list[dict[str, Any]]:
 
 def kinds(path: Path) -> list[str]:
     return [piece["kind"] for piece in pieces(path)]
-
-
-def test_a_raw_segment(built: Built) -> None:
-    path = built.path(1, Kind.RAW)
-    assert kinds(path) == ["header", "control", "batch", "batch", "batch", "batch", "end"]
-    batches = [piece for piece in pieces(path) if piece["kind"] == "batch"]
-    assert [(b["route"], b["base_sequence"], b["count"], b["encoding"]) for b in batches] == [
-        ("a", 1, 2, "lines"),
-        ("b", 3, 1, "columns"),
-        ("a", 4, 1, "lines"),
-        ("a", 5, 1, "lines"),
-    ]
-    assert batches[2]["flags"] == ["CONTINUED", "BARRIER"]
-    assert batches[3]["continues_sequence"] == 4
 
 
 def test_records_and_pieces_of_records(built: Built) -> None:
@@ -126,21 +112,6 @@ def test_the_small_files(built: Built) -> None:
         path = built.root.path / name
         path.write_bytes(b"rub\xffbish\n")
         assert any("damage" in piece for piece in pieces(path))
-
-
-def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_reported(built: Built) -> None:
-    path = built.root.ledger / "segments.jsonl"
-    whole = path.read_bytes()
-    write_entries(path, *({"event": "cut", "base": 100 + n} for n in range(20)))
-    left = bytearray(path.read_bytes())
-    sector = 512 * (len(whole) // 512 + 1)
-    left[sector : sector + 512] = bytes(512)
-    path.write_bytes(left)
-
-    assert set(kinds(path)[:-1]) == {"line"}
-    end = pieces(path)[-1]
-    assert (end["kind"], "damage" in end) == ("end", True)
-    assert len(whole) <= end["offset"] <= sector
 
 
 def test_what_is_none_of_a_logs_files_is_an_error(built: Built, tmp_path: Path) -> None:

@@ -30,14 +30,7 @@ def sealed(base: int) -> dict[str, Any]:
 
 def reclaimed(base: int, at: int, wide: int = 9) -> dict[str, Any]:
     held = {"route": "a", "count": wide + 1, "first": base, "last": base + wide, "cursors": {"processed": at}}
-    return {
-        "event": "reclaimed",
-        "base": base,
-        "last": base + wide,
-        "rule": "read",
-        "sha256": "x",
-        "routes": [held],
-    }
+    return {"event": "reclaimed", "base": base, "last": base + wide, "rule": "read", "sha256": "x", "routes": [held]}
 
 
 def write(root: Root, name: str, entries: list[dict[str, Any]], part_bytes: int = 1 << 20) -> None:
@@ -109,18 +102,6 @@ def test_pages_of_excerpts_are_the_whole_story_backwards(
         assert all(one.at_ns >= other.at_ns for one, other in itertools.pairwise(told))
         of_deletions = [event.number for event in told if event.ledger == "reclaim.jsonl"]
         assert of_deletions == sorted(of_deletions, reverse=True)
-
-
-def test_a_deletion_that_was_taken_back_makes_no_later_one_a_repetition(root: Root) -> None:
-    lines = [reclaimed(1, 0, 19), {"event": "kept", "base": 1, "why": "withdrawn"}, reclaimed(1, 0, 9)]
-    write(root, "reclaim.jsonl", [line | {"at": at} for at, line in enumerate([*lines, reclaimed(11, 0, 9)])])
-    whole = list(DeletionAudit(root).events())
-
-    for paged in ([event for page in pages(root, 1) for event in page.events], whole):
-        rulings = [event.ruling for event in paged if event.entry.get("base") == 11]
-        assert [
-            "another deletion covers some of the same records" in ruling.errors for ruling in rulings if ruling
-        ] == [False]
 
 
 def test_an_excerpt_looks_at_no_more_events_than_it_may(root: Root) -> None:

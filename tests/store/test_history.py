@@ -37,16 +37,11 @@ def archived(route: str, first: int, last: int, **more: Any) -> dict[str, Any]:
     return {"event": "archived", "route": route, "first": first, "last": last} | more
 
 
-def test_a_deletion_that_was_taken_back_is_none(root: Root) -> None:
+def test_a_deletion_that_was_taken_back_is_none_and_the_others_are_known_without_the_sealers_ledger(root: Root) -> None:
     tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4), {"event": "kept", "base": 3})
-
     assert list(History(root).unexplained_spans(1, 4)) == [(3, 4)]
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
     assert list(History(root).unexplained_spans(1, 4)) == []
-
-
-def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: Root) -> None:
-    tell(root, "reclaim.jsonl", reclaimed(1, 4))
     (root.ledger / "segments.jsonl").write_bytes(b"damaged\n")
     assert list(History(root).unexplained_spans(1, 4)) == []
     with pytest.raises(Damaged):
@@ -97,8 +92,9 @@ def test_a_shrink_without_valid_run_lengths_does_not_say_what_it_dropped(root: R
         assert [each and each.is_dropped for each in found] == [True if dropped is False else None, dropped]
 
 
-def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
-    history = History(root)
+def test_a_ledger_that_has_grown_is_read_on_and_damage_noticed(root: Root) -> None:
+    """In what is new, and in what was read before."""
+    history, path = History(root), root.ledger / "reclaim.jsonl"
     assert history.deletion_of(1) is None
     tell(root, "reclaim.jsonl", reclaimed(1, 2))
     assert history.deletion_of(1) is not None
@@ -106,16 +102,12 @@ def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
     assert history.deletion_of(4) is not None
     tell(root, "reclaim.jsonl", {"event": "kept", "base": 1})
     assert history.deletion_of(1) is None
-    with (root.ledger / "reclaim.jsonl").open("ab") as file:
-        file.write(b"damaged\n")
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"damaged\n")
     for _ in range(2):
         with pytest.raises(Damaged, match="line 4"):
             history.deletion_of(4)
-
-
-def test_damage_in_what_was_read_is_noticed_when_the_ledger_grows(root: Root) -> None:
-    history, path = History(root), root.ledger / "reclaim.jsonl"
-    tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
+    path.write_bytes(whole)
     assert history.deletion_of(4) is not None
     flip_bit(path, 20)
     tell(root, "reclaim.jsonl", reclaimed(5, 6))
@@ -161,15 +153,6 @@ def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> Non
 
     found = [entry and entry["bundle"] for entry in map(history.newest_bundle, range(1, 11))]
     assert found == ["a", "a", "b", "b", "b", "a", "b", "b", "a", None]
-
-
-def test_of_two_copies_the_last_one_made_is_reported_and_runs_count_from_the_bundle_before(root: Root) -> None:
-    tell(root, "archive.jsonl", archived("a", 1, 5, bundle="tape", at=2), archived("a", 1, 5, bundle="disk", at=1))
-    entry = History(root).newest_bundle(3)
-    assert (entry and entry["bundle"]) == "tape"
-    tell(root, "archive.jsonl", archived("a", 16, 22, after=14, runs=[1, 2, 3, 2]))
-    history = History(root)
-    assert [sequence for sequence in range(6, 30) if history.newest_bundle(sequence)] == [16, 17, 21, 22]
 
 
 def test_bundles_that_follow_one_another_leave_no_gap(root: Root) -> None:
@@ -235,19 +218,6 @@ def test_every_claim_by_every_rule() -> None:
         unread = 0 if read else 10 - SLOWEST[name]
         assert (not ruling.errors) == (lost == unread if expired else read)
         assert ruling.unread_records == (lost if expired else 0)
-
-
-def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
-    for rule in RULES:
-        unread = HELD | {"cursors": {"processed": 4}}
-        read = {"route": "b", "count": 10, "first": 11, "last": 20, "cursors": {"processed": 20}, "rule": "read"}
-        content = line(unread | {"rule": rule}, read, rule="each_route", lost={"a": 6})
-        ruling = audit_deletion(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
-
-        assert (not ruling.errors) == (rule in EXPIRING)
-        assert ruling.unread_records == 6 * (rule in EXPIRING)
-        assert audit_deletion(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
-        assert audit_deletion(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
 
 
 def test_words_name_record_route_and_group_and_bare_lines_prove_nothing() -> None:

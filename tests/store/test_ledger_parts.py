@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import subprocess
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +35,6 @@ from wald.files.ledger_read import (
     parts_of,
     read_files,
     read_index,
-    read_ledger,
     stored_index,
 )
 from wald.files.ledger_write import Ledger
@@ -144,10 +142,8 @@ def test_look_ups_find_the_same_before_and_after_a_cut(root: Root, path: Path) -
 
 
 def test_a_ledger_from_before_is_cut_into_parts_at_once(path: Path) -> None:
-    ledger = Ledger(path, Unsynced())
     for number in range(200):
-        ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
-    ledger.close()
+        write_entries(path, reclaimed(10 * number + 1, 10 * number + 10))
     ledger = opened(path)
     ledger.cut()
     ledger.append(reclaimed(2001, 2010))
@@ -188,27 +184,6 @@ def test_a_cut_that_ends_at_any_step_loses_nothing(
             [path.name, *(each.path.name for each in parts_of(path))]
         )
         disk.survived = disk.survived and getattr(disk, "left", 0) > 0
-
-
-def test_readers_beside_an_owner_that_cuts_see_no_gap_and_nothing_twice(root: Root, path: Path) -> None:
-    stop, wrong = threading.Event(), list[str]()
-
-    def read() -> None:
-        history, highest = History(root), 0
-        while not stop.is_set():
-            for found in (bases(path), [line["base"] for line in history.deletions()][::-1]):
-                if found != [10 * number + 1 for number in range(len(found))] or len(found) < highest:
-                    wrong.append(f"{len(found)} of {highest}: {found[-3:]}")
-                highest = max(highest, len(found))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    filled(path, 250)
-    stop.set()
-    reader.join()
-
-    assert wrong == []
-    assert_whole(path, 250)
 
 
 def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(root: Root, path: Path) -> None:
@@ -288,19 +263,6 @@ def test_an_unreadable_part_concerns_only_questions_about_its_sequences(root: Ro
         assert history.deletion_of(low) is not None  # the same reader notices that it was restored
 
 
-def test_two_unreadable_parts_are_damage_for_all_questions_that_reach_them(root: Root, path: Path) -> None:
-    """Nothing says which sequences the older one is about, so an answer must come from a newer line."""
-    filled(path, 100)
-    parts = parts_of(path)
-    newer = stored_index(parts[-1]).span
-    for part in parts[-3:-1]:
-        part.path.write_bytes(b"")
-
-    assert History(root).deletion_of(newer[0]) is not None
-    with pytest.raises(Damaged, match=parts[-3].path.name):
-        History(root).deletion_of(1)
-
-
 def test_records_in_bundles_are_known_around_an_unreadable_part(root: Root) -> None:
     path = root.ledger / "archive.jsonl"
     ledger = opened(path)
@@ -340,30 +302,6 @@ def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is
     assert [decoded.broken_lines for _, decoded in read_files(path) if decoded.broken_lines] == [
         [(1, "does not follow the line before it")]
     ]
-
-
-def test_a_damaged_line_is_not_sealed(path: Path) -> None:
-    write_entries(path, *(reclaimed(number, number) for number in range(1, 60)))
-    path.write_bytes(path.read_bytes().replace(b'"base":7,', b'"base":8,', 1))
-    ledger = opened(path)
-    ledger.cut()
-    ledger.close()
-
-    assert os.listdir(path.parent) == ["reclaim.jsonl"]
-    assert read_ledger(path).broken_lines[0] == (7, "checksum mismatch")
-
-
-def test_an_active_file_that_repair_begins_again_follows_the_parts(root: Root, path: Path) -> None:
-    filled(path, 60)
-    for directory in (root.quarantine, root.segments):
-        directory.mkdir()
-    ledger = opened(path)
-    ledger.append(*(reclaimed(10 * number + 1, 10 * number + 10) for number in range(60, 65)))
-    ledger.close()
-    path.write_bytes(path.read_bytes().replace(b'"base":611,', b'"base":612,', 1))
-    rebuild_ledger(root, Unsynced(), path, now_ns=1)
-
-    assert bases(path) == [10 * number + 1 for number in range(65) if number != 61]
 
 
 def test_a_ledger_behind_moved_parts_keeps_its_line_numbers(root: Root, path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults import Died
 from logs import Built, Unsynced
-from reclaiming import Reclaimer, reclaim
+from reclaiming import Reclaimer
 from repairing import repair
 from running import eventually, wald
 from running import reclaim as reclaim_command
@@ -25,8 +25,8 @@ from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.files.locks import abandoned_files, is_locked, leftovers, remove_leftovers
-from wald.writing.daemon_lock import Lock, describe_daemon, read_signature
+from wald.files.locks import abandoned_files, leftovers, remove_leftovers
+from wald.writing.daemon_lock import Lock
 from wald.writing.sealing import remove_temporaries
 
 NOW = "2026-11-21T10:00:00Z"
@@ -55,16 +55,6 @@ def test_a_second_writer_is_told_who_the_first_is(root: Root) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_it_ends_with_its_holder_and_each_life_has_a_larger_epoch(root: Root) -> None:
-    for epoch in range(1, 5):
-        assert not is_locked(root.lock, Disk())
-        lock = take(root)
-        assert is_locked(root.lock, Disk())
-        assert lock.epoch == epoch
-        assert f"epoch {epoch}" in describe_daemon(read_signature(root))
-        lock.release()
-
-
 @pytest.mark.parametrize("known", ["segment", "head"])
 def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, known: str) -> None:
     """The head and the newest segment know it too."""
@@ -82,12 +72,6 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, known: str) ->
         lock = take(root)
         assert lock.epoch == 8
         lock.release()
-
-
-def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
-    for reported in (b"", b"nonsense", b"[]"):
-        root.lock.write_bytes(reported)
-        assert describe_daemon(read_signature(root)) == "the lock file does not name it"
 
 
 def test_a_writer_that_was_not_turned_away_takes_it_from_the_first(root: Root) -> None:
@@ -253,15 +237,6 @@ def test_a_start_leaves_the_file_that_a_running_reclaim_is_making(built: Built) 
     reclaimer.ledger.close()
     assert remove_temporaries(built.root, built.disk) == [made.name]
     assert not made.exists()
-
-
-def test_the_owner_of_a_ledger_removes_the_part_that_it_was_making_when_it_was_killed(built: Built) -> None:
-    left = built.root.ledger / "reclaim-00000000000000000001.jsonl.zst.tmp"
-    other = built.root.ledger / "archive-00000000000000000001.jsonl.zst.tmp"
-    left.write_bytes(b"half")
-    other.write_bytes(b"half")
-    reclaim(built)
-    assert (left.exists(), other.exists()) == (False, True)
 
 
 def test_a_repair_removes_the_copies_of_repairs_that_were_killed(

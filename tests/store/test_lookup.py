@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,15 +188,6 @@ def test_a_damaged_ledger_answers_nothing_about_what_is_gone_and_leaves_the_rest
     assert f"{path}: line 1" in " ".join(errors(built.root.path))
 
 
-def test_without_ledgers_and_head_every_number_has_an_answer(built: Built) -> None:
-    for path in (*built.root.ledger.iterdir(), built.root.head):
-        path.unlink()
-    states = [built.log.where(sequence).state for sequence in range(1, 13)]
-    assert states[:2] == [State.UNKNOWN] * 2
-    assert states[4:8] == [State.SEALED] * 2 + [State.CUT] * 2
-    assert states[8:] == [State.UNKNOWN] * 4
-
-
 LAST = 10  # of the log
 FAR = 1 << 50
 
@@ -323,26 +313,6 @@ def test_a_line_of_a_journal_that_is_too_long_is_not_decoded(
     long = Commit(read=[(46, 46)], reasons=[FailureReason("x" * (1 << 10), 1, [])])
     read_by_workers(ten_records, begin, Commit(read=[(21, 45)]), long)
     assert find_floor(ten_records.root, log_id=ten_records.log_id, next_sequence=LAST + 1).last == 45
-
-
-def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_nothing(ten_records: Built) -> None:
-    begin = JournalStart(ten_records.log_id, "a", "g", 1, LAST + 3)
-    read_by_workers(ten_records, begin, Commit(read=[(LAST + 3, 45)]))
-    path = ten_records.root.cursor("a", "g").with_suffix(".work")
-    path.write_bytes(path.read_bytes().replace(b"45]", b"95]"))
-    read_by_workers(ten_records, replace(begin, log_id=bytes(16), end=70), group="foreign")
-    read_by_workers(ten_records, replace(begin, end=80), group="removed")
-    ten_records.root.cursor("a", "removed").unlink()
-
-    assert ten_records.restart().lines("a", [b"new"]) == LAST + 3
-
-
-@pytest.mark.parametrize("name", ["reclaim", "archive"])
-def test_the_floor_is_above_what_ledgers_say_has_left_the_log(ten_records: Built, name: str) -> None:
-    line = {"event": "reclaimed" if name == "reclaim" else "archived", "base": 11, "first": 11, "last": 45}
-    tell(ten_records, name, line)
-
-    assert ten_records.restart().lines("a", [b"new"]) == 46
 
 
 @pytest.mark.parametrize("name", ["segments", "reclaim", "archive"])

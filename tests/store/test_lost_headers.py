@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contents import assert_sound, errors, values
+from contents import errors, values
 from crashed import ALL, BASE, newest, quarantined, readable, start_again, story
 from crc32c import crc32c
 from faults import Died, DyingDisk
@@ -115,20 +115,6 @@ class TestNewestSegment:
         repair(path)
         assert errors(path) == []
         assert values(path) == [*ALL[:2], b"new"]
-
-    def test_pieces_of_a_long_record_are_carried_over(self, tmp_path: Path) -> None:
-        path = tmp_path / "log"
-        built = Built(path)
-        built.piece("long", b"begin", begins=True, ends=False)
-        built.cut()
-        built.piece("long", b" middle", begins=False, ends=False)
-        built.crash()
-        zero(newest(path))
-        built = Built(path, epoch=2)
-        assert built.report.fate == "carry"
-        built.piece("long", b" end\n", begins=False, ends=True)
-        assert values(path) == [b"begin middle end"]
-        assert_sound(path)
 
 
 SHORT_LINE = b"x" * 80

@@ -70,15 +70,6 @@ def test_a_lost_front_is_damage_for_those_who_ask_for_it(built: Built) -> None:
         assert read(built, "a", later)[1] == []
 
 
-def test_a_lost_segment_behind_reclaimed_ones_is_damage_and_the_rest_is_not(built: Built) -> None:
-    built.reclaim(1)
-    built.path(3, Kind.SEALED).unlink()
-    found, reported = read(built)
-    assert found == [5, 6, 7, 8]
-    assert ["records 3 to 4 are missing, and no ledger explains why" in message for message in reported] == [True]
-    assert [error for error in errors(built.root.path) if "records 3 to 4 are in no segment" not in error] == []
-
-
 def test_a_reclaimed_segment_tells_its_times_by_the_ledger(built: Built) -> None:
     built.reclaim(1)
     built.reclaim(3)
@@ -87,14 +78,6 @@ def test_a_reclaimed_segment_tells_its_times_by_the_ledger(built: Built) -> None
     assert read(built, "a", moment(2.5)) == ([5, 6, 7, 8], [])
     with pytest.raises(NotFound, match="records 1 to 4: 4 records of route a"):
         list(built.log.records("a", moment(0)))
-
-
-def test_a_ledger_without_times_does_not_say_that_nothing_is_missing(built: Built) -> None:
-    built.reclaim(1)
-    (built.root.ledger / "segments.jsonl").unlink()
-    with pytest.raises(NotFound, match="up to 2 records of route a"):
-        list(built.log.records("a", moment(0)))
-    assert [r.sequence for r in built.log.records("a", moment(2.5))] == [5, 6, 7, 8]
 
 
 class TestOnMissing:
@@ -113,17 +96,6 @@ class TestOnMissing:
         reported: list[Missing] = []
         assert len(list(built.log.batches("a", 2, on_missing=reported.append))) == 2
         assert [(m.first, m.last, m.records, m.asked) for m in reported] == [(2, 4, 3, True)]
-
-    def test_a_cursor_of_another_route_does_not_ask(self, tmp_path: Path) -> None:
-        built = Built(tmp_path / "root")
-        for route in ("a", "b"):
-            built.lines(route, [b"x"], cut=True)
-        built.seal()
-        built.log.set_cursor("b", 0)
-        built.reclaim(1)
-        reported: list[Missing] = []
-        assert [r.sequence for r in built.log.records(None, "cursor", on_missing=reported.append)] == [2]
-        assert [(sorted(m.routes), m.asked, m.group) for m in reported] == [(["a"], False, None)]
 
 
 @pytest.mark.parametrize("missed", [1, 3, 7])

@@ -27,7 +27,6 @@ from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.batch import HEADER, padded
 from wald.format.records import Record
-from wald.repairing.plan import ActionKind
 
 Digests = dict[str, str]
 
@@ -111,56 +110,6 @@ def test_segments_get_their_names_back_whatever_step_kills_the_repair(
 @pytest.mark.parametrize("order", [*orders(0, 1, 2, 3), *list(orders(None, 1, 2, 3))[::3]], ids=str)
 def test_all_orders_of_four_names(whole: Path, tmp_path: Path, order: tuple[int | None, ...]) -> None:
     check_order(whole, tmp_path, order)
-
-
-def test_of_two_copies_under_wrong_names_one_gets_the_name(log: Path) -> None:
-    before, (_, second, *_) = digests(log), sealed(log)
-    shutil.copy(second, second.with_name("00000000000000005000.wal.zst"))
-    second.rename(second.with_name("00000000000000006000.wal.zst"))
-    repair(log, accept_loss=False)
-    assert (digests(log), errors(log)) == (before, [])
-
-
-def test_a_whole_segment_takes_its_name_from_one_that_is_not(log: Path) -> None:
-    before, (_, second, third, _) = digests(log), sealed(log)
-    third.unlink()
-    second.rename(third)
-    second.write_bytes(b"junk")
-    plan = repair(log, accept_loss=False)
-    assert [act.kind for act in plan.actions[:2]] == [ActionKind.QUARANTINE, ActionKind.RENAME]
-    del before[third.name]
-    assert digests(log) == before
-    assert hashlib.sha256(b"junk").hexdigest() in anywhere(log)
-
-
-def test_a_stray_file_behind_the_head_costs_no_record_that_has_not_ended(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    built = Built(path)
-    built.lines("a", [b"x"])
-    built.piece("p", b"begun", begins=True, ends=False)
-    built.crash()
-    active = path / "segments/00000000000000000001.wal"
-    before = digest(active)
-    stray = path / "segments/00000000000000005000.wal"
-    stray.write_bytes(b"junk\n")
-    plan = repair(path)
-    assert [(act.kind, act.path, act.loses_data) for act in plan.actions] == [(ActionKind.QUARANTINE, stray, False)]
-    assert (plan.damage, errors(path), digest(active)) == (False, [], before)
-
-
-def test_the_raw_segment_that_a_wrong_name_hides_is_not_given_up(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    built = Built(path)
-    for part in range(3):
-        built.lines("a", [b"%d" % part] * 3, cut=True)
-        if part == 0:
-            built.seal()
-    built.crash()
-    (first,) = sealed(path)
-    before = anywhere(path)
-    first.rename(first.with_name("00000000000000000004.wal.zst"))
-    assert not repair(path, accept_loss=False).loses_data
-    assert (errors(path), first.exists(), before <= anywhere(path)) == ([], True, True)
 
 
 Fate = Callable[[Path], None]

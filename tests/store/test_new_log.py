@@ -68,22 +68,9 @@ def test_a_segment_is_cut_before_it_gets_too_long_and_sealed_at_once(tmp_path: P
             assert sealed.index.raw_bytes <= 64 << 10
 
 
-def test_the_head_is_at_the_end_of_the_last_segment(tmp_path: Path) -> None:
-    *_, last = made(tmp_path / "log", [1, 2, 70_000])
-    log = Log(tmp_path / "log")
-    head = log.head()
-    assert head is not None
-    with SealedFile(log.root.segment(last, Kind.SEALED)) as sealed:
-        assert (head.sequence, head.segment, head.position) == (70_000, last, sealed.index.raw_bytes)
-
-
 @pytest.mark.parametrize(("missing", "bases"), [(1, [1]), (65_536, [1]), (65_537, [1, 65_539])])
 def test_a_hole_of_up_to_65536_records_does_not_end_a_segment(tmp_path: Path, missing: int, bases: list[int]) -> None:
     assert list(made(tmp_path / "log", [1, missing + 2])) == bases
-
-
-def test_a_hole_for_which_a_segment_has_no_room_ends_it(tmp_path: Path) -> None:
-    assert list(made(tmp_path / "log", [1, 65_538], segment_max_bytes=64 << 10)) == [1, 65_538]
 
 
 def test_each_hole_has_one_line(tmp_path: Path) -> None:
@@ -106,11 +93,6 @@ def test_it_becomes_a_log_when_all_else_is_durable(tmp_path: Path) -> None:
         ("sync_directory", "log"),
         ("sync_directory", tmp_path.name),
     ]
-
-
-def test_a_new_file_system_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "log/lost+found").mkdir(parents=True)
-    assert list(made(tmp_path / "log", [1])) == [1]
 
 
 def test_append_times_that_go_back_are_a_clock_step(tmp_path: Path) -> None:

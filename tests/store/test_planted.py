@@ -15,12 +15,11 @@ from logs import Built
 from wald.checking.checker import Level
 from wald.checking.dump import dump
 from wald.checking.verifier import verify
-from wald.errors import Damaged, Refused, WaldError
+from wald.errors import Refused, WaldError
 from wald.files.routes import add_route
 from wald.format.names import Kind
 from wald.retention.cursors import read_cursors
 from wald.retention.progress import read_progress
-from wald.segments.durable_end import read_head
 from wald.writing.daemon_lock import Lock
 
 
@@ -44,7 +43,6 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "hard link": lambda path: os.link(_number(path.parents[1]), path),
     "socket": _bound,
 }
-NO_FILES = [what for what in PLANTS if what != "hard link"]  # to read one of those is all that it can do
 PLACES = (
     "head",
     "log.json",
@@ -127,18 +125,6 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
     if place not in ("lock", "segments/00000000000000000003.idx"):  # of which verify reads nothing, or needs nothing
         assert isinstance(found, list), found
         assert any(finding.level is Level.ERROR and path.name in str(finding.path) for finding in found)
-
-
-@pytest.mark.parametrize("what", NO_FILES)
-def test_a_segment_or_head_that_is_none_loses_itself_alone(built: Built, what: str) -> None:
-    plant(built.path(3, Kind.RAW), what)
-    damage: list[Damaged] = []
-    assert [record.sequence for record in built.log.records(on_damage=damage.append)] == [1, 2, 5, 6]
-    assert "not a regular file; records 3 to 4" in damage[0].message
-    assert built.path(3, Kind.RAW).name in damage[0].message
-    plant(built.root.head, what)
-    with pytest.raises(Damaged, match=r"head: not a regular file"):
-        read_head(built.root)
 
 
 @pytest.mark.parametrize("what", PLANTS)

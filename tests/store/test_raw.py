@@ -13,7 +13,6 @@ from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segme
 import wald.segments.raw_scan as raw_module
 from wald.format.batch import HEADER, ParseOutcome
 from wald.format.log_state import LogState
-from wald.format.segment import BadHeader
 from wald.segments.raw_scan import (
     FIRST_BATCH,
     SEQUENCES_REPEAT,
@@ -147,15 +146,6 @@ def test_a_truncation_anywhere_leaves_the_batches_before_it(spare: bytes) -> Non
             assert tail.outcome is ParseOutcome.DAMAGED
 
 
-def test_garbage_behind_the_last_batch_is_the_tail() -> None:
-    for rest in (b"x", b"not a batch" * 20, b"WBAT", b"WBAT" + bytes(60), bytes(40) + b"\1" + bytes(400)):
-        with opened(SMALL + rest + SPARE) as raw:
-            batches, gaps, tail = scan(raw)
-
-        assert (len(batches), gaps) == (len(OFFSETS), [])
-        assert (tail.offset, tail.garbage_bytes) == (len(SMALL), len(rest.rstrip(b"\0")))
-
-
 def test_what_is_behind_the_limit_does_not_exist_and_a_file_that_became_shorter_ends_the_scan() -> None:
     for number, end in enumerate(ENDS):
         with opened(SMALL, limit=end) as raw:
@@ -178,14 +168,6 @@ def test_a_scan_that_starts_anywhere_finds_the_next_batch() -> None:
             batches, _, _ = scan(raw, start=start)
             aligned = [at for at in OFFSETS if at >= start and (at > OFFSETS[0] or at == start)]
             assert [found.offset for found in batches] == aligned
-
-
-def test_an_empty_or_short_file_has_no_batches_and_no_header() -> None:
-    for data in (b"", SMALL[:63], bytes(64), bytes(1000)):
-        with opened(data) as raw:
-            assert scan(raw)[:2] == ([], [])
-            with pytest.raises(BadHeader):
-                raw.header()
 
 
 def test_batches_at_every_window_edge_are_found() -> None:
@@ -225,18 +207,6 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
         with opened(framed(outer)[: start + length]) as raw:
             batches, gaps, tail = scan(raw)
             assert (len(batches), gaps, tail.outcome) == (1, [], ParseOutcome.TORN)
-
-
-def test_a_record_behind_a_damaged_header_is_not_believed() -> None:
-    """The length is lost with the header, so content is searched: what cannot follow the last batch is passed over."""
-    first, after = batch(b"a\nb\n"), batch(b"good\n", base=4)
-    for forged in (batch(b"forged\n", base=1), batch(b"forged\n", base=500), control_batch(LogState(4, TIME_NS + 9))):
-        outer = batch(b"x" * 7 + b"\n" + forged + b"\n", base=3, count=1)
-        with opened(framed(first, flip(outer, 20), after)) as raw:
-            batches, gaps, _ = scan(raw)
-
-        assert [found.header.base_sequence for found in batches] == [1, 1, 4]
-        assert [gap.length for gap in gaps] == [len(outer)]
 
 
 def test_memory_stays_constant() -> None:

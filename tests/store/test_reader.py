@@ -98,15 +98,6 @@ class TestPlaces:
 class TestContent:
     """Records are returned unchanged."""
 
-    def test_awkward_bytes(self, built: Built) -> None:
-        lines = [b"crlf\r", b"\r", b"", b"\0\0", b"\xff\xfe", b"W" * 3_000_000, b"WBAT", b"last"]
-        built.lines("a", lines)
-        for seal in (built.cut, built.seal):
-            seal()
-            assert values(built) == lines
-            assert b"".join(batch.raw() for batch in built.log.batches()) == b"".join(line + b"\n" for line in lines)
-        assert b"".join(batch.raw() for batch in built.log.batches(start=2, stop=3)) == b"\r\n\n"
-
     def test_columns_come_back_with_keys_times_and_headers(self, built: Built) -> None:
         built.columns("a", [b"x\ny", b""], keys=[b"k", None], times_ns=[5, 6], headers=[None, b'{"h":"1"}'])
         first, second = built.log.records()
@@ -120,15 +111,6 @@ class TestContent:
         assert [(r.value, r.terminated) for r in built.log.records()] == [(b"whole", True), (b"rest", False)]
         assert next(built.log.batches()).raw() == b"whole\nrest\n"
 
-    def test_the_first_thing_in_a_fresh_segment_is_no_record(self, built: Built) -> None:
-        """The KMQ bug: the batch that opens a segment was taken for record 0."""
-        assert values(built) == []
-        for value in (b"1", b"2"):
-            built.lines("a", [value], cut=True)
-            assert [r.sequence for r in built.log.records()] == list(range(1, built.last + 1))
-        built.seal()
-        assert [r.sequence for r in built.log.records()] == [1, 2]
-
 
 class TestPieces:
     """A record that came in several pieces."""
@@ -141,13 +123,6 @@ class TestPieces:
         built.piece("a", b"ng", begins=False, ends=False)
         built.lines("b", [b"y"], cut=True)
         built.piece("a", b"er\nfive\nsix", begins=False, ends=True)
-
-    def test_the_joined_record_is_a_batch_of_its_own_that_a_stop_waits_for(self, built: Built) -> None:
-        self.pieces(built)
-        batch = next(batch for batch in built.log.batches() if batch.first_sequence == 2)
-        assert (batch.count, bytes(batch.raw()), batch.segment) == (1, b"longer\n", 1)
-        assert seen(built.log.records("a", start=2, stop=2)) == [(2, "a", b"longer")]
-        assert [r.sequence for r in built.log.records(stop=3)] == [1, 3, 2]
 
     def test_one_that_ends_with_the_input_has_no_newline(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
@@ -176,15 +151,6 @@ class TestDurability:
         assert values(built) == [b"durable"]
         built.publish()
         assert values(built) == [b"durable", b"written", b"3"]
-
-    def test_the_head_holds_in_a_segment_that_was_sealed_meanwhile(self, built: Built) -> None:
-        """The position in the head is one in the raw bytes, and so one in the sealed segment."""
-        built.lines("a", [b"1"])
-        head = built.root.head.read_bytes()
-        built.lines("a", [b"2"])
-        built.cut(seal=True)
-        built.root.head.write_bytes(head)
-        assert values(built) == [b"1"]
 
     @pytest.mark.parametrize("head", [None, b"rubbish" * 30])
     def test_without_a_head_everything_but_the_newest_raw_segment_is_read_and_that_is_reported(
@@ -264,16 +230,6 @@ def test_it_holds_what_the_records_hold(built: Built) -> None:
     assert rows(table) == expected(built)
 
 
-def test_only_what_was_asked_for_is_in_it(built: Built) -> None:
-    built.lines("a", [b"1", b"2", b"3", b"4"])
-    built.columns("b", [b"5", b"6", b"7", b"8"], keys=[None, b"k6", None, b"k8"])
-    for start, stop in [(1, 1), (2, 3), (4, 6), (6, 8)]:
-        table = built.log.to_arrow_reader(start=start, stop=stop).read_all()
-        table.validate(full=True)
-        assert rows(table) == expected(built, start=start, stop=stop)
-        assert table["sequence"].to_pylist() == list(range(start, stop + 1))
-
-
 def test_an_empty_log_is_an_empty_table_and_a_joined_record_is_a_row(built: Built) -> None:
     table = built.log.to_arrow_reader().read_all()
     assert (table.num_rows, table.schema) == (0, schema)
@@ -335,21 +291,3 @@ def test_any_run_of_rows_is_made_into_the_same_records(built: Built, kind: Calla
             assert list(batch.rows().records(first, last)) == expected
             if (part := batch.between(first, last)) is not None:
                 assert list(part.records()) == expected
-
-
-def test_records_have_all_that_was_sent(built: Built) -> None:
-    built.lines("b", [b"x", b"y"])
-    columns(built)
-    time_ns = batch_of(built).append_time_ns
-    assert list(batch_of(built).records()) == [
-        Record("a", 3, b"1", time_ns, None, 4, b'{"a": "b"}'),
-        Record("a", 4, b"", time_ns, b"k", 3),
-        Record("a", 5, b"3", time_ns, None, 2),
-        Record("a", 6, b"4", time_ns, b"l", 1),
-    ]
-
-
-def test_only_the_last_line_may_have_no_newline(built: Built) -> None:
-    built.lines("b", [b"x", b"y"])
-    lines(built)
-    assert [record.terminated for record in batch_of(built).records()] == [True, True, True, False]

@@ -35,15 +35,6 @@ class TestUnderItsFeet:
         built.lines("a", [b"4"])
         assert [next(following).value for _ in range(3)] == [b"2", b"3", b"4"]
 
-    def test_a_segment_reclaimed_before_it_was_reached(self, built: Built) -> None:
-        for value in (b"1", b"2", b"3"):
-            built.lines("a", [value], cut=True)
-        built.seal()
-        reading = built.log.records()
-        assert next(reading).value == b"1"
-        built.reclaim(2)
-        assert [r.value for r in reading] == [b"3"]
-
     def test_a_file_that_replaced_the_active_one_is_gone_on_with(self, built: Built) -> None:
         """After a failed write the writer continues in a new file of the same name if no sequence was used."""
         built.piece("a", b"be", begins=True, ends=False)

@@ -26,24 +26,6 @@ def spoil(path: Path, offset: int, length: int = 1) -> None:
 class TestDamage:
     """Bad bytes are reported, and what follows them is read."""
 
-    def place(self, built: Built, sequence: int) -> int:
-        position = built.log.where(sequence).position
-        assert position is not None
-        return position
-
-    def test_a_raw_batch(self, built: Built) -> None:
-        for value in (b"1", b"2", b"3"):
-            built.lines("a", [value])
-        place = self.place(built, 2)
-        spoil(built.path(1, Kind.RAW), place + 70)
-        with pytest.raises(Damaged, match=rf"{place}.*record 2 "):
-            values(built)
-        damage: list[Damaged] = []
-        assert values(built, on_damage=damage.append) == [b"1", b"3"]
-        assert len(damage) == 1
-        assert values(built, stop=1) == [b"1"]
-        assert values(built, start=3) == [b"3"]
-
     @pytest.mark.parametrize("base", [1, 3])
     def test_a_file_that_is_listed_and_not_there(self, built: Built, base: int) -> None:
         """After half a restore, listing the directory again does not help, so the reader must not retry for ever."""
@@ -63,32 +45,6 @@ class TestDamage:
         for start in ("earliest", "end", 1, moment(1)):
             with pytest.raises(Damaged, match="is gone"):
                 values(built, start=start)
-
-    @pytest.mark.parametrize("cut", [False, True])
-    def test_the_last_raw_batch(self, built: Built, cut: bool) -> None:
-        """Nothing good follows in the file; the head or the next segment shows that something is missing."""
-        built.lines("a", [b"1"])
-        built.lines("a", [b"2"])
-        place = self.place(built, 2)
-        if cut:
-            built.cut()
-            built.lines("a", [b"3"])
-        spoil(built.path(1, Kind.RAW), place + 70)
-        damage: list[Damaged] = []
-        assert values(built, on_damage=damage.append) == ([b"1", b"3"] if cut else [b"1"])
-        assert len(damage) == 1
-        assert "record 2 " in damage[0].message
-
-    def test_a_follower_goes_on_behind_it(self, built: Built) -> None:
-        built.lines("a", [b"1"])
-        built.lines("a", [b"2"])
-        spoil(built.path(1, Kind.RAW), self.place(built, 2) + 70)
-        damage: list[Damaged] = []
-        following = built.log.records(follow=True, on_damage=damage.append)
-        assert next(following).value == b"1"
-        built.lines("a", [b"3"])
-        assert next(following).value == b"3"
-        assert len(damage) == 1
 
     def frames(self, built: Built) -> None:
         """Write three records, each in a separate sealed frame."""
@@ -127,18 +83,3 @@ class TestDamage:
         damage: list[Damaged] = []
         assert values(built, on_damage=damage.append) == [b"2"]
         assert "another log" in damage[0].message or "belongs to log" in damage[0].message
-
-    def test_a_lying_sparse_index_does_no_harm(self, built: Built) -> None:
-        for number in range(40):
-            built.lines("a", [b"%d" % number * 10_000])
-        path = built.path(1, Kind.INDEX)
-        assert path.stat().st_size > 64
-        for shift in (8, 24, 1 << 20):
-            data = bytearray(path.read_bytes())
-            for entry in range(64, len(data), 24):
-                data[entry + 8 : entry + 16] = (
-                    int.from_bytes(data[entry + 8 : entry + 16], "little") + shift
-                ).to_bytes(8, "little")
-            path.write_bytes(data)
-            assert [r.sequence for r in built.log.records(start=30)] == list(range(30, 41))
-            assert next(built.log.records(start=moment(30))).sequence == 30

@@ -126,10 +126,7 @@ def test_a_segment_without_records_is_replaced_and_keeps_its_state(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("changes", "error", "words", "torn"),
-    [
-        ({"log_id": bytes(16)}, Damaged, "another log", b""),
-        ({"version": 3}, UnsupportedFormat, "version 3", NOISE),
-    ],
+    [({"log_id": bytes(16)}, Damaged, "another log", b""), ({"version": 3}, UnsupportedFormat, "version 3", NOISE)],
     ids=["of another log", "of a newer wald, torn"],
 )
 def test_what_is_not_ours_is_not_touched(
@@ -207,19 +204,6 @@ def test_a_recovery_that_is_interrupted_at_any_step_is_made_again(tmp_path: Path
         assert (again.carry is None) == (reference.carry is None)
         assert tree(path) == tree(tmp_path / "reference")
         shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("directory", ["quarantine", "segments"])
-def test_a_start_passes_if_the_one_before_set_the_only_segment_aside_and_was_killed(
-    tmp_path: Path, directory: str
-) -> None:
-    """It is in ``segments/`` if ``quarantine/`` is on another file system."""
-    path = tmp_path / "log"
-    alone(path)
-    newest(path).rename(path / directory / f"{newest(path).name}.2")
-    built = start_again(path, epoch=3)
-    assert any("acknowledged records 1 to 2" in line for line in built.report.errors)
-    goes_on(built, [], 3)
 
 
 def test_what_else_is_in_quarantine_does_not_stand_for_the_only_segment(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from shrinking import shrink
 from wald.errors import Damaged
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
-from wald.format.batch import HEADER
-from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.segments.raw_scan import FIRST_BATCH
 from wald.writing.sealing import seal
@@ -130,16 +128,6 @@ class TestState:
         commit(built, [draft(b"e\n", producer=(7, 4))])
         return built
 
-    def expect(self, built: Built) -> None:
-        state = built.writer.state
-        assert state.open_records == {"long": 11}
-        assert state.routes == {"web": 13, "other": 10, "long": 11, "done": 12}
-        assert list(state.producers.table) == [8, 7]
-        assert state.producers.next_expected(7) == 5
-        written = state.producers.find(7, 2)
-        assert written is not None
-        assert (written.first, written.last) == (4, 5)
-
     @pytest.mark.parametrize("end", ["crash", "close"])
     def test_it_is_the_same_after_starts_and_cuts(self, tmp_path: Path, end: str) -> None:
         path = tmp_path / "log"
@@ -207,20 +195,6 @@ class TestHead:
         goes_on(built, ALL, 7)
         assert_sound(path)
 
-    def test_one_that_is_ahead_is_believed(self, tmp_path: Path) -> None:
-        """A client may hold an acknowledgement of the missing record."""
-        path = tmp_path / "log"
-        built = story(path)
-        position = offsets(path)[-2]
-        os.truncate(newest(path), position)
-        built = start_again(path)
-        assert [line for line in built.report.errors if "acknowledged records 6 to 6" in line]
-        assert [line for line in built.report.errors if f"offset {position}: " in line and "durable bytes are" in line]
-        head = decode_head(built.root.head.read_bytes())
-        assert head is not None
-        assert head.sequence == 6
-        goes_on(built, ALL[:5], 7)
-
 
 class TestSealedLogs:
     """A log whose segments are all sealed: nothing is unfinished."""
@@ -234,19 +208,6 @@ class TestSealedLogs:
         ledger.close()
         assert [segment.kind for segment in list_segments(built.root).segments] == [Kind.SEALED] * 2
         return built
-
-    @pytest.mark.parametrize("head", [True, False], ids=["with a head", "without"])
-    def test_it_goes_on(self, tmp_path: Path, head: bool) -> None:
-        path = tmp_path / "log"
-        built = self.build(path)
-        state = built.writer.state
-        if not head:
-            built.root.head.unlink()
-        built = start_again(path)
-        assert (built.report.info, built.report.errors) == ([], [])
-        assert built.writer.state == state
-        goes_on(built, ALL, 7)
-        assert_sound(path)
 
     def test_neither_head_nor_sealed_file_nor_ledger_readable_still_hides_nothing_new(self, tmp_path: Path) -> None:
         """A new segment of the same name as the sealed one would not be seen."""
@@ -316,17 +277,6 @@ class TestUnfinishedWrites:
         for position in range(start, end, 5):
             self.check(log, tmp_path / "log", flipped(data, 8 * position + position % 8))
 
-    def test_only_its_end_is_there(self, log: Path, tmp_path: Path) -> None:
-        """Pages reach the disk in any order."""
-        data, (*_, start, end) = newest(log).read_bytes(), offsets(log)
-        for length in (1, 8, HEADER.size, end - start - 4):
-            self.check(log, tmp_path / "log", data[:start] + bytes(length) + data[start + length :])
-
-    def test_garbage_instead(self, log: Path, tmp_path: Path) -> None:
-        data, start = newest(log).read_bytes(), offsets(log)[-2]
-        for noise in (NOISE, b"x", b"\0\0x", b"WBAT", b"WBAT" * 40):
-            self.check(log, tmp_path / "log", data[:start] + noise)
-
     def test_a_power_cut_at_any_moment_leaves_it_in_the_segment_or_in_quarantine(self, log: Path) -> None:
         segment, start = newest(log), offsets(log)[-2]
         torn = flipped(segment.read_bytes(), 8 * start)
@@ -340,14 +290,6 @@ class TestUnfinishedWrites:
             files = dict(state.files)
             in_segment = files.get(str(segment.relative_to(log))) or b""
             assert torn in in_segment or files.get(built.report.kept_in) == torn, state.after
-
-    def test_whole_and_not_published(self, log: Path, tmp_path: Path) -> None:
-        """It was not acknowledged, and may stay."""
-        shutil.copytree(log, tmp_path / "log")
-        built = start_again(tmp_path / "log")
-        assert (built.report.info, built.report.errors) == ([], [])
-        goes_on(built, ALL, 7)
-        assert_sound(tmp_path / "log")
 
 
 class TestTornTurns:
@@ -406,16 +348,6 @@ class TestTornTurns:
         assert [f"offset {places[2]}: " in line for line in built.report.errors] == [True]
         assert quarantined(path) == []
         goes_on(built, [b"1", b"3", b"4"], 5)
-
-    def test_a_hole_below_the_head_and_a_torn_turn_above_it(self, tmp_path: Path) -> None:
-        path = tmp_path / "log"
-        _, places = self.build(path, [b"2", b"3"], [b"4", b"5"], publish=1)
-        self.spoil(path, places, 2)
-        rest = self.spoil(path, places, 4)
-        built = Built(path, epoch=2)
-        assert [f"offset {places[2]}: " in line for line in built.report.errors] == [True]
-        assert quarantined(path) == [rest]
-        goes_on(built, [b"1", b"3"], 4)
 
     def test_a_control_batch_is_never_in_a_turn(self, tmp_path: Path) -> None:
         """It was durable before its segment had a name, however old the head that a power cut left."""

@@ -205,21 +205,6 @@ def test_a_power_cut_leaves_each_segment_in_quarantine_that_the_ledger_names(log
     assert named > 10
 
 
-def test_a_damaged_segment_and_a_deleted_one_behind_it_are_given_up_each_with_its_own_reason(log: Path) -> None:
-    damaged, deleted = sorted((log / "segments").glob("*.zst"))[:2]
-    change(damaged, lambda data: data[:900])
-    deleted.unlink()
-    first = int(deleted.name[:20])
-    repair(log)
-    (loss,) = History(Root(log)).losses(first, first)
-    assert loss.extent.first == first
-    assert "no segment contains these records" in loss.reason
-    assert "quarantine" not in loss.reason
-    (before,) = History(Root(log)).losses(first - 1, first - 1)
-    assert before.extent.last == first - 1
-    assert f"quarantine/{damaged.name}" in before.reason
-
-
 def test_the_lines_of_a_broken_ledger_are_carried_over(log: Path) -> None:
     path = log / "ledger/reclaim.jsonl"
     built = Built(log, epoch=3)
@@ -456,22 +441,6 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     assert repair(root.path).actions == ()
 
 
-def test_the_log_of_a_made_up_identity_goes_on(built: Built) -> None:
-    """The ledgers are good, so they are not copied; the index of a sealed segment is lost, too."""
-    for path in built.root.segments.glob("*.zst"):
-        path.write_bytes(path.read_bytes()[:-40])
-    built.root.identity.unlink()
-    with planned_repair(built.root) as (_, facts):
-        assert facts.root.identity != built.root.identity
-        assert facts.root.ledger == built.root.ledger
-    repair(built.root.path, accept_loss=False)
-    assert len(values_of(built.root)) == 10
-    again = Built(built.root.path, epoch=2)
-    assert again.lines("a", [b"new"]) == 11
-    again.crash()
-    assert errors(built.root.path) == []
-
-
 def test_a_reclaimed_segment_that_is_not_deleted_or_a_cursor_alone_says_it(built: Built) -> None:
     sealed = built.path(1, Kind.SEALED)
     cursor = built.root.cursor("a", "processed").read_bytes()
@@ -531,11 +500,6 @@ def test_segments_of_another_log_are_not_believed_against_an_identity(built: Bui
         repair(root.path)
 
 
-def test_a_stray_segment_says_nothing_where_others_are_of_the_log(built: Built, other: Built) -> None:
-    shutil.copy(other.path(1, Kind.SEALED), built.path(9000, Kind.SEALED))
-    assert recover_identity(built.root) is None
-
-
 def test_what_is_no_log_does_not_become_one_and_a_newer_format_is_not_taken_for_damage(
     tmp_path: Path, built: Built
 ) -> None:
@@ -548,13 +512,3 @@ def test_what_is_no_log_does_not_become_one_and_a_newer_format_is_not_taken_for_
     for root in (Root(tmp_path / "nothing"), Root(tmp_path / "empty"), built.root):
         with pytest.raises(NotFound):
             recover_identity(root)
-
-
-def test_with_a_broken_ledger_both_are_made_again(built: Built) -> None:
-    built.root.identity.unlink()
-    ledger = built.root.ledger / "segments.jsonl"
-    ledger.write_bytes(ledger.read_bytes().replace(b'"sealed"', b'"sealeD"'))
-    plan = repair(built.root.path, accept_loss=False)
-    assert [act.kind for act in plan.actions][:2] == [ActionKind.REBUILD_LEDGER, ActionKind.REWRITE_IDENTITY]
-    assert errors(built.root.path) == []
-    assert len(values_of(built.root)) == 10

@@ -316,18 +316,3 @@ class TestALongRecordAcrossSegments:
             batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
         log.crash()
         assert check(log, tmp_path / "damaged", path, partial(cut, batches[-pieces].offset), named=False) == 2
-
-    def test_it_is_not_given_up_if_its_end_was_reclaimed(self, tmp_path: Path) -> None:
-        log = Built(tmp_path / "log")
-        log.piece("a", b"begins ", begins=True, ends=False)
-        log.cut()
-        log.piece("a", b"ends\n", begins=False, ends=True)
-        log.lines("b", [b"x"] * 3, cut=True)
-        log.lines("a", [b"next"])
-        log.cut(seal=True)
-        log.reclaim(2, named=True)
-        log.crash()
-        first, path = log.path(1, Kind.SEALED), log.path(5, Kind.SEALED)
-        damage = partial(flip, path.stat().st_size - 20)
-        assert check(log, tmp_path / "damaged", path, damage, named=False) == 0
-        assert (tmp_path / "damaged" / first.relative_to(log.root.path)).read_bytes() == first.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -122,15 +121,6 @@ def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Buil
     assert read(built)[0] == [*range(4, RECORDS + 2)]
 
 
-def test_rubbish_is_no_segment(built: Built) -> None:
-    path = sealed(built)
-    for content in (b"", b"x", os.urandom(3000), bytes(3000)):
-        path.write_bytes(content)
-        found, reported = read(built)
-        assert found == [RECORDS + 1]
-        assert f"records 1 to {RECORDS} cannot be read" in reported[0]
-
-
 def test_memory_is_that_of_a_frame_even_if_one_claims_to_be_huge(built: Built) -> None:
     path = sealed(built)
     whole, (_, index) = path.read_bytes(), parts(path)
@@ -140,14 +130,3 @@ def test_memory_is_that_of_a_frame_even_if_one_claims_to_be_huge(built: Built) -
     path.write_bytes(bomb + whole[:-1])
     assert peak_bytes(lambda: read(built)) < 16 * FRAME_BYTES
     assert read(built)[0][-1] == RECORDS + 1
-
-
-def test_a_long_batch_comes_out_of_a_frame_of_its_own(tmp_path: Path) -> None:
-    built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
-    value = b"x" * (3 * FRAME_BYTES)
-    for content in (b"1", value, b"3"):
-        built.lines("a", [content])
-    built.cut(seal=True)
-    path = sealed(built)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert [record.value for record in built.log.records()] == [b"1", value, b"3"]

@@ -114,16 +114,6 @@ def test_damage_is_reported_where_it_is_and_the_rest_is_found(built: Built, jobs
     assert lines_of(events) == [line for line in whole if int(line.split()[0]) > 7]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_reclaimed_records_are_reported_once(built: Built, jobs: int) -> None:
-    built.reclaim(1)
-    events = searched(built, b"error", jobs=jobs)
-
-    (missing,) = [event for event in events if isinstance(event, Missing)]
-    assert (missing.first, missing.asked) == (1, False)
-    assert b"13 a error of the active one" in lines_of(events)
-
-
 def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) -> None:
     parent = os.getpid()
 
@@ -192,21 +182,6 @@ def test_a_matcher_finds_what_a_look_at_every_record_finds(
 
     assert [(record.sequence, record.value) for record in found] == expected
     assert [record.terminated for record in found] == [terminated or n < 6 + len(values) for n, _ in expected]
-
-
-def test_a_fixed_string_is_found_as_it_is() -> None:
-    found = Matcher(b"a.[", fixed=True).matching_records(batch([b"ab[", b"xa.[x", b"A.["]))
-
-    assert [record.value for record in found] == [b"xa.[x"]
-
-
-def test_values_of_columns_are_searched_and_may_hold_newlines(tmp_path: Path) -> None:
-    log = Built(tmp_path / "log")
-    log.columns("a", [b"one\ntwo", b"three", b""], keys=[b"two", None, None])
-    (found,) = log.log.batches("a")
-
-    assert [record.sequence for record in Matcher(b"^two|\ntwo").matching_records(found)] == [1]
-    assert [record.value for record in Matcher(b"^$").matching_records(found)] == [b""]
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:

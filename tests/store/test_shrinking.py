@@ -28,7 +28,6 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.format.sealed_index import RouteEntry
 from wald.repairing.apply import planned_repair
 from wald.repairing.plan import Plan
 from wald.retention.missing import Missing
@@ -123,30 +122,6 @@ def test_a_record_between_dropped_ones_is_lost_with_its_segment(built: Built) ->
     assert "given up by a repair" in built.log.where(23).message
 
 
-def test_a_segment_is_shrunk_again(built: Built) -> None:
-    shrink(built, 1, web=20)
-    assert read(built, "web") == [number for number in range(21, 42) if number % 3]
-    shrinking = shrink(built, 1, web=40, stuck=20)
-
-    assert shrinking.index.shrunk is not None
-    assert shrinking.index.shrunk.ranges[0] == (1, 20)
-    assert shrinking.index.shrunk.routes == [
-        RouteEntry("web", 27, 1, 40, 18975),
-        RouteEntry("stuck", 6, 3, 18, 4215),
-    ]
-    assert {entry.route: (entry.first, entry.last) for entry in shrinking.dropped} == {
-        "web": (22, 40),
-        "stuck": (3, 18),
-    }
-    assert read(built) == [21, 24, 27, 30, 33, 36, 39, 41]
-    assert errors(built.root.path) == []
-    with SealedFile(built.path(1, Kind.SEALED)) as sealed:
-        assert sealed.index.next_sequence == 41
-    shrink(built, 1, web=40, stuck=40)
-    assert read(built) == [41]
-    assert errors(built.root.path) == []
-
-
 def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
     path = built.path(1, Kind.SEALED)
     with SealedFile(path) as sealed:
@@ -209,26 +184,6 @@ def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_on
     built.crash()
 
 
-def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tmp_path: Path) -> None:
-    """Its beginning was kept when its segment was shrunk, and its middle was not needed any more later."""
-    built = Built(tmp_path / "log")
-    built.lines("web", [BIG])
-    built.piece("long", b"begin", begins=True, ends=False)
-    built.cut()
-    built.piece("long", b"middle", begins=False, ends=False)
-    built.piece("long", b"end\nnext\n", begins=False, ends=True)
-    built.cut()
-    built.lines("web", [b"last"])
-    built.seal()
-    shrink(built, 1, web=1)
-    shrink(built, 3, long=2)
-
-    assert read(built, "long") == [3]
-    assert read(built) == [3, 4]
-    assert errors(built.root.path) == []
-    built.crash()
-
-
 def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> None:
     path, made = built.path(1, Kind.SEALED), tmp_path / "made"
     shrinking = shrink_file(path, made, behind(web=40))
@@ -250,9 +205,7 @@ def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> Non
     st.lists(st.fixed_dictionaries({route: st.integers(0, 60) for route in "abc"}), min_size=1, max_size=3),
 )
 def test_what_is_behind_the_cursors_reads_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
-    appends: list[tuple[str, int, bool]],
-    moves: list[dict[str, int]],
+    tmp_path_factory: pytest.TempPathFactory, appends: list[tuple[str, int, bool]], moves: list[dict[str, int]]
 ) -> None:
     built = Built(tmp_path_factory.mktemp("log") / "log")
     for route, count, cuts in appends:
@@ -422,15 +375,6 @@ def test_a_shrink_that_was_taken_back_dropped_nothing(unshrunk: Built, damage: C
         assert "routes" not in line or sum(held[1] for held in line["routes"]) == line["last"] - line["base"] + 1
 
 
-def test_a_second_shrink_that_was_taken_back_is_not_believed_over_the_first(shrunk: Built) -> None:
-    left = left_by_ledger(shrunk)
-    taken_back(shrunk, shrunk.path(1, Kind.SEALED))
-    flip(shrunk, -1, index=True)
-    assert repair(shrunk.root.path, accept_loss=False).loses_data
-    plan = repair(shrunk.root.path)
-    assert given_up(plan) + sum(readable(shrunk).values()) == sum(left.values())
-
-
 def test_that_nothing_is_lost_is_not_taken_from_the_ledger(shrunk: Built) -> None:
     """Only frames of dropped batches are damaged, but without the index only the counts of the ledger say so."""
     shrink(shrunk, 1, stuck=250, web=300)
@@ -438,19 +382,3 @@ def test_that_nothing_is_lost_is_not_taken_from_the_ledger(shrunk: Built) -> Non
         number = next(number for number, each in enumerate(file.index.frames) if not each.routes and number)
     flip(shrunk, number, index=True)
     assert repair(shrunk.root.path, accept_loss=False).loses_data
-
-
-def test_where_shrinking_had_dropped_all_that_is_damaged_nothing_is_given_up(shrunk: Built) -> None:
-    """The first frames contain only DROPPED batches."""
-    path = shrunk.path(1, Kind.SEALED)
-    shrink(shrunk, 1, stuck=250, web=300)
-    with SealedFile(path) as file:
-        number, first = next(
-            (number, each) for number, each in enumerate(file.index.frames) if not each.routes and number
-        )
-    flip_bit(path, first.offset + 14)
-    before = readable(shrunk)
-    plan = repair(shrunk.root.path, accept_loss=False)
-    assert (plan.actions != (), plan.loses_data, given_up(plan)) == (True, False, 0), number
-    assert errors(shrunk.root.path) == []
-    assert readable(shrunk) == before

@@ -76,15 +76,6 @@ def test_status_doctor_and_the_start_report_append_times_in_the_future(tmp_path:
     assert "behind the last append time" in json.dumps(checks)
 
 
-def test_a_correction_of_the_clock_is_no_reason_to_warn(tmp_path: Path) -> None:
-    now_ns = time.time_ns()
-    built = Built(tmp_path / "root", now_ns=now_ns + 5 * SECOND_NS)
-    built.lines("a", [b"1"])
-    assert "append times" not in wald("status", "--root", tmp_path / "root").stdout.decode()
-    lag = measure_lags(built.view, [built.log.cursor("a")])["a", "processed"]
-    assert lag.seconds(now_ns) == 0
-
-
 def step(built: Built, now_ns: int) -> None:
     """A clock step, as the daemon records it."""
     add_step(built.root, built.disk, ClockStep(built.last + 1, built.writer.state.append_time_ns, now_ns))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from shrinking import shrink
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.errors import Damaged, NotFound
-from wald.files.listing import Segment
 from wald.files.routes import add_route
 from wald.format.names import Kind
 from wald.reading.assembler import Batch
@@ -27,7 +25,6 @@ from wald.reading.reader import read_selection, read_without_waiting
 from wald.reading.selection import Selection, Start
 from wald.retention.missing import Missing
 from wald.segments.raw_scan import RawFile, ScannedBatch
-from wald.writing.sealing import seal
 from wald_reclaim import evidence
 
 LONG = b"be" + b"gun"
@@ -89,17 +86,6 @@ class TestAReclaimedSegmentWithoutAPiece:
         assert numbered(built.log.records(on_missing="skip")) == WHOLE
         spans = read_selection(built.view, Selection(frozenset("a"), 1, last=1))
         assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
-
-    def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
-        built.piece("a", b"be", begins=True, ends=False)
-        follower = follow(built)
-        assert until_it_waits(follower) == []
-        built.cut()
-        built.lines("b", [b"x"] * 3, cut=True)
-        built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-        built.cut(seal=True)
-        delete_middle(built)
-        assert until_it_waits(follower) == WHOLE
 
     def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
         of_another_route(built)
@@ -175,22 +161,6 @@ class TestAGapThatNoLedgerExplains:
         assert numbered(built.log.records("a", stop=1, on_damage=damage.append)) == []
         assert [each.last for each in damage] == [1]
 
-    def test_it_is_dropped_if_a_ledger_explains_all_of_the_gap_but_its_last_record(self, built: Built) -> None:
-        built.piece("a", b"be", begins=True, ends=False)
-        built.cut()
-        built.lines("b", [b"x"] * 3, cut=True)
-        built.lines("b", [b"x"])
-        built.piece("a", b"-", begins=False, ends=False)
-        built.cut()
-        built.piece("a", b"gun\nnext\n", begins=False, ends=True)
-        built.cut(seal=True)
-        delete_middle(built)
-        built.path(5, Kind.SEALED).unlink()
-        damage: list[Damaged] = []
-        assert numbered(built.log.records("a", on_damage=damage.append)) == [(6, b"next")]
-        assert len(damage) == 1
-        assert damage[0].message.endswith("record 5 is missing, and no ledger explains why; record 1 cannot be read")
-
     def test_it_is_named_behind_sequences_that_were_never_given_out(self, built: Built) -> None:
         """A start passes over the numbers of a segment that is lost; pieces may be lost with it."""
         built.piece("a", b"be", begins=True, ends=False)
@@ -218,15 +188,6 @@ class TestAShrunkSegment:
         damage: list[Damaged] = []
         assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
         assert ["record 1 cannot be read" in each.message for each in damage] == [True]
-
-    def test_a_shrinking_that_was_not_carried_out_counts_for_nothing(self, built: Built) -> None:
-        with_a_piece(built)
-        before = built.path(2, Kind.SEALED).read_bytes()
-        shrink(built, 2, a=1)
-        built.path(2, Kind.SEALED).write_bytes(before)
-        shrink(built, 2, b=4)
-        spoil_index(built, 2)
-        assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
 
     @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
     def test_it_is_dropped_with_a_piece_of_it_and_reported(self, built: Built, lay: Callable[[Built], object]) -> None:
@@ -277,21 +238,6 @@ class TestAFollowerThatIsPaused:
             built.seal()
         built.lines("a", [b"last"])
         assert until_it_waits(follower) == [(1, b"begins seen unseen ends"), (2, b"next"), (3, b"last")]
-
-    @pytest.mark.parametrize("again", [removed_and_named_again, failed_write])
-    def test_it_gets_pieces_that_no_number_shows(self, tmp_path: Path, again: Callable[[Built], Built]) -> None:
-        """Records of the segment are read, and what follows in the other file is only a piece."""
-        built = Built(tmp_path / "root")
-        built.lines("a", [b"first"])
-        built.piece("a", b"begins ", begins=True, ends=False)
-        follower = follow(built)
-        assert until_it_waits(follower) == [(1, b"first")]
-        built = again(built)
-        built.piece("a", b"unseen ", begins=False, ends=False)
-        if built.writer.has_advanced:
-            built.cut(seal=True)
-        built.piece("a", b"ends\nnext\n", begins=False, ends=True)
-        assert until_it_waits(follower) == [(2, b"begins unseen ends"), (3, b"next")]
 
     def test_a_start_may_write_a_longer_control_batch_over_a_segment_without_records(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "root")
@@ -430,23 +376,6 @@ class TestAFollowerAcrossARepair:
         assert "given up by a repair" in lost[0].lost
         assert numbered(built.log.records("a", on_missing="skip")) == [(1, b"first"), (5, b"next"), (6, b"after")]
 
-    def test_the_loss_is_reported_although_no_batch_of_the_route_follows(self, tmp_path: Path) -> None:
-        lost: list[Missing] = []
-        built = Built(tmp_path / "root")
-        built.lines("a", [b"first"])
-        built.piece("a", b"begins ", begins=True, ends=False)
-        built.cut()
-        follower = read_without_waiting(built.view, route="a", start=1, stop=None, on_missing=lost.append)
-        assert until_it_waits(follower) == [(1, b"first")]
-        built.lines("b", [b"of another route"])
-        built.piece("a", b"middle ends\n", begins=False, ends=True)
-        built.cut()
-        spoil(built, 3, Kind.RAW, gone=False)
-        built = repaired(built)
-        ends = [found for found in itertools.islice(follower, 20) if isinstance(found, int)]
-        assert ends[0] == built.last
-        assert [(each.first, each.last) for each in lost] == [(2, 2)]
-
 
 LOST = b"lost " * 100
 KEPT = [(2, b"other"), (3, b"next"), (4, b"last")]
@@ -501,19 +430,6 @@ class TestReaders:
             assert "record 1 cannot be read" in damage
         assert read(built, "b") == (KEPT[:1], [])
 
-    def test_see_it_if_the_segment_has_its_length_again_and_if_only_the_next_one_is_sealed(
-        self, tmp_path: Path
-    ) -> None:
-        built = Built(tmp_path / "root")
-        begin_at_the_end(built)
-        end(built)
-        truncate(built, size=built.path(1, Kind.RAW).stat().st_size)
-        assert read(built, "a")[0] == KEPT[1:]
-        built.cut()
-        second = Segment(3, Kind.RAW, built.path(3, Kind.RAW))
-        seal(built.root, second, built.disk, built.ledger, now=lambda: built.now_ns)
-        assert read(built, "a")[0] == KEPT[1:]
-
     @pytest.mark.parametrize("pieces", [None, 0, 1])
     def test_see_it_after_starts_that_made_the_next_segment_again_or_one_that_cut(
         self, tmp_path: Path, pieces: int | None
@@ -527,22 +443,6 @@ class TestReaders:
         truncate(built)
         found, (damage,) = read(built, "a")
         assert (found, "record 1 cannot be read" in damage) == (KEPT[1:], True)
-
-    def test_a_follower_sees_it_unless_it_had_read_the_piece(self, tmp_path: Path) -> None:
-        built, damage, undamaged = Built(tmp_path / "root"), list[Damaged](), list[Damaged]()
-        built.piece("a", b"begins ", begins=True, ends=False)
-        built.lines("b", [b"other"])
-        behind = follow(built, damage.append)
-        assert until_it_waits(behind) == []
-        built.piece("a", LOST, begins=False, ends=False)
-        ahead = follow(built, undamaged.append)
-        assert until_it_waits(ahead) == []
-        built.cut()
-        end(built)
-        truncate(built)
-        assert until_it_waits(behind) == KEPT[1:]
-        assert until_it_waits(ahead) == [(1, b"begins " + LOST + b"ends"), *KEPT[1:]]
-        assert (len(damage), undamaged) == (1, [])
 
 
 def test_the_sealer_refuses_it_and_verify_names_it(tmp_path: Path) -> None:
@@ -574,13 +474,3 @@ def test_a_repair_gives_up_exactly_that_record(tmp_path: Path, more: Callable[[B
     assert errors(built.root.path) == []
     assert [value for _, value in read(built)[0]] == [b"other", b"next", b"last", b"behind"]
     assert repair(built.root.path).actions == ()
-
-
-def test_damage_in_the_next_segment_costs_no_record_of_this_one(tmp_path: Path) -> None:
-    """Its end is not known then, as in a log of an older version."""
-    built = Built(tmp_path / "root")
-    begin_at_the_end(built)
-    end(built)
-    path = built.path(3, Kind.RAW)
-    flip_bit(path, 64 + 70)
-    assert read(built, "b") == (KEPT[:1], [])

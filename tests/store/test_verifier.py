@@ -24,8 +24,6 @@ from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.format.sealed_index import BatchTable, SealedIndex
-from wald.segments.sealed_file import SealedFile
 
 
 @pytest.fixture
@@ -76,24 +74,6 @@ def test_a_good_log_has_no_error_and_is_not_changed(built: Built) -> None:
     assert content() == before
     with pytest.raises(NotFound):
         list(verify(Root(built.root.segments)))
-
-
-@pytest.mark.parametrize("base", [1, 8])
-def test_any_changed_byte_of_a_complete_segment_is_found(built: Built, base: int) -> None:
-    kind = Kind.SEALED if base == 1 else Kind.RAW
-    path = built.path(base, kind)
-    before, whole = kind is Kind.SEALED and held(path), path.read_bytes()
-    for part in range(12):
-        spoil(path, len(whole) * part // 12)
-        # There are bits in a zstd frame that mean nothing.
-        assert any(path.name in error for error in errors(built)) or (before and held(path) == before)
-        path.write_bytes(whole)
-
-
-def held(path: Path) -> tuple[SealedIndex, BatchTable, list[bytes]]:
-    """All that a sealed segment tells."""
-    with SealedFile(path) as file:
-        return file.index, file.index.batch_table(), [file.frame(n) for n in range(len(file.index.frames))]
 
 
 def active(built: Built) -> Path:
@@ -217,28 +197,6 @@ def test_what_is_behind_the_head_or_was_never_synced_is_no_error(built: Built) -
     ledger_path.write_bytes(left)
     assert errors(built) == []
     assert any("the next append removes it" in finding.message for finding in findings(built, Level.INFO))
-
-
-def test_a_head_beyond_what_is_there_is_found(built: Built) -> None:
-    head = built.root.head.read_bytes()
-    built.lines("a", [b"more"])
-    ahead = built.root.head.read_bytes()
-    built.root.head.write_bytes(head)
-    assert errors(built) == []
-    path = built.path(built.writer.base_sequence, Kind.RAW)
-    path.write_bytes(path.read_bytes()[: built.writer.position - 80])
-    built.root.head.write_bytes(ahead)
-    assert any(error.startswith("head records") for error in errors(built))
-
-
-def test_a_head_that_is_none_or_empty_or_missing_is_found(built: Built) -> None:
-    for content in (b"rubbish\n", b"", bytes(160), None):
-        built.root.head.unlink()
-        if content is not None:
-            built.root.head.write_bytes(content)
-        (error,) = [error for error in errors(built) if error.startswith("head")]
-        assert "the next start of the daemon" in error or "not a valid head" in error
-        built.root.head.touch()
 
 
 def test_cursors_routes_and_an_identity_that_are_bad_or_gone_are_reported(built: Built) -> None:
@@ -475,13 +433,3 @@ def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:
     lost.write_bytes(flipped(lost.read_bytes(), 300))
     assert len(messages(checked_ahead(built.root))) == 1
     assert checked_ahead(built.root) == list(verify(built.root))
-
-
-def test_a_record_that_the_next_segment_does_not_continue_is_found(tmp_path: Path) -> None:
-    built = Built(tmp_path / "root")
-    built.append("a", b"begun", 1, flags=Flag.CONTINUED)
-    built.cut()
-    built.lines("a", [b"next"])
-    assert messages(checked_ahead(built.root)) == [
-        "record 1 of route a is unfinished, but this batch does not continue it"
-    ]

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,15 +68,6 @@ def test_a_name_that_is_changed_back_in_between_is_found(built: Built) -> None:
     assert view.follow(view.segments[0], action) is Kind.SEALED
 
 
-def test_a_segment_without_a_file_is_gone(built: Built) -> None:
-    view = built.view
-    built.path(1, Kind.RAW).unlink()
-
-    with pytest.raises(SegmentGone) as caught:
-        view.open(view.segments[0])
-    assert [segment.base_sequence for segment in view.without(caught.value, view.segments[0]).segments] == [2, 3]
-
-
 def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> None:
     """Some file systems have damaged directories."""
     view = built.view
@@ -115,21 +105,6 @@ def test_changes_are_listed_though_the_time_of_the_directory_is_coarse_or_old(bu
     built.lines("a", [b"4"])
     os.utime(built.root.segments, (before, before))
     assert [segment.base_sequence for segment in view.renewed().segments] == [1, 2, 3, 4]  # the head's is there
-
-
-def test_a_view_is_completed_with_segments_whose_deletion_was_undone(built: Built) -> None:
-    built.seal()
-    built.reclaim(1, keep=True)
-    whole = built.view.including_released()
-    short = replace(whole, listing=replace(whole.listing, segments=whole.segments[1:]))
-    public = replace(short, with_released=False)
-    assert short.including_restored(1, 1).segments == whole.segments
-    assert short.including_restored(2, 9) is short
-    assert public.including_restored(1, 1) is public
-
-    path = built.root.segment(1, Kind.RELEASED)
-    path.rename(built.root.segment(1, Kind.SEALED))
-    assert [segment.base_sequence for segment in public.including_restored(1, 1).segments] == [1, 2, 3]
 
 
 _counted: list[tuple[str, list[str]]] = []

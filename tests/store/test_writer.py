@@ -13,22 +13,13 @@ from contents import assert_sound, errors, records, values
 from faults import FailingDisk, TracingDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import START_NS, Built, commit, draft
+from logs import Built, commit, draft
 from writing import NEVER, assert_whole, batches, commit_more, with_some_records
 
 import wald
 from wald.checking.dump import dump
-from wald.files.listing import list_segments
 from wald.format.batch import TRAILER, Flag, checksum_body
-from wald.format.log_state import (
-    FIFO_PEER,
-    STDIN_PEER,
-    BadControl,
-    DedupEntry,
-    Peer,
-    decode_peer,
-    encode_peer,
-)
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, BadControl, DedupEntry, Peer, decode_peer, encode_peer
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, pack_version, version_text
 from wald.segments.sealed_file import SealedFile
@@ -84,13 +75,6 @@ class TestPlaces:
         assert built.path(2, Kind.RAW).stat().st_size == 1 << 16
         built.writer.close()
         assert built.path(2, Kind.RAW).stat().st_size == built.writer.position
-
-    def test_every_batch_says_which_life_wrote_it(self, tmp_path: Path) -> None:
-        Built(tmp_path / "log", epoch=5).lines("web", [b"1"])
-        built = Built(tmp_path / "log", epoch=(1 << 32) + 6)
-        built.lines("web", [b"2"])
-        found = [batch.header.epoch for base in (1, 2) for batch in batches(built.path(base, Kind.RAW))]
-        assert found == [5, 5, 6, 6]
 
 
 def spool(made: Draft, directory: str, payload: bytes) -> int:
@@ -197,24 +181,6 @@ def test_sequences_have_no_gap_whatever_happens_between_commits(
         built.writer.close()
 
 
-def test_the_append_time_never_decreases_when_the_clock_jumps_back(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    built = Built(path)
-    built.lines("web", [b"1"])
-    latest = built.writer.state.append_time_ns
-    for epoch, operate in enumerate((lambda: None, built.cut, built.writer.close), start=1):
-        operate()
-        if epoch == 3:
-            built = Built(path, epoch=epoch, now_ns=START_NS)
-        built.now_ns = START_NS - 10**18
-        built.lines("web", [b"more"])
-        assert built.writer.state.append_time_ns == latest
-    assert {record.append_time_ns for record in records(path)} == {latest}
-    controls = [batches(segment.path)[0].header.append_time_ns for segment in list_segments(built.root).segments]
-    assert controls == sorted(controls)
-    assert_sound(path)
-
-
 class TestUnsyncedCommits:
     """``sync = "interval"`` and ``"never"``."""
 
@@ -235,12 +201,6 @@ class TestUnsyncedCommits:
         assert built.writer.unsynced
         built.writer.sync()
         assert [name for name, _ in disk.steps] == ["write", "sync"]
-        assert not built.writer.unsynced
-
-    def test_a_cut_syncs_before_there_is_a_next_segment(self, built: Built, disk: TracingDisk) -> None:
-        built.cut()
-        name = "00000000000000000001.wal"
-        assert disk.steps.index(("sync", name)) < disk.steps.index(("rename", "00000000000000000002.wal"))
         assert not built.writer.unsynced
 
     def test_a_sync_that_fails_finishes_the_descriptor(self, built: Built) -> None:

@@ -50,11 +50,7 @@ def wald(
 
 
 def run(
-    line: Sequence[str],
-    *,
-    stdin: bytes = b"",
-    env: Mapping[str, str] | None = None,
-    timeout: float = TIMEOUT_SECONDS,
+    line: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float = TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[bytes]:
     """Run one of our command lines to completion."""
     environment = _BARE | dict(env or {})
@@ -144,7 +140,7 @@ class Daemon:
         self.env = _BARE | dict(env or {})
         self.stdin = stdin
         self._arguments = arguments
-        self._pass_fds = pass_fds
+        self.pass_fds = pass_fds
         self._prefix = prefix
         self._anew = anew
         self.log_path = root.with_name(f"{root.name}.log")
@@ -184,10 +180,10 @@ class Daemon:
         with self.log_path.open("ab") as log:
             line = [*prefix, *self._prefix, *command("run", "--root", self.root, *self._arguments)]
             self.process: subprocess.Popen[bytes]
-            if forks(line, self.env) and not self._pass_fds and not self._anew:
+            if forks(line, self.env) and not self.pass_fds and not self._anew:
                 self.process = Forked(line, stdin=self.stdin, stderr=log.fileno(), env=self.env)
                 return
-            self.process = subprocess.Popen(line, stdin=self.stdin, stderr=log, env=self.env, pass_fds=self._pass_fds)
+            self.process = subprocess.Popen(line, stdin=self.stdin, stderr=log, env=self.env, pass_fds=self.pass_fds)
 
     def await_ready(self) -> None:
         """Return once it answers."""
