@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import programs
 import pytest
 from hypothesis import HealthCheck, settings
+from running import TIMEOUT_SECONDS
 from sharing import ByFixtures, begins_elsewhere
 from users import lack
 from xdist.remote import Producer
@@ -61,6 +64,16 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return (yield from _skip_without_program())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), TIMEOUT_SECONDS))
+    return True
 
 
 def _skip_without_program() -> Generator[None, object, object]:

@@ -38,29 +38,12 @@ CORE = tuple(
     f"wald.{room}" for room in ("files", "segments", "retention", "reading", "writing", "checking", "repairing")
 )
 COMMAND_LINE = ("wald.cli.command", "wald.cli.options", "wald.cli.output", "wald.setting_types")
-SIDECARS = (
-    *PURE,
-    *READING,
-    *COMMAND_LINE,
-    "wald.log",
-    "wald.status",
-    "wald.client",
-    "wald.work",
-    "wald.loop",
-    "wald.exposition",
-    "wald.systemd",
-)
+SERVICES = ("wald.log", "wald.status", "wald.client", "wald.work", "wald.loop", "wald.exposition", "wald.systemd")
+SIDECARS = (*PURE, *READING, *COMMAND_LINE, *SERVICES)
+PUBLIC = ("consumer", "errors", "format.records", "log", "client.producer", "reading.assembler", "retention.cursors")
+STATUS = ("writing.run_reports", "writing.daemon_lock", "client", "log", "work", "setting_types", "status")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "wald": (
-        "wald.consumer",
-        "wald.errors",
-        "wald.format.records",
-        "wald.log",
-        "wald.client.producer",
-        "wald.reading.assembler",
-        "wald.retention.cursors",
-        "wald.work.group",
-    ),
+    "wald": (*(f"wald.{name}" for name in PUBLIC), "wald.work.group"),
     "wald.__main__": ("wald.cli",),
     "wald.errors": ("wald.hints",),
     "wald.hints": (),
@@ -68,18 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.exposition": ("wald.errors",),
     "wald.systemd": (),
     "wald.settings": ("wald.errors", "wald.format.names", "wald.setting_types"),
-    "wald.status": (
-        *PURE,
-        *READING,
-        "wald.writing.run_reports",
-        "wald.writing.daemon_lock",
-        "wald.client",
-        "wald.log",
-        "wald.work",
-        "wald.setting_types",
-        "wald.status",
-        "wald.work",
-    ),
+    "wald.status": (*PURE, *READING, *(f"wald.{name}" for name in STATUS)),
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, *CORE, "wald.client"),
     "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.ownership"),
@@ -95,14 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.writing": (*SEGMENTS_ROOM, "wald.writing"),
     "wald.checking": READING,
     "wald.repairing": (*READING, "wald.writing", "wald.repairing"),
-    "wald.daemon": (
-        *PURE,
-        *CORE,
-        "wald.settings",
-        "wald.exposition",
-        "wald.systemd",
-        "wald.daemon",
-    ),
+    "wald.daemon": (*PURE, *CORE, "wald.settings", "wald.exposition", "wald.systemd", "wald.daemon"),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
     "wald_gate": (*SIDECARS, "wald.aio", "wald.settings", "wald.systemd"),
@@ -114,16 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # Forbidden imports, by layer: format uses neither files nor clock, and the store does not print or log.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "wald.format": (
-        "os",
-        "pathlib",
-        "time",
-        "threading",
-        "socket",
-        "logging",
-        "structlog",
-        "click",
-    ),
+    "wald.format": ("os", "pathlib", "time", "threading", "socket", "logging", "structlog", "click"),
     **dict.fromkeys(CORE, ("logging", "structlog", "click", "argparse", "watchfiles")),
 }
 
@@ -240,54 +196,48 @@ def test_no_module_needs_itself_to_be_imported() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def loaded_by(script: str, *words: str) -> tuple[list[str], str]:
+    """Return the modules that a script has loaded at its end, and its errors."""
+    script = f"import sys\ntry:\n    {script}\nfinally:\n    print('modules:', *sys.modules)"
+    line = [sys.executable, "-c", script, *words]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout.rpartition("modules:")[2].split(), done.stderr
+
+
 def test_short_commands_load_nothing_heavy() -> None:
     """Client commands load neither Arrow, log, metrics nor daemon."""
-    script = "import sys; from wald.cli import append, positions, service, cursors, read; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-
-    heavy = [name for name in loaded.stdout.split() if under(name, (*HEAVY, "wald.daemon", "wald.settings"))]
-    assert heavy == []
+    modules, errors = loaded_by("from wald.cli import append, positions, service, cursors, read")
+    assert errors == ""
+    assert [name for name in modules if under(name, (*HEAVY, "wald.daemon", "wald.settings"))] == []
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     """A log with one route, whose head reports one durable record."""
     made = create_root(tmp_path_factory.mktemp("layers") / "log", Disk(), now="2026-11-21T10:00:00Z")
     made.head.write_bytes(encode_head(Head(1, 1, 100, 1, 10**18)))
     made.route("a").mkdir()
-    return made.path
+    return made
 
 
-@pytest.mark.parametrize("line", ["head", "append a", "cursor list", "cursor get a"])
-def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str) -> None:
+SEGMENTS = ("wald.segments.reader", "wald.segments.view", "wald.files.ledger_read", "wald.files.ledger_write")
+
+
+@pytest.mark.parametrize("line", ["head", "append a --retry-for=0", "cursor list", "cursor get a"])
+def test_short_commands_load_neither_segments_nor_ledgers(root: Root, line: str) -> None:
     """Scripts run these commands often, and each imported module costs time."""
-    script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
-    command = [sys.executable, "-c", script, *line.split(), "--root", str(root)]
-    command += ["--retry-for=0"] if "append" in line else []
-    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-
-    segments = (
-        "wald.segments.reader",
-        "wald.segments.view",
-        "wald.files.ledger_read",
-        "wald.files.ledger_write",
-        "wald.reading",
-    )
-    unneeded = ("zstandard", "tomllib", "email", "hashlib", "ctypes", *segments)
-    assert [name for name in loaded.stdout.split() if under(name, unneeded)] == [], loaded.stderr
+    modules, errors = loaded_by("from wald.cli import main; main()", *line.split(), "--root", str(root.path))
+    unneeded = ("zstandard", "tomllib", "email", "hashlib", "ctypes", "wald.reading", *SEGMENTS)
+    assert [name for name in modules if under(name, unneeded)] == [], errors
 
 
-def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> None:
+def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Root) -> None:
     """The command reads the report of the last run, which is stored in the format of a ledger."""
-    log = Root(root)
-    Lock(log, Disk(), now="2026-11-21T10:00:00Z").release()
-    script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
-    command = [sys.executable, "-c", script, "head", "--root", str(root)]
-    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert "no daemon runs" in loaded.stderr
-    assert "wald.writing.run_reports" in loaded.stdout.split()
-    assert [name for name in loaded.stdout.split() if under(name, ("zstandard", "ctypes", "tomllib"))] == []
+    Lock(root, Disk(), now="2026-11-21T10:00:00Z").release()
+    modules, errors = loaded_by("from wald.cli import main; main()", "head", "--root", str(root.path))
+    assert "no daemon runs" in errors
+    assert "wald.writing.run_reports" in modules
+    assert [name for name in modules if under(name, ("zstandard", "ctypes", "tomllib"))] == []
 
 
 HELP_LINES = {
@@ -304,19 +254,13 @@ HELP_LINES = {
 def test_help_loads_nothing_that_reads_a_log(program: str) -> None:
     """The help of a command imports its options, not its implementation."""
     module, _, function = program.partition(":")
-    script = f"""if True:
-        import sys
-        from {module} import {function} as program
-        from wald.cli.command import run
-        for line in {HELP_LINES[program]!r} or program.list_commands(None):
-            assert run(program, "wald", [*line.split(), "--help"]) == 0
-        print("modules:", *sys.modules)
-    """
-    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-
+    lines = f"{HELP_LINES[program]!r} or program.list_commands(None)"
+    modules, errors = loaded_by(f"""from {module} import {function} as program
+    from wald.cli.command import run
+    assert not any(run(program, "wald", [*line.split(), "--help"]) for line in {lines})""")
+    assert errors == ""
     layers = ("wald.segments", "wald.reading", "wald.retention", "wald.writing", "wald.daemon", "wald.exposition")
     parts = ("wald.log", "wald.client", "wald.work", "wald.loop", "wald.systemd", *HEAVY)
     unneeded = (*layers, *parts, "zstandard", "email", "importlib.metadata", "tomllib", "logging", "socket")
     cursors = {"wald.retention", "wald.retention.cursors"}  # few modules, which almost every command needs
-    modules = {*loaded.stdout.rpartition("modules:")[2].split()} - cursors
-    assert [name for name in modules if under(name, unneeded)] == []
+    assert [name for name in modules if under(name, unneeded) and name not in cursors] == []

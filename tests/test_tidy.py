@@ -1,4 +1,4 @@
-"""House rules that no linter checks, applied to every file."""
+"""House rules that no linter checks, and promises to contributors."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+import pytest
 from pages import VAGUE
+
+import wald
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
 LIBRARIES = [path for path in SOURCES if "cli" not in path.relative_to(ROOT).parts and path.stem != "command"]
-MAPPED = [
-    ROOT / "wald" / layer
-    for layer in (
-        "client",
-        "daemon",
-        "format",
-        "files",
-        "segments",
-        "retention",
-        "reading",
-        "writing",
-        "checking",
-        "repairing",
-    )
-]
+LAYERS = "client daemon format files segments retention reading writing checking repairing"
+MAPPED = [ROOT / "wald" / layer for layer in LAYERS.split()]
 PRINTING = re.compile(
     r"print|(rich\.)?print|click\.(echo|secho|progressbar)|sys\.std(out|err)\.(buffer\.)?(write|writelines)|sys\.exit|exit|quit"
 )
@@ -170,12 +161,10 @@ def test_locks_pin_every_package_by_hash() -> None:
 
 def test_lock_holds_what_the_project_asks_for() -> None:
     """The lock pins every requirement of the package and of the dev group."""
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    optional = project["project"]["optional-dependencies"]
     wanted = project["project"]["dependencies"] + project["dependency-groups"]["dev"]
-    wanted += project["project"]["optional-dependencies"]["arrow"]
-    wanted += project["project"]["optional-dependencies"]["spark"]
+    wanted += optional["arrow"] + optional["spark"]
     pinned = set(re.findall(r"^([a-z0-9-]+)==", LOCK.read_text(), re.MULTILINE))
 
     assert set() == {re.split(r"[][<>=!~ ]", requirement)[0] for requirement in wanted} - pinned
@@ -207,13 +196,53 @@ def test_what_is_deployed_is_what_was_tested() -> None:
 
 def test_doctests_hold() -> None:
     modules = [path for path in SOURCES if ">>>" in path.read_text()]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *map(str, modules)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *map(str, modules)]
+    result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert modules
     assert result.returncode == 0, result.stdout
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_ci_runs_the_checks() -> None:
+    lines = (ROOT / ".ci/run").read_text() + (ROOT / ".ci/bare").read_text()
+    steps = re.findall(r"^ *(?:make|\.ci/tests) (\S+)", lines, re.MULTILINE)
+
+    assert {"check", "docs", "test-wheel", "test", "test-slow", "test-spark"} <= set(steps)
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_every_file_it_names_is_there(document: str) -> None:
+    named = re.findall(
+        r"`((?:tests|wald|scripts|docs|sidecars|\.ci)/[\w/.-]+|[A-Z]+\.md)", (ROOT / document).read_text()
+    )
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_every_part_of_a_page_that_it_names_is_there(document: str) -> None:
+    named = re.findall(r'"([^"]+)" in `([^`]+\.md)`', (ROOT / document).read_text())
+
+    assert [part for part, page in named if f"# {part}\n" not in (ROOT / page).read_text()] == []
+    assert named or document == "CONTRIBUTING.md"
+
+
+def test_the_version_is_that_of_the_newest_release() -> None:
+    releases = re.findall(r"^## \[(\d[^]]*)\] - (\d{4}-\d\d-\d\d)$", CHANGELOG, re.MULTILINE)
+
+    assert releases[0][0] == wald.__version__
+    assert releases == sorted(releases, key=lambda release: release[1], reverse=True)
+
+
+def test_the_modules_of_the_benchmarks_can_be_imported() -> None:
+    """No other test loads most of these modules, and the type checker skips them."""
+    modules = sorted(f"benchmarks.{path.stem}" for path in (ROOT / "scripts/benchmarks").glob("[!_]*.py"))
+    assert "benchmarks.ledgers" in modules
+
+    importing = f"import sys; sys.path.insert(0, 'scripts'); import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", importing], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

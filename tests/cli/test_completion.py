@@ -128,48 +128,43 @@ def test_no_command_is_imported_to_complete_a_route(log: Path) -> None:
     loaded = subprocess.run(line, env=os.environ | asked, capture_output=True, text=True, check=True).stdout
 
     assert "plain,orders" in loaded
-    assert [name for name in loaded.split() if name.startswith(("wald.store", "wald.cli.read", "zstandard"))] == []
+    assert [name for name in loaded.split() if name.startswith(("wald.segments", "wald.cli.read", "zstandard"))] == []
 
 
-def asked_of_bash(script: Path, typed: str) -> str:
-    words = " ".join(f"'{word}'" for word in typed.split(" "))
-    program = typed.partition(" ")[0]
-    function = f"_{program.replace('-', '_')}_completion"
-    return f"""source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-        {function} {program}; printf '%s\\n' "${{COMPREPLY[@]}}" """
+# Each prints the words that its shell would offer; of zsh, whose widgets need a terminal, the function is called.
+SHELLS = {
+    "bash": (
+        "bash-completion/completions/{program}",
+        ["-c"],
+        """source {script}; COMP_WORDS=({words})
+        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); {function} {program}; printf '%s\\n' "${{COMPREPLY[@]}}" """,
+    ),
+    "fish": (
+        "fish/vendor_completions.d/{program}.fish",
+        ["--no-config", "-c"],
+        "source {script}; complete -C '{typed}'",
+    ),
+    "zsh": (
+        "zsh/vendor-completions/_{program}",
+        ["-f", "-c"],
+        """compdef() {{ }}
+        _describe() {{ shift 2; print -rl -- "${{(@P)1}}" }}
+        compadd() {{ shift $(( ${{@[(i)-a]}} )); print -rl -- "${{(@P)1}}" }}
+        source {script}; words=({words}); CURRENT=${{#words}}; {function}""",
+    ),
+}
 
 
 @pytest.mark.parametrize("typed", COMPLETED)
-def test_bash_completes(share: Path, log: Path, typed: str) -> None:
-    script = share / "bash-completion/completions" / typed.partition(" ")[0]
-    done = in_shell(["bash", "-c", asked_of_bash(script, typed)], log)
-
-    assert done == COMPLETED[typed]
-
-
-@pytest.mark.parametrize("typed", list(COMPLETED)[1:])
-def test_fish_completes(share: Path, log: Path, typed: str) -> None:
-    fish = programs.program("fish")
-    script = share / "fish/vendor_completions.d" / f"{typed.partition(' ')[0]}.fish"
-    done = in_shell([fish, "--no-config", "-c", f"source {script}; complete -C '{typed}'"], log)
-
-    assert done == COMPLETED[typed]
-
-
-@pytest.mark.parametrize("typed", list(COMPLETED)[1:])
-def test_zsh_completes(share: Path, log: Path, typed: str) -> None:
-    """The widgets need a terminal, so the test calls their function with the words that zsh would pass."""
-    zsh = programs.program("zsh")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes(share: Path, log: Path, shell: str, typed: str) -> None:
+    path, options, asked = SHELLS[shell]
     program = typed.partition(" ")[0]
-    script = share / f"zsh/vendor-completions/_{program}"
-    words = " ".join(f"'{word}'" for word in typed.split(" "))
-    function = f"_{program.replace('-', '_')}_completion"
-    called = f"""compdef() {{ }}; _describe() {{ shift 2; print -rl -- "${{(@P)1}}" }}
-        compadd() {{ shift $(( ${{@[(i)-a]}} )); print -rl -- "${{(@P)1}}" }}
-        source {script}; words=({words}); CURRENT=${{#words}}; {function}"""
-    done = in_shell([zsh, "-f", "-c", called], log)
+    names = {"program": program, "function": f"_{program.replace('-', '_')}_completion", "typed": typed}
+    names["words"] = " ".join(f"'{word}'" for word in typed.split(" "))
+    script = asked.format(script=share / path.format(program=program), **names)
 
-    assert done == COMPLETED[typed]
+    assert in_shell([programs.program(shell), *options, script], log) == COMPLETED[typed]
 
 
 def in_shell(line: list[str], log: Path) -> list[str]:

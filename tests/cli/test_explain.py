@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logs import Built
+from logs import Built, two_routes
 from running import Daemon, output_of, wald
 
 from wald.files.routes import retire_route
@@ -17,14 +17,7 @@ from wald.format.names import Kind
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """A log with three sealed segments of routes a and b, and an active one."""
-    built = Built(tmp_path / "root")
-    for _ in range(3):
-        built.lines("a", [b"x"] * 5)
-        built.lines("b", [b"y"])
-        built.cut()
-    built.seal()
-    return built
+    return two_routes(tmp_path / "root", 3)
 
 
 def explain(built: Built) -> str:

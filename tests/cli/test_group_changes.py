@@ -283,16 +283,12 @@ def test_remove_leaves_nothing_of_a_group_unless_a_process_owns_it(log: Built, r
     assert list(log.root.cursor_directory("a").glob("g.*")) == []
 
 
-def test_removing_the_cursor_of_a_work_group_is_refused(log: Built) -> None:
+def test_the_cursor_of_a_work_group_is_neither_removed_nor_skipped_over_others(log: Built) -> None:
     with Owning(log.root.path, "a", "g"):
         pass
-    code, message, hint = refusal_of("cursor", "remove", "a", "--group", "g", "--root", log.root.path)
+    at = ("--group", "g", "--root", log.root.path)
+    code, message, hint = refusal_of("cursor", "remove", "a", *at)
     assert (code, "the cursor of a work group" in message) == (9, True)
     assert hint == f"wald --root {log.root.path} group remove a g"
-
-
-def test_skipping_by_the_cursor_names_the_command_for_one_record_behind_others(log: Built) -> None:
-    with Owning(log.root.path, "a", "g"):
-        pass
-    code, _, hint = refusal_of("cursor", "skip", "a", 3, "--group", "g", "--root", log.root.path)
+    code, _, hint = refusal_of("cursor", "skip", "a", 3, *at)
     assert (code, hint) == (9, f"wald --root {log.root.path} group skip a g 3 skips it alone")

@@ -1,4 +1,4 @@
-"""``wald group list``, ``show`` and ``pending`` with owners that run, hang or have died."""
+"""``wald group list``, ``show`` and ``pending`` with owners that run, hang or have died, and tables that they print."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from logs import Built
 from owning import Owning
 from running import eventually, output_of, refusal_of, wald
+
+from wald.cli.output import aligned
 
 
 @pytest.fixture
@@ -77,11 +79,7 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         owner.ask("ack", "worker-1", [1])
         assert "record 2, " in shown(log)
         assert "; no worker has it, delivered 1 time\n" in shown(log)
-
-
-def test_a_group_that_has_done_everything_needs_nothing(log: Built) -> None:
-    with Owning(log.root.path, "a", "g") as owner:
-        owner.ask("ack", "worker-1", owner.lease("worker-1", 10))
+        owner.ask("ack", "worker-1", owner.lease("worker-1", 9))
         assert "next     nothing: every record is done\n" in shown(log)
         assert pending(log) == "nothing is out, waits, or is being given up\n"
 
@@ -241,3 +239,8 @@ def test_a_group_in_which_all_waits_says_when_the_next_record_is_due(log: Built)
     )
     log.lines("b", [b"more"])
     assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(b"next      start its workers\n")
+
+
+def test_what_cannot_be_printed_ends_no_line_of_a_table_and_moves_no_cursor() -> None:
+    rows = [("WORKER", "TRIES"), ("a\nb", "1"), ("\x1b[2J", "22"), ("Zoë 工", "3")]
+    assert list(aligned(rows, (1,))) == ["WORKER   TRIES", "a\\nb         1", "\\x1b[2J     22", "Zoë 工        3"]

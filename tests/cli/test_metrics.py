@@ -10,7 +10,7 @@ import pytest
 from damage import flip_bit
 from effort import steps
 from endpoint import samples_of
-from logs import Built
+from logs import Built, two_routes
 from owning import Owning
 from running import output_of, refusal_of, wald
 
@@ -22,14 +22,7 @@ from wald.status.retention import work_counts
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """A log with two sealed segments of routes a and b, and an active one."""
-    built = Built(tmp_path / "root")
-    for _ in range(2):
-        built.lines("a", [b"x"] * 5)
-        built.lines("b", [b"y"])
-        built.cut()
-    built.seal()
-    return built
+    return two_routes(tmp_path / "root", 2)
 
 
 def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
@@ -109,12 +102,6 @@ def test_the_name_of_a_file_cannot_forge_a_sample(built: Built) -> None:
     assert found["wald_group_cursor_unusable", "a", name.replace("\udcff", "\\udcff")] == 1
 
 
-def test_a_retired_route_is_left_out(built: Built) -> None:
-    retire_route(built.root, built.disk, "b", now="2026-11-22T00:00:00Z")
-
-    assert {name[1] for name in samples(built) if name[0] == "wald_group_lag_records"} == {"a"}
-
-
 def test_what_ran_when_is_read_off_the_ledgers(built: Built) -> None:
     """A program that has not run yet has no timestamp."""
     built.log.set_cursor("a", 12)
@@ -145,18 +132,15 @@ def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> Non
     assert bad["wald_damaged_segments",] == 1
 
 
-def test_what_is_left_counts_down_to_what_is_needed(built: Built) -> None:
-    everything = samples(built)["wald_until_full_bytes",]
-
-    assert samples(built, "--needed-bytes", "1024TiB")["wald_until_full_bytes",] == 0
-    assert everything > 0
-
-
-def test_quarantined_bytes_are_counted(built: Built) -> None:
+def test_room_and_quarantine_are_counted_and_a_retired_route_is_left_out(built: Built) -> None:
     (built.root.quarantine / "tail").write_bytes(bytes(100))
+    retire_route(built.root, built.disk, "b", now="2026-11-22T00:00:00Z")
     found = samples(built)
 
     assert (found["wald_quarantine_files",], found["wald_quarantine_bytes",]) == (1, 100)
+    assert {name[1] for name in found if name[0] == "wald_group_lag_records"} == {"a"}
+    assert found["wald_until_full_bytes",] > 0
+    assert samples(built, "--needed-bytes", "1024TiB")["wald_until_full_bytes",] == 0
 
 
 def test_without_a_log_it_is_an_error(tmp_path: Path) -> None:

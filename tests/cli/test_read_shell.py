@@ -45,6 +45,15 @@ def time_of(root: Path, sequence: int) -> str:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ("a --from earliest --limit 60", [*range(1, 31), *range(34, 41)]),
+        ("a --from end", []),
+        ("a --from 41", []),
+        ("a --from 29 --to 35", [29, 30, 34, 35]),
+        ("a --limit 0", []),
+        ("a --from 29 --limit 3", [29, 30, 34]),
+        ("a --from 1970-01-01 --limit 2", [1, 2]),
+        ("a --from 2300-01-01T00:00:00Z", []),
+        ("a --to 1970-01-01T00:00:00+01:00", []),
         ("a -n 3", [38, 39, 40]),
         ("a --last 3", [38, 39, 40]),
         ("-n 9", [*range(32, 41)]),

@@ -19,14 +19,9 @@ from wald.errors import Damaged, Locked, NotFound, Partial, Refused
 
 
 @pytest.fixture
-def log(daemon: Daemon, root: Path) -> Path:
-    """A log with three sealed and three active records; the daemon has stopped."""
-    output_of("append", "a", "--root", root, stdin=b"one\ntwo\nthree\n")
-    output_of("cut", "--root", root)
-    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
-    output_of("append", "a", "--root", root, stdin=b"four\nfive\nsix\n")
+def log(daemon: Daemon, two_segments: Path) -> Path:
     daemon.stop()
-    return root
+    return two_segments
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> N
     ]
     verified = output_of("verify", "--root", damaged).decode()
     assert "records 1 to 3 are lost: given up by a repair at" in verified
-    assert output_of("read", "a", "--root", damaged, "--from", 4) == b"four\nfive\nsix\n"
+    assert output_of("read", "a", "--root", damaged, "--from", 4) == b"four\n\xff\nsix words\n"
     where = wald("where", 2, "--root", damaged)
     assert where.returncode == Damaged.exit_code
     assert b"2: lost: given up by a repair" in where.stdout
@@ -122,7 +117,7 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
     (active,) = (log / "segments").glob("*.wal")
     os.truncate(active, active.stat().st_size - 5)
     output_of("repair", "--accept-loss", "--root", log)
-    for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("read", "a", "--grep", "e")):
+    for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("read", "a", "--grep", "[eo]")):
         done = wald(*reading, "--root", log)
         assert b"are missing; they were given up by a repair" in done.stderr
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
@@ -193,7 +188,7 @@ def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_sa
     assert b"OK: 1 action done, 0 records lost" in output_of("repair", "--root", log)
     assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
     assert b"log.json was rebuilt: it is missing" in output_of("history", "--root", log)
-    assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\nfive\nsix\n"
+    assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\n\xff\nsix words\n"
 
 
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:

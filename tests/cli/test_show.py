@@ -75,23 +75,23 @@ def test_text_shows_no_byte_that_a_terminal_would_act_on(built: Built) -> None:
     assert output_of("show", 5, "--root", built.root.path).decode().splitlines()[-1] == r"f\nve"
 
 
-def test_a_record_of_an_archive_that_was_moved_is_found_where_it_is_now(built: Built, tmp_path: Path) -> None:
+@pytest.fixture
+def bag(built: Built, tmp_path: Path) -> Path:
+    """An archive of route a, whose segment was reclaimed."""
     built.seal()
     archive(built, tmp_path / "archive", "a")
     reclaim(built)
-    shutil.move(tmp_path / "archive", tmp_path / "elsewhere")
+    return tmp_path / "archive"
 
+
+def test_a_record_of_an_archive_that_was_moved_is_found_where_it_is_now(
+    built: Built, bag: Path, tmp_path: Path
+) -> None:
+    shutil.move(bag, tmp_path / "elsewhere")
     code, message, hint = refusal_of("show", 2, "--root", built.root.path)
     assert (code, "--archive" in hint) == (3, True)
     assert "that bundle is not there" in message
     assert shown(built, 2, "--archive", tmp_path / "elsewhere")["value"] == "two"
-
-
-def test_a_missing_archive_is_reported(built: Built, tmp_path: Path) -> None:
-    built.seal()
-    archive(built, tmp_path / "archive", "a")
-    reclaim(built)
-    shutil.move(tmp_path / "archive", tmp_path / "elsewhere")
 
     code, message, hint = refusal_of("show", 2, "--archive", tmp_path / "typo", "--root", built.root.path)
     assert code == 3
@@ -102,23 +102,15 @@ def test_a_missing_archive_is_reported(built: Built, tmp_path: Path) -> None:
     assert message.endswith(f"; it is not in {tmp_path}/empty")
 
 
-def test_without_a_ledger_every_route_of_the_archive_is_searched(built: Built, tmp_path: Path) -> None:
-    built.seal()
-    archive(built, tmp_path / "archive", "a")
-    reclaim(built)
+def test_without_a_ledger_every_route_of_the_archive_is_searched(built: Built, bag: Path) -> None:
     (built.root.ledger / "archive.jsonl").unlink()
-
     assert refusal_of("show", 2, "--root", built.root.path)[0] == 3
-    assert shown(built, 2, "--archive", tmp_path / "archive")["value"] == "two"
+    assert shown(built, 2, "--archive", bag)["value"] == "two"
 
 
-def test_a_damaged_bundle_gives_no_record(built: Built, tmp_path: Path) -> None:
-    built.seal()
-    archive(built, tmp_path / "archive", "a")
-    reclaim(built)
-    (bundle,) = (tmp_path / "archive").rglob("*.tar")
+def test_a_damaged_bundle_gives_no_record(built: Built, bag: Path) -> None:
+    (bundle,) = bag.rglob("*.tar")
     flip_bit(bundle, b"two")
-
     code, message, _ = refusal_of("show", 2, "--root", built.root.path)
     assert (code, "sha256" in message) == (4, True)
 

@@ -22,16 +22,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 VERSIONS = ("1.29", "1.37")  # native sidecars are enabled since 1.29
 CALL = re.compile(r"(?:^|;|&|\bexec|\bdo|\bthen)\s*(wald[a-z-]* [^&;|\n]+)", re.MULTILINE)
-STOP_SECONDS = {
-    "application": 30,
-    "archive": 10,
-    "drain": 60,
-    "gate": 15,
-    "hold": 2,
-    "log": 10,
-    "reclaim": 10,
-    "wald": 10,
-}
+STOP_SECONDS = {"application": 30, "drain": 60, "gate": 15, "hold": 2}
+STOP_SECONDS |= dict.fromkeys(("archive", "log", "reclaim", "wald"), 10)
 METRICS = ["metrics", "metrics-reclaim", "metrics-drain"]
 POD_SECURITY = {
     "fsGroup": 10001,

@@ -32,7 +32,7 @@ def host(machine: Machine) -> Machine:
 def root(host: Machine) -> Path:
     """The log as seen from outside; its records stay between tests."""
     machine_root = host.path(ROOT)
-    eventually(lambda: host.run("systemctl", "is-active", "wald.service", check=False).returncode == 0)
+    eventually(host.is_active)
     return machine_root
 
 
@@ -57,11 +57,11 @@ def hang(host: Machine) -> None:
 def await_next(host: Machine, before: str) -> None:
     """Return once the next daemon is ready; only then the watchdog watches it."""
     eventually(lambda: pid(host) not in ("0", before))
-    eventually(lambda: host.run("systemctl", "is-active", "wald.service", check=False).returncode == 0)
+    eventually(host.is_active)
 
 
 def pid(host: Machine, unit: str = "wald.service") -> str:
-    return host.run("systemctl", "show", "--property=MainPID", "--value", unit).stdout.strip()
+    return host.value(unit, "MainPID")
 
 
 def new_values(root: Path, route: str, known: int) -> list[bytes]:
@@ -123,7 +123,7 @@ def test_a_stop_ends_the_service_and_a_connection_starts_it(host: Machine, root:
     assert host.sh("echo activated | wald --root /var/lib/wald append access").split()
     host.run("systemctl", "stop", "wald.socket")
     assert not (root / "wald.sock").exists()
-    assert host.run("systemctl", "is-active", "wald.service", check=False).stdout.strip() == "inactive"
+    assert not host.is_active()
     host.run("systemctl", "start", "wald.service")
     assert (root / "wald.sock").is_socket()
 
@@ -137,12 +137,11 @@ def test_a_store_that_is_full_keeps_nothing_from_working(host: Machine, root: Pa
         writer.write(b"one\n")
     eventually(lambda: new_values(root, "half", known) == [b"one"])
     restart(host)
-    stored = ("systemctl", "show", "--property=NFileDescriptorStore", "--value", "wald")
-    assert host.run(*stored).stdout.strip() == "1"
+    assert host.value("wald", "NFileDescriptorStore") == "1"
     units.drop_in(host, "wald.service", "[Service]\nWatchdogSec=2s\n")
     restart(host)
     fifos = f"{len(list(root.glob('routes/*/in')))}"
-    eventually(lambda: host.run(*stored).stdout.strip() == fifos)
+    eventually(lambda: host.value("wald", "NFileDescriptorStore") == fifos)
 
 
 def test_a_fifo_of_systemds_own_outlives_even_a_stop(host: Machine, root: Path) -> None:
@@ -189,13 +188,8 @@ def test_a_daemon_on_a_full_disk_is_not_killed(host: Machine) -> None:
     with (root / "routes/access/in").open("wb", buffering=0) as writer:
         writer.write(b"waits\n")
     eventually(lambda: "disk full" in host.journal("wald@full.service"))
-    since = host.run("systemctl", "show", "--property=WatchdogTimestampMonotonic", "--value", "wald@full").stdout
-    eventually(
-        lambda: (
-            int(host.run("systemctl", "show", "--property=WatchdogTimestampMonotonic", "--value", "wald@full").stdout)
-            > int(since) + 1_500_000
-        )
-    )
+    fed = int(host.value("wald@full", "WatchdogTimestampMonotonic"))
+    eventually(lambda: int(host.value("wald@full", "WatchdogTimestampMonotonic")) > fed + 1_500_000)
     assert pid(host, "wald@full.service") == before
     host.run("systemctl", "restart", "wald@full.service")
     (root / "filler").unlink()

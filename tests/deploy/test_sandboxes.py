@@ -37,7 +37,7 @@ def root(host: Machine) -> Path:
 def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Path) -> None:
     eventually(lambda: values(root, "access")[-1:] == [b"%d" % LINES])
     eventually(lambda: len(list(root.glob("segments/*.zst"))) == 4)
-    scraped = _scraped(host, 9464)
+    scraped = host.scraped(9464)
     assert f"wald_records_total {LINES}" in scraped.replace(f"{LINES}.0", str(LINES))
     assert 'route="access"' in scraped  # from a separate process
     nice = host.sh("ps -L -o ni= -p $(systemctl show --property=MainPID --value wald)").split()
@@ -69,7 +69,7 @@ def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
     assert '"state":"valid"' in host.sh(f"{at_socket} {cursor}", user="wald")
     host.sh(f"wald --root {ROOT} cursor remove access --group gate")
     host.run("systemctl", "stop", "wald-gate.service")
-    assert _result(host, "wald-gate.service") == "success"
+    assert host.value("wald-gate.service", "Result") == "success"
     journal = host.journal("wald-gate.service")
     assert "Traceback" not in journal
     assert "not permitted" not in journal
@@ -103,19 +103,19 @@ def test_a_program_is_fed(host: Machine) -> None:
     eventually(lambda: fed.exists() and fed.read_text().endswith(f"\n{LINES}\n"))
     host.run("systemctl", "stop", "wald-drain@access.service")
     assert fed.read_text() == "".join(f"{number}\n" for number in range(1, LINES + 1))
-    assert _result(host, "wald-drain@access.service") == "success"
+    assert host.value("wald-drain@access.service", "Result") == "success"
 
 
 def test_a_route_is_archived(host: Machine) -> None:
     host.run("systemctl", "start", "wald-archive@access.service")
-    assert _result(host, "wald-archive@access.service") == "success"
+    assert host.value("wald-archive@access.service", "Result") == "success"
     host.sh(f"wald-archive verify {ROOT}/archive --root {ROOT}")
 
 
 def test_a_log_is_verified_and_the_daemon_exports_it(host: Machine, root: Path) -> None:
     host.run("systemctl", "start", "wald-verify.service")
-    eventually(lambda: "\nwald_last_verify_timestamp_seconds " in _scraped(host, 9464))
-    assert "\nwald_last_verify_errors 0" in _scraped(host, 9464)
+    eventually(lambda: "\nwald_last_verify_timestamp_seconds " in host.scraped(9464))
+    assert "\nwald_last_verify_errors 0" in host.scraped(9464)
     assert host.sh(f"stat -c '%U:%G %a' {ROOT}/ledger/verify.jsonl").strip() == "wald:wald 640"
 
 
@@ -128,7 +128,7 @@ def test_a_verification_that_finds_damage_fails(host: Machine, root: Path) -> No
     host.sh(f"mv /srv/whole {segment}")
     assert done.returncode == 1
     assert f"{1:020}.wal.zst" in host.journal("wald-verify.service")
-    eventually(lambda: re.search(r"^wald_last_verify_errors [1-9]", _scraped(host, 9464), re.MULTILINE))
+    eventually(lambda: re.search(r"^wald_last_verify_errors [1-9]", host.scraped(9464), re.MULTILINE))
 
 
 def test_what_all_have_read_is_reclaimed(host: Machine, root: Path) -> None:
@@ -145,9 +145,9 @@ def test_what_all_have_read_is_reclaimed(host: Machine, root: Path) -> None:
     eventually(lambda: len(list(root.glob("segments/*.zst*"))) == 2)
     host.sh(f"{set_cursor} {LINES}", user="alice")
     eventually(lambda: not list(root.glob("segments/*.zst*")))
-    eventually(lambda: "wald_reclaim" in _scraped(host, 9465))
+    eventually(lambda: "wald_reclaim" in host.scraped(9465))
     host.run("systemctl", "stop", "wald-reclaim.service")
-    assert _result(host, "wald-reclaim.service") == "success"
+    assert host.value("wald-reclaim.service", "Result") == "success"
 
 
 def test_an_audit_without_java_fails_and_names_it(host: Machine) -> None:
@@ -187,18 +187,8 @@ def test_nothing_is_writable_but_the_log(host: Machine) -> None:
     assert _inside(host, f"touch {ROOT}/ledger/x && rm {ROOT}/ledger/x") == ""
 
 
-def _scraped(host: Machine, port: int) -> str:
-    """Return the metrics that a local scraper gets; "" if nothing listens."""
-    program = f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
-    return host.run("python3", "-c", program, check=False).stdout
-
-
 def _inside(host: Machine, script: str) -> str:
     """Return the output of a shell in the daemon's sandbox, as its user."""
-    pid = host.run("systemctl", "show", "--property=MainPID", "--value", "wald").stdout.strip()
-    entering = ["nsenter", f"--target={pid}", "--mount", "setpriv", "--reuid=wald", "--regid=wald", "--clear-groups"]
+    target = f"--target={host.value('wald', 'MainPID')}"
+    entering = ["nsenter", target, "--mount", "setpriv", "--reuid=wald", "--regid=wald", "--clear-groups"]
     return host.run(*entering, "sh", "-c", script, check=False).stderr
-
-
-def _result(host: Machine, unit: str) -> str:
-    return host.run("systemctl", "show", "--property=Result", "--value", unit).stdout.strip()

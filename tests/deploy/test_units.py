@@ -1,4 +1,4 @@
-"""Unit files: valid, closed except for wald's needs; what doctor and metrics show of them."""
+"""Unit files: valid, closed except for what wald needs; doctor, metrics and docs/systemd.md with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 import units
 from endpoint import samples_of
 from machine import Machine
+from pages import blocks
 from running import eventually
+from typed import type_blocks
 
 EXPOSURE_MAX = 1.5
 _KINDS = {".service", ".socket", ".timer"}
@@ -69,9 +71,7 @@ def test_systemd_reads_the_other_files(machine: Machine) -> None:
 
 
 def scraped(machine: Machine, port: int) -> dict[tuple[str, ...], float]:
-    """The samples that a program on the machine answers; none before it listens."""
-    fetch = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
-    return samples_of(machine.run("python3", "-c", fetch, check=False).stdout)
+    return samples_of(machine.scraped(port))
 
 
 def test_units_export_what_the_directory_shows(machine: Machine) -> None:
@@ -129,3 +129,12 @@ def test_the_drop_in_for_newer_versions_has_only_what_this_one_lacks(machine: Ma
     unknown = re.findall(r"254|notify-reload|FileDescriptorStorePreserve|Unknown|Failed", judged.stdout + judged.stderr)
     version = int(machine.sh("systemctl --version").split()[1])
     assert unknown == ([] if version >= 254 else ["Failed", "notify-reload", "Unknown", "FileDescriptorStorePreserve"])
+
+
+PAGE = "docs/systemd.md"
+
+
+@pytest.mark.slow
+def test_the_page_can_be_typed(machine: Machine) -> None:
+    units.install(machine)
+    type_blocks(blocks(PAGE), shell=lambda script: machine.run("bash", "-c", script).stdout)

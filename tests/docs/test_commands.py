@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,31 +42,25 @@ def nothing(at: Path) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def with_lines(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route access has records 1 to 3."""
+def running(at: Path, **lines: bytes) -> AbstractContextManager[object]:
+    """A daemon with these routes and their records."""
     daemon = Daemon(at / "log")
-    output_of("route", "add", "access", "--root", daemon.root)
-    output_of("append", "access", "--root", daemon.root, stdin=b"hello\none\ntwo\n")
-    return daemon
-
-
-def with_empty_orders(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route orders is empty."""
-    daemon = Daemon(at / "log")
-    output_of("route", "add", "orders", "--root", daemon.root)
+    for route, text in lines.items():
+        output_of("route", "add", route, "--root", daemon.root)
+        output_of("append", route, "--root", daemon.root, stdin=text)
     return daemon
 
 
 def with_orders(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route orders has two records, the second of which makes a command of the page fail."""
+    """Route orders has two records, the second of which makes a command of the page fail."""
     for name, command in (("import.sh", "cat"), ("handle.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
         (at / name).write_text(f"#!/bin/sh\n{command}\n")
         (at / name).chmod(0o755)
-    daemon = Daemon(at / "log")
-    for route in ("orders", "dead_letter"):
-        output_of("route", "add", route, "--root", daemon.root)
-    output_of("append", "orders", "--root", daemon.root, stdin=b"first\nsecond\n")
-    return daemon
+    return running(at, orders=b"first\nsecond\n", dead_letter=b"")
+
+
+with_lines = partial(running, access=b"hello\none\ntwo\n")
+with_empty_orders = partial(running, orders=b"")
 
 
 def with_backlog(at: Path) -> AbstractContextManager[object]:

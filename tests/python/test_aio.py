@@ -7,9 +7,7 @@ import os
 import signal
 import threading
 import tracemalloc
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from logs import Built
@@ -23,67 +21,53 @@ from wald.errors import NotFound, NotPermitted, Refused, Unavailable
 from wald.format.protocol import Publish
 
 
-def run(main: Coroutine[Any, Any, object]) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))
-
-
-def test_what_is_sent_is_consumed(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with aio.Producer(daemon.root) as producer:
-            await producer.send("a", ["one", "two"], keys=["k", None])
-            assert await producer.flush() == [Durable(1, 2)]
-            await producer.send("a", ["three"], not_before=[10**18])
-        assert await producer.acknowledged() == [Durable(3, 3)]
-        async with aio.Consumer(daemon.root, "a") as consumer:
-            found = [(record.key, record.value, record.headers) async for record in consumer]
-        due = b'{"wald.not-before":"1000000000000000000"}'
-        assert found == [(b"k", b"one", None), (None, b"two", None), (None, b"three", due)]
-
-    run(main())
+async def test_what_is_sent_is_consumed(daemon: Daemon) -> None:
+    async with aio.Producer(daemon.root) as producer:
+        await producer.send("a", ["one", "two"], keys=["k", None])
+        assert await producer.flush() == [Durable(1, 2)]
+        await producer.send("a", ["three"], not_before=[10**18])
+    assert await producer.acknowledged() == [Durable(3, 3)]
+    async with aio.Consumer(daemon.root, "a") as consumer:
+        found = [(record.key, record.value, record.headers) async for record in consumer]
+    due = b'{"wald.not-before":"1000000000000000000"}'
+    assert found == [(b"k", b"one", None), (None, b"two", None), (None, b"three", due)]
     assert wald.open(daemon.root).cursor("a").sequence == 3
 
 
-def test_tasks_may_share_a_producer_and_receipts_wait_for_their_records(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with aio.Producer(daemon.root) as producer:
-            receipts = await asyncio.gather(*(producer.send("a", [str(number), "x"]) for number in range(20)))
-            assert await receipts[19] == [39, 40]
-            assert receipts[0].done()
-            assert await producer.flush() == [Durable(2 * number + 1, 2 * number + 2) for number in range(19)]
-            assert await receipts[3] == [7, 8]
-
-    run(main())
+async def test_tasks_may_share_a_producer_and_receipts_wait_for_their_records(daemon: Daemon) -> None:
+    async with aio.Producer(daemon.root) as producer:
+        receipts = await asyncio.gather(*(producer.send("a", [str(number), "x"]) for number in range(20)))
+        assert await receipts[19] == [39, 40]
+        assert receipts[0].done()
+        assert await producer.flush() == [Durable(2 * number + 1, 2 * number + 2) for number in range(19)]
+        assert await receipts[3] == [7, 8]
     assert [record.value for record in wald.open(daemon.root).records("a")][::2] == [b"%d" % n for n in range(20)]
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_task_that_is_cancelled_while_its_producer_closes_is_cancelled(daemon: Daemon, steps: int) -> None:
-    async def main() -> None:
-        sent, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_task_that_is_cancelled_while_its_producer_closes_is_cancelled(daemon: Daemon, steps: int) -> None:
+    sent, go_on = asyncio.Event(), asyncio.Event()
 
-        async def send() -> None:
-            async with aio.Producer(daemon.root) as producer:
-                await (await producer.send("a", ["one"]))
-                sent.set()
-            await go_on.wait()
+    async def send() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            await (await producer.send("a", ["one"]))
+            sent.set()
+        await go_on.wait()
 
-        task = asyncio.create_task(send())
-        await sent.wait()
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task], timeout=1)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
+    task = asyncio.create_task(send())
+    await sent.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> None:
+async def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> None:
     """A send, or the flush at the end of a block, must not depend on the thread being free."""
-
-    async def main() -> None:
+    try:
         async with aio.Producer(daemon.root) as producer:
             await producer.send("a", ["first"])
             await producer.flush()
@@ -98,39 +82,32 @@ def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> N
                 await send
             os.kill(daemon.process.pid, signal.SIGCONT)
             await flush
-
-    try:
-        run(main())
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
     found = [record.value for record in wald.open(daemon.root).records("a")]
     assert found == [b"first", b"under way", b"behind it"]
 
 
-def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> None:
+async def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> None:
     """The event loop does not wait for the daemon."""
-
-    async def main() -> None:
-        async with aio.Producer(daemon.root) as producer:
-            os.kill(daemon.process.pid, signal.SIGSTOP)
-            await producer.send("a", ["one", "two"])
-            flush = asyncio.create_task(producer.flush())
-            await asyncio.sleep(0.1)
-            # Without this, a blocked property would wait for the flush, and the flush for the daemon.
-            waker = threading.Timer(TIMEOUT_SECONDS, os.kill, (daemon.process.pid, signal.SIGCONT))
-            waker.start()
-            assert producer.unanswered == 2
-            assert waker.is_alive()
-            waker.cancel()
-            os.kill(daemon.process.pid, signal.SIGCONT)
-            assert await flush == [Durable(1, 2)]
-            assert producer.unanswered == 0
-
-    run(main())
+    async with aio.Producer(daemon.root) as producer:
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        await producer.send("a", ["one", "two"])
+        flush = asyncio.create_task(producer.flush())
+        await asyncio.sleep(0.1)
+        # Without this, a blocked property would wait for the flush, and the flush for the daemon.
+        waker = threading.Timer(TIMEOUT_SECONDS, os.kill, (daemon.process.pid, signal.SIGCONT))
+        waker.start()
+        assert producer.unanswered == 2
+        assert waker.is_alive()
+        waker.cancel()
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        assert await flush == [Durable(1, 2)]
+        assert producer.unanswered == 0
 
 
 @pytest.mark.parametrize("code", [b"full", b""])
-def test_refused_and_lost_requests_are_sent_again_in_order(tmp_path: Path, code: bytes) -> None:
+async def test_refused_and_lost_requests_are_sent_again_in_order(tmp_path: Path, code: bytes) -> None:
     """The peer rejects every seventh request or closes the connection, and rejects a gap."""
     stored: list[int] = []
 
@@ -144,24 +121,21 @@ def test_refused_and_lost_requests_are_sent_again_in_order(tmp_path: Path, code:
             stored.append(sequence)
         return ok(request)
 
-    async def main() -> None:
+    with Peer(tmp_path / "peer.sock", answer):
         async with aio.Producer(tmp_path / "peer.sock") as producer:
             receipts = [await producer.publish("a", b"x\n") for _ in range(30)]
             assert [await receipt for receipt in receipts] == [[number] for number in range(1, 31)]
-
-    with Peer(tmp_path / "peer.sock", answer):
-        run(main())
     assert stored == list(range(1, 31))
 
 
-def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> None:
+async def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> None:
     sent = threading.Event()
 
     def answer(number: int, request: Publish) -> bytes:
         assert sent.wait(TIMEOUT_SECONDS)
         return ok(request) if number < 5 else b"ERR denied no\n"
 
-    async def main() -> None:
+    with Peer(tmp_path / "peer.sock", answer):
         async with aio.Producer(tmp_path / "peer.sock") as producer:
             receipts = [await producer.publish("a", b"x\n") for _ in range(7)]
             sent.set()
@@ -174,11 +148,8 @@ def test_a_producer_ends_with_an_error_that_does_not_pass(tmp_path: Path) -> Non
             assert await receipts[0] == [1]
             assert await producer.acknowledged() == [Durable(number, number) for number in (2, 3, 4)]
 
-    with Peer(tmp_path / "peer.sock", answer):
-        run(main())
 
-
-def test_a_producer_sends_nothing_after_a_permanent_error(tmp_path: Path) -> None:
+async def test_a_producer_sends_nothing_after_a_permanent_error(tmp_path: Path) -> None:
     sent = threading.Event()
     numbers: list[int] = []
 
@@ -187,20 +158,17 @@ def test_a_producer_sends_nothing_after_a_permanent_error(tmp_path: Path) -> Non
         numbers.append(request.producer_sequence)
         return b"ERR no-route no\n" if len(numbers) == 1 else ok(request)
 
-    async def main() -> None:
+    with Peer(tmp_path / "peer.sock", answer):
         async with aio.Producer(tmp_path / "peer.sock") as producer:
             receipts = [await producer.publish(route, b"x\n") for route in ("nothing", *4 * ["orders"])]
             sent.set()
             results = await asyncio.gather(*receipts, return_exceptions=True)
             assert [type(result) for result in results] == [NotFound, *4 * [Refused]]
             await asyncio.sleep(0.3)  # long enough to reconnect
-
-    with Peer(tmp_path / "peer.sock", answer):
-        run(main())
     assert numbers == [1]
 
 
-def test_a_daemon_that_returns_too_late_receives_nothing(tmp_path: Path) -> None:
+async def test_a_daemon_that_returns_too_late_receives_nothing(tmp_path: Path) -> None:
     path = tmp_path / "peer.sock"
     late: list[int] = []
 
@@ -208,24 +176,21 @@ def test_a_daemon_that_returns_too_late_receives_nothing(tmp_path: Path) -> None
         late.append(request.producer_sequence)
         return ok(request)
 
-    async def main() -> None:
-        peer = Peer(path, lambda number, request: ok(request) if number == 1 else b"")
-        async with aio.Producer(path, retry_for=0.3) as producer:
-            assert await (await producer.publish("a", b"x\n")) == [1]
-            receipts = [await producer.publish("a", b"x\n") for _ in range(3)]
-            await asyncio.to_thread(peer.close)
-            path.unlink()
-            results = await asyncio.gather(*receipts, return_exceptions=True)
-            assert [type(result) for result in results] == [Unavailable, Refused, Refused]
-            peer = Peer(path, answer_late)
-            await asyncio.sleep(1)  # the longest pause before a reconnect
+    peer = Peer(path, lambda number, request: ok(request) if number == 1 else b"")
+    async with aio.Producer(path, retry_for=0.3) as producer:
+        assert await (await producer.publish("a", b"x\n")) == [1]
+        receipts = [await producer.publish("a", b"x\n") for _ in range(3)]
         await asyncio.to_thread(peer.close)
-
-    run(main())
+        path.unlink()
+        results = await asyncio.gather(*receipts, return_exceptions=True)
+        assert [type(result) for result in results] == [Unavailable, Refused, Refused]
+        peer = Peer(path, answer_late)
+        await asyncio.sleep(1)  # the longest pause before a reconnect
+    await asyncio.to_thread(peer.close)
     assert late == []
 
 
-def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path) -> None:
+async def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path) -> None:
     """The answer to the first request is in the socket when the timer expires."""
     sent, answered, answer_rest = threading.Event(), threading.Event(), threading.Event()
 
@@ -234,7 +199,7 @@ def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path) 
         answered.set()
         return ok(request)
 
-    async def main() -> None:
+    with Peer(tmp_path / "peer.sock", answer):
         loop = asyncio.get_running_loop()
         async with aio.Producer(tmp_path / "peer.sock", retry_for=1) as producer:
             receipts = [await producer.publish("a", b"x\n") for _ in range(4)]
@@ -250,29 +215,22 @@ def test_a_busy_event_loop_does_not_give_up_requests_sent_since(tmp_path: Path) 
             assert [task.exception() for task in given_up] == [None]
             assert [await receipt for receipt in receipts] == [[number] for number in range(1, 5)]
 
-    with Peer(tmp_path / "peer.sock", answer):
-        run(main())
 
-
-def test_acknowledged_payloads_are_freed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with aio.Producer(tmp_path / "peer.sock") as producer:
-            receipts = [await producer.publish("a", b"x" * 100_000 + b"\n") for _ in range(100)]
-            assert await receipts[-1] == [100]
-            assert tracemalloc.get_traced_memory()[0] < 2_000_000
-
+async def test_acknowledged_payloads_are_freed(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with Peer(tmp_path / "peer.sock", lambda _, request: ok(request)):
-            run(main())
+            async with aio.Producer(tmp_path / "peer.sock") as producer:
+                receipts = [await producer.publish("a", b"x" * 100_000 + b"\n") for _ in range(100)]
+                assert await receipts[-1] == [100]
+                assert tracemalloc.get_traced_memory()[0] < 2_000_000
     finally:
         tracemalloc.stop()
 
 
-def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
+async def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon) -> None:
     """More tasks wait than requests may be in flight."""
-
-    async def main() -> None:
+    try:
         async with aio.Producer(daemon.root, retry_for=0.3) as producer:
             await producer.send("a", ["first"])
             await producer.flush()
@@ -282,26 +240,20 @@ def test_a_daemon_that_does_not_answer_is_given_up_by_every_task(daemon: Daemon)
             with pytest.raises(Refused):
                 await producer.flush()
             assert producer.unanswered == 8
-
-    try:
-        run(main())
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
 
 
-def test_a_producer_without_a_daemon_or_outside_of_its_block_says_so(tmp_path: Path) -> None:
-    async def enter(producer: aio.Producer) -> None:
-        async with producer:
-            pytest.fail("it connected")
-
+async def test_a_producer_without_a_daemon_or_outside_of_its_block_says_so(tmp_path: Path) -> None:
     for name, error in (("log", NotFound), ("absent.sock", Unavailable)):
         with pytest.raises(error):
-            run(enter(aio.Producer(tmp_path / name, connect_for=0)))
+            async with aio.Producer(tmp_path / name, connect_for=0):
+                pytest.fail("it connected")
     with pytest.raises(RuntimeError, match="async with"):
-        run(aio.Producer(tmp_path / "log").send("a", ["x"]))
+        await aio.Producer(tmp_path / "log").send("a", ["x"])
 
 
-def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(built: Built) -> None:
+async def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     seen: list[bytes] = []
 
@@ -311,79 +263,64 @@ def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(
                 seen.append(record.value)
                 came.set()
 
-    async def main() -> None:
-        came = asyncio.Event()
-        task = asyncio.create_task(consume(came))
-        await came.wait()
-        while len(seen) < 2:
-            await asyncio.sleep(0)
-        came.clear()
-        built.lines("a", [b"3"])
-        await came.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
+    came = asyncio.Event()
+    task = asyncio.create_task(consume(came))
+    await came.wait()
+    while len(seen) < 2:
+        await asyncio.sleep(0)
+    came.clear()
+    built.lines("a", [b"3"])
+    await came.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert seen == [b"1", b"2", b"3"]
     assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had requested the next record
 
 
-def test_an_iterator_survives_a_timeout_and_loses_no_record(built: Built) -> None:
+async def test_an_iterator_survives_a_timeout_and_loses_no_record(built: Built) -> None:
     """No wait blocks a commit, and a record that arrives in the meantime is delivered."""
     built.lines("a", [b"0"])
     built.log.set_cursor("a", 1)
-
-    async def main() -> None:
-        async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
-            records = aiter(consumer)
-            for sequence in range(2, 12):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(anext(records), 0.02)
-                await asyncio.wait_for(consumer.commit(), TIMEOUT_SECONDS)
-                assert built.log.cursor("a").sequence == sequence - 1
-                waiting = asyncio.ensure_future(anext(records))
-                await asyncio.sleep(0.001 * sequence)
-                built.lines("a", [b"more"])
-                if sequence % 2:
-                    waiting.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await waiting
-                    waiting = asyncio.ensure_future(anext(records))
-                assert (await asyncio.wait_for(waiting, TIMEOUT_SECONDS)).sequence == sequence
-
-    run(main())
-
-
-def test_waiting_moves_the_cursor_when_its_time_has_come(built: Built) -> None:
-    built.lines("a", [b"1"])
-
-    async def main() -> None:
-        async with aio.Consumer(built.root.path, "a", follow=True, commit_seconds=0.05) as consumer:
-            records = aiter(consumer)
-            await anext(records)
+    async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
+        records = aiter(consumer)
+        for sequence in range(2, 12):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(records), 0.02)
+            await asyncio.wait_for(consumer.commit(), TIMEOUT_SECONDS)
+            assert built.log.cursor("a").sequence == sequence - 1
             waiting = asyncio.ensure_future(anext(records))
-            await asyncio.to_thread(eventually, lambda: built.log.cursor("a").sequence == 1)
-            waiting.cancel()
+            await asyncio.sleep(0.001 * sequence)
+            built.lines("a", [b"more"])
+            if sequence % 2:
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                waiting = asyncio.ensure_future(anext(records))
+            assert (await asyncio.wait_for(waiting, TIMEOUT_SECONDS)).sequence == sequence
 
-    run(main())
+
+async def test_waiting_moves_the_cursor_when_its_time_has_come(built: Built) -> None:
+    built.lines("a", [b"1"])
+    async with aio.Consumer(built.root.path, "a", follow=True, commit_seconds=0.05) as consumer:
+        records = aiter(consumer)
+        await anext(records)
+        waiting = asyncio.ensure_future(anext(records))
+        await asyncio.to_thread(eventually, lambda: built.log.cursor("a").sequence == 1)
+        waiting.cancel()
 
 
-def test_batches_are_handed_out_whole_and_a_block_left_early_leaves_the_last_one(built: Built) -> None:
+async def test_batches_are_handed_out_whole_and_a_block_left_early_leaves_the_last_one(built: Built) -> None:
     for values in ([b"1", b"2"], [b"3"], [b"4"]):
         built.lines("a", values)
-
-    async def main() -> None:
-        async with aio.Consumer(built.root.path, "a") as consumer:
-            async for batch in consumer.batches():
-                if batch.first_sequence == 3:
-                    break
-        assert built.log.cursor("a").sequence == 2
-        async with aio.Consumer(built.root.path, "a") as consumer:
-            async for record in consumer:
-                assert record.sequence == 3
-                await consumer.commit()
+    async with aio.Consumer(built.root.path, "a") as consumer:
+        async for batch in consumer.batches():
+            if batch.first_sequence == 3:
                 break
-
-    run(main())
+    assert built.log.cursor("a").sequence == 2
+    async with aio.Consumer(built.root.path, "a") as consumer:
+        async for record in consumer:
+            assert record.sequence == 3
+            await consumer.commit()
+            break
     assert built.log.cursor("a").sequence == 3

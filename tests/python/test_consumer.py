@@ -73,17 +73,6 @@ def test_leaving_a_loop_leaves_its_record_unprocessed(built: Built) -> None:
     assert committed(built) == 4
 
 
-def test_commit_declares_the_record_in_hand_processed(built: Built) -> None:
-    built.lines("a", [b"1", b"2", b"3"])
-    with consumer(built) as records:
-        for record in records:
-            if record.value == b"2":
-                records.commit()
-                break
-        assert committed(built) == 2
-        assert values(iter(records)) == [b"3"]
-
-
 def test_batches_are_processed_whole(built: Built) -> None:
     for values_ in ([b"1", b"2"], [b"3"]):
         built.lines("a", values_)

@@ -8,9 +8,9 @@ import logging.config
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,11 +71,8 @@ def test_threads_lose_and_double_nothing(daemon: Daemon, logger: logging.Logger)
         for number in range(200):
             logger.info("%d %d", thread, number)
 
-    threads = [threading.Thread(target=log, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(log, range(4)))
     handler.close()
 
     found = [value.split() for value in values(daemon)]
@@ -130,11 +127,8 @@ def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
         logger.info("lost %d", number)
         took.append(time.monotonic() - started)
 
-    threads = [threading.Thread(target=log, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(log, range(8)))
     assert all(0.3 <= seconds < 8 * 0.3 for seconds in took)
     assert handler.lost == 8
     assert capfd.readouterr().err.count("not delivered to route a: the queue is full (1 records)\nlost ") == 8

@@ -218,8 +218,6 @@ def test_a_root_that_vanishes_is_reported(built: Built) -> None:
     shutil.rmtree(built.root.path)
     for watch in watches:
         watch.update()
-
-    for watch in watches:
         assert watch.problem.startswith(f"{log.root.path}: the log is gone: ")
 
 
@@ -229,7 +227,6 @@ def test_an_error_of_the_operating_system_is_reported() -> None:
 
     watch = Sampler(sample)
     watch.update()
-
     assert watch.problem == "the/head: Permission denied"
 
 

@@ -49,29 +49,17 @@ def test_rates_are_differences_by_the_time_between_the_looks() -> None:
     assert (found.sequence, found.sealed_segments, found.durable_seconds) == (300, 3, 0.5)
 
 
-def test_a_single_look_has_no_rates() -> None:
-    alone, total = (
-        activity((PULSE,), now_ns=NOW_NS),
-        inventory((log_sample(1.0, group("a", lag=3)),), now=1.0, now_ns=NOW_NS),
-    )
-
-    assert alone is not None
-    assert (alone.records_per_second, alone.bytes_per_second, alone.sealed_bytes_per_second) == (None, None, None)
-    assert total is not None
-    assert (total.rows[0].received_per_second, total.rows[0].processed_per_second) == (None, None)
-
-
-def test_before_the_first_look_there_is_nothing() -> None:
+def test_without_two_looks_in_order_there_are_no_rates() -> None:
     assert activity((), now_ns=NOW_NS) is None
     assert inventory((), now=1.0, now_ns=NOW_NS) is None
-
-
-def test_a_log_that_goes_backwards_has_no_rate() -> None:
-    """The log was replaced after the previous sample."""
-    found = activity((PULSE, replace(PULSE, taken=11.0, sequence=5, written_bytes=64)), now_ns=NOW_NS)
-
-    assert found is not None
-    assert (found.records_per_second, found.bytes_per_second) == (None, None)
+    replaced = replace(PULSE, taken=11.0, sequence=5, written_bytes=64)  # another log since the first look
+    for pulses in ((PULSE,), (PULSE, replaced)):
+        alone = activity(pulses, now_ns=NOW_NS)
+        assert alone is not None
+        assert (alone.records_per_second, alone.bytes_per_second) == (None, None)
+    total = inventory((log_sample(1.0, group("a", lag=3)),), now=1.0, now_ns=NOW_NS)
+    assert total is not None
+    assert (total.rows[0].received_per_second, total.rows[0].processed_per_second) == (None, None)
 
 
 def test_a_commit_has_an_age_and_none_in_the_future() -> None:

@@ -115,23 +115,9 @@ class Pod:
             f"{self._volumes[each['name']]} {each['mountPath']} {'ro' if each.get('readOnly') else 'rw'}"
             for each in container["volumeMounts"]
         ]
-        line = [
-            *("nsenter", f"--net=/proc/{self._pause.pid}/ns/net"),
-            *(
-                "unshare",
-                "--mount",
-                "--pid",
-                "--uts",
-                "--ipc",
-                "--fork",
-                "--kill-child",
-                "sh",
-                "-euc",
-                _CONTAINER,
-                "sh",
-            ),
-            *self._confined(container, container["command"]),
-        ]
+        apart = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-euc"]
+        net = ["nsenter", f"--net=/proc/{self._pause.pid}/ns/net"]
+        line = [*net, *apart, _CONTAINER, "sh", *self._confined(container, container["command"])]
         with self._output(name, "out").open("ab") as out, self._output(name, "err").open("ab") as err:
             env = os.environ | {"AT": str(at), "MOUNTS": "\n".join(mounts), "PASSED": " ".join(map(str, _PASSED))}
             process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)

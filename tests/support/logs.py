@@ -211,6 +211,17 @@ def write_entries(path: Path, *entries: Entry) -> None:
     ledger.close()
 
 
+def two_routes(path: Path, segments: int) -> Built:
+    """Build a log of sealed segments, each with five records of route a and one of b, and an active one."""
+    built = Built(path)
+    for _ in range(segments):
+        built.lines("a", [b"x"] * 5)
+        built.lines("b", [b"y"])
+        built.cut()
+    built.seal()
+    return built
+
+
 def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = WEB) -> Draft:
     """Return a batch of lines."""
     count = payload.count(b"\n")

@@ -136,6 +136,18 @@ class Machine:
     def journal(self, unit: str) -> str:
         return self.run("journalctl", "--no-pager", "--output", "cat", "--unit", unit).stdout
 
+    def value(self, unit: str, name: str) -> str:
+        """Return a property of a unit."""
+        return self.run("systemctl", "show", f"--property={name}", "--value", unit).stdout.strip()
+
+    def is_active(self, unit: str = "wald.service") -> bool:
+        return self.run("systemctl", "is-active", unit, check=False).returncode == 0
+
+    def scraped(self, port: int) -> str:
+        """Return the metrics that a program on the machine answers; "" if nothing listens."""
+        fetch = f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+        return self.run("python3", "-c", fetch, check=False).stdout
+
     def close(self) -> None:
         """Stop it immediately, with every process inside."""
         if self._unshare.poll() is None:

@@ -6,8 +6,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 from leasing import group, sequences, tries
@@ -52,10 +51,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Disk]]:
     disk.go_on()
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 120))
-
-
 class Maker:
     """Callback that returns the leased sequences as a list."""
 
@@ -73,33 +68,30 @@ async def made(maker: Maker) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_it_is_made_before_the_sync_is_over_and_given_out_after_it(built: Built, hold: Callable[[], Disk]) -> None:
+async def test_it_is_made_before_the_sync_is_over_and_given_out_after_it(
+    built: Built, hold: Callable[[], Disk]
+) -> None:
     built.lines("a", [b"1", b"2", b"3"])
     maker = Maker()
-
-    async def main() -> None:
-        async with aio.WorkGroup(built.root.path, "a", "g") as work:
-            assert sequences(await work.lease("x", 1, wait=30)) == [1]
-            disk = hold()
-            leasing = asyncio.create_task(work.lease_as(maker, "x", 1, done=[1, 3]))
-            await made(maker)
-            assert await asyncio.to_thread(disk.is_busy.wait, TIMEOUT_SECONDS)  # its thread may start later
-            await asyncio.sleep(0)
-            assert not leasing.done()
-            disk.go_on()
-            assert await leasing == ([2], [Refusal(3, "")])
-            assert maker.made == [[2]]
-
-    run(main())
+    async with aio.WorkGroup(built.root.path, "a", "g") as work:
+        assert sequences(await work.lease("x", 1, wait=30)) == [1]
+        disk = hold()
+        leasing = asyncio.create_task(work.lease_as(maker, "x", 1, done=[1, 3]))
+        await made(maker)
+        assert await asyncio.to_thread(disk.is_busy.wait, TIMEOUT_SECONDS)  # its thread may start later
+        await asyncio.sleep(0)
+        assert not leasing.done()
+        disk.go_on()
+        assert await leasing == ([2], [Refusal(3, "")])
+        assert maker.made == [[2]]
 
 
-def test_after_a_sync_that_fails_it_is_not_given_out(built: Built, hold: Callable[[], Disk]) -> None:
+async def test_after_a_sync_that_fails_it_is_not_given_out(built: Built, hold: Callable[[], Disk]) -> None:
     built.lines("a", [b"1", b"2"])
     maker = Maker()
 
-    async def main() -> None:
-        work = aio.WorkGroup(built.root.path, "a", "g")
-        async with work:
+    async def lease_twice() -> None:
+        async with aio.WorkGroup(built.root.path, "a", "g") as work:
             assert sequences(await work.lease("x", 1, wait=30)) == [1]
             disk = hold()
             leasing = asyncio.create_task(work.lease_as(maker, "x", 1, done=[1]))
@@ -113,59 +105,48 @@ def test_after_a_sync_that_fails_it_is_not_given_out(built: Built, hold: Callabl
                 await work.lease_as(maker, "x", 1)
 
     with pytest.raises(OSError, match="Input/output error"):
-        run(main())
+        await lease_twice()
     assert maker.made == [[2]]
 
 
-def test_a_task_that_is_cancelled_meanwhile_gives_back_what_it_was_leased(
+async def test_a_task_that_is_cancelled_meanwhile_gives_back_what_it_was_leased(
     built: Built, hold: Callable[[], Disk]
 ) -> None:
     built.lines("a", [b"1", b"2", b"3"])
     maker = Maker()
-
-    async def main() -> None:
-        async with aio.WorkGroup(built.root.path, "a", "g") as work:
-            assert sequences(await work.lease("x", 1, wait=30)) == [1]
-            disk = hold()
-            leasing = asyncio.create_task(work.lease_as(maker, "gone", 2, 1 << 20, 10_000, done=[1]))
-            await made(maker)
-            leasing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await leasing
-            disk.go_on()
-            again = await work.lease("y", wait=30)
-            assert (sequences(again), tries(again)) == ([2, 3], [2, 2])
-
-    run(main())
+    async with aio.WorkGroup(built.root.path, "a", "g") as work:
+        assert sequences(await work.lease("x", 1, wait=30)) == [1]
+        disk = hold()
+        leasing = asyncio.create_task(work.lease_as(maker, "gone", 2, 1 << 20, 10_000, done=[1]))
+        await made(maker)
+        leasing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leasing
+        disk.go_on()
+        again = await work.lease("y", wait=30)
+        assert (sequences(again), tries(again)) == ([2, 3], [2, 2])
 
 
-def test_an_error_in_making_it_is_that_of_the_task_alone(built: Built) -> None:
+async def test_an_error_in_making_it_is_that_of_the_task_alone(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
 
     def fail(_shares: Iterable[Share], _refused: Sequence[Refusal]) -> None:
         raise ValueError("cannot be made")
 
-    async def main() -> None:
-        async with aio.WorkGroup(built.root.path, "a", "g") as work:
-            for done in ([], [1]):
-                with pytest.raises(ValueError, match="cannot be made"):
-                    await work.lease_as(fail, "x", 1, wait=30, done=done)
-            assert [(each.first, each.last) for each in await work.pending()] == [(2, 2)]
-
-    run(main())
-    with group(built) as work:
-        assert tries(work.lease("x", wait=30)) == [2]
+    async with aio.WorkGroup(built.root.path, "a", "g") as work:
+        for done in ([], [1]):
+            with pytest.raises(ValueError, match="cannot be made"):
+                await work.lease_as(fail, "x", 1, wait=30, done=done)
+        assert [(each.first, each.last) for each in await work.pending()] == [(2, 2)]
+    with group(built) as again:
+        assert tries(again.lease("x", wait=30)) == [2]
 
 
-def test_without_anything_done_it_is_made_at_once(built: Built, hold: Callable[[], Disk]) -> None:
+async def test_without_anything_done_it_is_made_at_once(built: Built, hold: Callable[[], Disk]) -> None:
     built.lines("a", [b"1"])
     maker = Maker()
-
-    async def main() -> None:
-        async with aio.WorkGroup(built.root.path, "a", "g") as work:
-            disk = hold()
-            assert await work.lease_as(maker, "x", wait=30) == ([1], ())
-            assert not disk.is_busy.is_set()
-            disk.go_on()
-
-    run(main())
+    async with aio.WorkGroup(built.root.path, "a", "g") as work:
+        disk = hold()
+        assert await work.lease_as(maker, "x", wait=30) == ([1], ())
+        assert not disk.is_busy.is_set()
+        disk.go_on()

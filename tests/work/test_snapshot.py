@@ -1,7 +1,8 @@
-"""A snapshot of a work group agrees with its owner."""
+"""A snapshot of a work group agrees with its owner, and its progress counts once it is on disk."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import tempfile
 import threading
@@ -11,13 +12,16 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from faults import FailingDisk, TracingDisk
 from hypothesis import given, settings
 from logs import START_NS, Built
 from running import eventually
 
 from wald.format.work import Commit, JournalStart, WorkerLease, encode_work
 from wald.work.group import Order, WorkGroup
-from wald.work.snapshot import GroupSnapshot, GroupStatus, read_status, work_file
+from wald.work.journal import Journal
+from wald.work.snapshot import GroupSnapshot, GroupStatus, Progress, read_status, work_file
+from wald.work.window import Run
 
 TICK_NS = 100_000_000
 RECORDS = 140  # in two pages
@@ -65,45 +69,33 @@ sequences = st.lists(st.integers(0, RECORDS - 1), min_size=1, max_size=20)
 seconds = st.integers(1, 20)
 
 
-def lease(worker: str, count: int, for_: int) -> Step:
-    return lambda work, _clocks, _had: work.lease(worker, count, lease_for=for_)
+def of_some(call: Callable[..., object], *given: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
+    """Return steps that call a method of the group for a worker and some records."""
+    return st.builds(
+        lambda worker, some, *rest: lambda work, _clocks, had: call(work, worker, [had[at] for at in some], *rest),
+        workers,
+        sequences,
+        *given,
+    )
 
 
-def ack(worker: str, some: list[int]) -> Step:
-    return lambda work, _clocks, had: work.ack(worker, [had[at] for at in some])
+def pass_time(clocks: Clocks, ticks: int) -> None:
+    clocks.ticks += ticks
 
 
-def nack(worker: str, some: list[int], delay: int) -> Step:
-    return lambda work, _clocks, had: work.nack(worker, [had[at] for at in some], delay)
-
-
-def extend(worker: str, some: list[int], for_: int) -> Step:
-    return lambda work, _clocks, had: work.extend(worker, [had[at] for at in some], for_)
-
-
-def release(worker: str) -> Step:
-    return lambda work, _clocks, _had: work.release(worker)
-
-
-def claim(idle: int) -> Step:
-    return lambda work, _clocks, _had: work.claim(idle)
-
-
-def pass_time(ticks: int) -> Step:
-    def pass_(_work: WorkGroup, clocks: Clocks, _had: list[int]) -> None:
-        clocks.ticks += ticks
-
-    return pass_
-
-
-steps = st.one_of(
-    st.builds(lease, workers, st.integers(1, 100), seconds),
-    st.builds(ack, workers, sequences),
-    st.builds(nack, workers, sequences, st.sampled_from([0, 0, 5])),
-    st.builds(extend, workers, sequences, seconds),
-    st.builds(release, workers),
-    st.builds(claim, seconds),
-    st.builds(pass_time, st.integers(1, 100)),
+steps: st.SearchStrategy[Step] = st.one_of(
+    st.builds(
+        lambda worker, count, for_: lambda work, _clocks, _had: work.lease(worker, count, lease_for=for_),
+        workers,
+        st.integers(1, 100),
+        seconds,
+    ),
+    of_some(WorkGroup.ack),
+    of_some(WorkGroup.nack, st.sampled_from([0, 0, 5])),
+    of_some(WorkGroup.extend, seconds),
+    st.builds(lambda worker: lambda work, _clocks, _had: work.release(worker), workers),
+    st.builds(lambda idle: lambda work, _clocks, _had: work.claim(idle), seconds),
+    st.builds(lambda ticks: lambda _work, clocks, _had: pass_time(clocks, ticks), st.integers(1, 100)),
 )
 
 
@@ -202,3 +194,57 @@ def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: C
     start = JournalStart(built.log_id, "a", "g", 0, 1)
     work_file(built.root, "a", "g").path.write_bytes(encode_work(start, 0) + encode_work(commit, 0))
     assert isinstance(seen(built, START_NS).snapshot, GroupSnapshot)
+
+
+ALL = [Run(1, 5)]
+
+
+@pytest.fixture
+def journal(built: Built) -> Journal:
+    """Progress of a group that has read all records and processed none."""
+    built.lines("a", [b"x"] * 5)
+    built.log.set_cursor("a", 0, "g")
+    journal = Journal(built.root, built.disk, JournalStart(built.log_id, "a", "g", 0, 1), lambda _: None)
+    journal.append([Commit(read=[(1, 5)])])
+    journal.sync()
+    return journal
+
+
+def test_what_the_owner_has_not_synced_is_synced_before_it_counts(built: Built, journal: Journal) -> None:
+    disk = TracingDisk()
+    progress = Progress(built.log, "a", "g", disk)
+    progress.read()
+    assert (progress.unprocessed(ALL), disk.steps) == (ALL, [])
+    for done in (1, 2):
+        journal.append([Commit(done=[(done, done)])])
+        progress.read()
+        assert progress.unprocessed(ALL) == [Run(done + 1, 5)]
+        assert disk.steps.count(("sync", "g.work")) == done
+        assert disk.steps.count(("sync_directory", "cursors")) == 1
+    journal.rewrite([JournalStart(built.log_id, "a", "g", 3, 4)])
+    progress.read()
+    assert progress.unprocessed(ALL) == [Run(4, 5)]
+    assert disk.steps.count(("sync_directory", "cursors")) == 2
+    journal.close()
+
+
+def test_what_cannot_be_synced_does_not_count(built: Built, journal: Journal) -> None:
+    progress = Progress(built.log, "a", "g", FailingDisk(0, more=1, number=errno.EIO))
+    journal.append([Commit(done=[(2, 3)])])
+    for _ in range(2):
+        progress.read()
+        with pytest.raises(OSError, match="Input/output error"):
+            progress.unprocessed(ALL)
+    journal.close()
+
+
+def test_a_cursor_is_on_disk_before_it_counts(built: Built) -> None:
+    """Another process may see the new cursor before its name is on disk."""
+    built.lines("a", [b"x"] * 5)
+    built.log.set_cursor("a", 4, "g")
+    disk = TracingDisk()
+    progress = Progress(built.log, "a", "g", disk)
+    progress.read()
+
+    assert progress.unprocessed(ALL) == [Run(5, 5)]
+    assert disk.steps == [("sync", "g.cursor"), ("sync_directory", "cursors")]
