@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +11,12 @@ from logs import Built
 from running import eventually
 
 from wald.reading.assembler import Batch
-from wald.work import source
 from wald.work.source import BatchCache, CachedBatch, Source
 
 
-def test_records_that_follow_each_other_are_read_again_by_one_reader(
+def test_records_that_follow_each_other_are_read_again_by_one_reader_that_keeps_no_file_open(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader begins again only before the last record read, or behind batches that are left out."""
     for name in (b"a", b"b", b"c"):
         built.lines("a", [name] * 3)
     log, starts = built.log, list[int]()
@@ -28,17 +27,25 @@ def test_records_that_follow_each_other_are_read_again_by_one_reader(
         return batches(route, start, **options)
 
     monkeypatch.setattr(log, "batches", counted)
-    monkeypatch.setattr(source, "_CACHE_BYTES", 1)
     reading = Source(log, "a", 1, lambda: None, lambda _: None, lambda _: None)
     for first in (1, 4, 7):
         eventually(lambda: reading.next(0))
-        assert (
-            list((reading.pop() or pytest.fail("lost")).values_of(first, first + 2)) == [b"abc"[first // 3 :][:1]] * 3
-        )
-    for first in (2, 4, 7, 1, 8):
+        values = (reading.pop() or pytest.fail("lost")).values_of(first, first + 2)
+        assert list(values) == [b"abc"[first // 3 :][:1]] * 3
+    monkeypatch.setattr(reading, "_cache", BatchCache(1 << 20))
+    opened = open_files(built)
+    for first in (5, 7, 1, 8):
         assert list(reading.rows(first).values_of(first, first)) == [b"abc"[(first - 1) // 3 :][:1]]
+        assert open_files(built) == opened
     reading.close()
-    assert starts == [1, 2, 1, 8]
+    assert starts == [1, 5, 1]
+
+
+def open_files(built: Built) -> list[str]:
+    """Return the segment files that this process has open."""
+    links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    targets = (os.readlink(link) for link in links if os.path.lexists(link))
+    return sorted(target for target in targets if target.startswith(str(built.root.segments)))
 
 
 def test_what_was_used_least_lately_is_not_kept_beyond_the_bound(built: Built) -> None:

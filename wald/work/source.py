@@ -1,7 +1,7 @@
 """Records of a route for a work group: read ahead in order by one thread, or read again by sequence.
 
-A cache keeps the batches that were used last. Records are read again in order, so the reader that has read one batch
-again stays open for the next one.
+A cache keeps the batches that were used last. Records are usually read again in order, so some batches after the
+requested one are read, too. No file stays open for this, because it might keep the space of a deleted segment in use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
 _CACHE_BYTES = 8 << 20
+_AGAIN_BYTES = 1 << 20  # read at once
 _RECORD_BYTES = 64  # memory of a record besides its value
 
 
@@ -111,8 +112,6 @@ class Source:
         self._is_waiting = False  # for records after all that were read
         self._failed: Exception | None = None
         self._cache = BatchCache(_CACHE_BYTES)
-        self._again: Iterator[Batch] = iter(())
-        self._again_end = 0  # the last record that it has read
         self._cancel = threading.Event()
         self._begin(start)
 
@@ -184,15 +183,15 @@ class Source:
 
     def _read_again(self, first: int) -> tuple[Batch | None, list[Missing]]:
         """Return the whole batch that has ``first`` or comes after it, and the records missing before that."""
-        batch, lost = None, list[Missing]()
-        if self._again_end < first:
-            with suppress(WaldError, OSError):  # perhaps of records before this one, which are done
-                batch = next(self._again, None)
-        if batch is None or not batch.first_sequence <= first <= batch.last_sequence:
-            self._again = self._log.batches(self._route, first, on_missing=lost.append)
-            batch = next(self._again, None)
-        self._again_end = batch.last_sequence if batch is not None else 0
-        return batch, lost
+        lost: list[Missing] = []
+        batches = self._log.batches(self._route, first, on_missing=lost.append)
+        batch = next(batches, None)
+        missing, size = list(lost), 0
+        with suppress(WaldError, OSError):  # a later call, which needs these records, raises the error
+            while size < _AGAIN_BYTES and (following := next(batches, None)) is not None:
+                self._cache.add(cached := CachedBatch.of(following))
+                size += cached.size
+        return batch, missing
 
     def close(self) -> None:
         self._cancel.set()
