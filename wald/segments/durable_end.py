@@ -67,6 +67,8 @@ class OpenHead:
         self._root = root
         self._descriptor = -1
         self._identity: FileIdentity | None = None
+        self._line = b""
+        self._head: Head | None = None  # decoded from that
 
     def read(self) -> Head | None:
         """Return the same as :func:`readable_head`."""
@@ -75,8 +77,10 @@ class OpenHead:
             with suppress(OSError, Damaged):
                 self._descriptor = open_regular(self._root.head)
                 self._identity = FileIdentity(self._root.head, self._descriptor)
-        head = None if self._identity is None else decode_head(os.pread(self._descriptor, HEAD_BYTES, 0))
-        return head or readable_head(self._root)
+        line = b"" if self._identity is None else os.pread(self._descriptor, HEAD_BYTES, 0)
+        if line != self._line:
+            self._line, self._head = line, decode_head(line)
+        return self._head or readable_head(self._root)
 
     def close(self) -> None:
         if self._identity is not None:
