@@ -154,19 +154,21 @@ class Processed:
             for each in left:
                 each.update(progress)
 
-        while waiters:
-            began, seen = time.monotonic(), dict(waiters)
-            try:
-                await loop.run_in_executor(self._threads, update, list(seen.values()))
-            except (WaldError, OSError) as error:
-                for over in seen:
-                    _end(over, error)
-            ended = [over for over, left in seen.items() if over.done() or not left.count]
-            for over in ended:
-                _end(over)
-            seconds = pause(0.0 if ended else seconds, time.monotonic() - began)
-            await asyncio.sleep(seconds)
-        del self._waiters[route, group]
+        try:
+            while waiters:
+                began, seen = time.monotonic(), dict(waiters)
+                try:
+                    await loop.run_in_executor(self._threads, update, list(seen.values()))
+                except (WaldError, OSError) as error:
+                    for over in seen:
+                        _end(over, error)
+                ended = [over for over, left in seen.items() if over.done() or not left.count]
+                for over in ended:
+                    _end(over)
+                seconds = pause(0.0 if ended else seconds, time.monotonic() - began)
+                await asyncio.sleep(seconds)
+        finally:
+            del self._waiters[route, group]
 
 
 def _end(over: asyncio.Future[None], error: Exception | None = None) -> None:
