@@ -1,6 +1,6 @@
 """Hints: the command to type, or the thing to do, for each case of an error.
 
-An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. Each
+An error has a message, a case and facts: ``Refused("…: beyond the end", case="cursor-beyond-head", root=root)``. Each
 case has a template, a text or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path;
 ``{wald}`` and ``{wald_reclaim}`` are programs, with ``--root`` if the facts include ``root``.
 """

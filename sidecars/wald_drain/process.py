@@ -296,7 +296,7 @@ def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int 
     if step is not NextStep.LATER:
         text += f", try {number}" + ("" if tries is None else f" of {tries}")
     elif exit_code != UNKNOWN:
-        text += ", which says later"
+        text += " (try again later)"
     if step in (NextStep.LATER, NextStep.RETRY):
-        return f"{text}, again in {seconds:g} s"
+        return f"{text}, retrying in {seconds:g} s"
     return f"{text}, in halves in {seconds:g} s" if step is NextStep.HALVE else text

@@ -208,7 +208,7 @@ def drain(context: RunContext, runners: Sequence[Runner]) -> int:
         if context.stop.is_set() or (isinstance(cause, OSError) and cause.errno not in DISK_FULL):
             raise failure
         number = 1 if time.monotonic() - began > _LONG_SECONDS else number
-        context.report(f"{failure.message}; again in {pause_seconds(number):g} s")
+        context.report(f"{failure.message}; retrying in {pause_seconds(number):g} s")
         if context.stop.wait(pause_seconds(number)):
             return sum(given_up)
         number += 1

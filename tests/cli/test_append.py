@@ -198,7 +198,7 @@ def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_p
 
     assert code == 6
     reported = f"{2 * each} records are durable (sequences 1 to {2 * each + 100})"
-    assert message.endswith(f"; {reported}, {40_000 - 2 * each} are not acknowledged: they may be in the log or not")
+    assert message.endswith(f"; {reported}, {40_000 - 2 * each} are not acknowledged and may or may not be in the log")
     assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 101} shows which of them are there")
 
 
@@ -283,7 +283,7 @@ def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp
     durable = f"{2 * each} records are durable (sequences 1 to {2 * each})"
     assert re.fullmatch(
         re.escape(f"wald: interrupted; {durable}, ")
-        + r"\d+ are not acknowledged: they may be in the log or not\n"
+        + r"\d+ are not acknowledged and may or may not be in the log\n"
         + re.escape(f"  hint: wald --root {root} read a --from {2 * each + 1} shows which of them are there\n"),
         stderr.decode(),
     ), stderr.decode()

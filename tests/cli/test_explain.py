@@ -51,7 +51,7 @@ def test_equal_segments_share_a_line(built: Built) -> None:
     assert lines[1].endswith(": every group has read it; wald-reclaim may delete it")
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
     assert lines[2].endswith(": pinned by b/processed (at 6, needs 18)")
-    assert lines[3].startswith("  from record 19 on (")
+    assert lines[3].startswith("  record 19 and later (")
     assert lines[3].endswith(f": being written; wald --root {built.root.path} cut completes it")
 
 
@@ -85,7 +85,7 @@ def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built:
     text = explain(built)
 
     assert "Retired: b. Nothing is pinned for them" in text
-    assert "audit.cursor: 999 is beyond the head, 18." in text
+    assert "audit.cursor: 999 is beyond the last durable record, 18." in text
     assert "cursor set a SEQUENCE --group audit --rewind" in text
 
 
@@ -135,7 +135,7 @@ def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     lines = wald("explain", "--root", root).stdout.decode().splitlines()
 
     assert lines[0] == "no segments: nothing has been written yet"
-    assert "how fast the log grows is not known yet, from less than 10 min" in lines[2]
+    assert "the growth rate of the log is not known before 10 min have passed" in lines[2]
 
 
 def test_a_group_that_pins_an_unsealed_segment_is_reported(built: Built) -> None:

@@ -111,9 +111,9 @@ def test_records_that_the_group_has_not_read_can_be_skipped(log: Built) -> None:
 
 
 NOT_SKIPPED = [
-    ("13", 9, "beyond the head, 12"),
-    ("5..13", 9, "beyond the head, 12"),
-    ("1..4", 9, "has done everything up to 2"),
+    ("13", 9, "beyond the last durable record, 12"),
+    ("5..13", 9, "beyond the last durable record, 12"),
+    ("1..4", 9, "has already processed every record up to 2"),
     ("2", 3, "of route a are not pending for group g"),
     ("11", 3, "of route a are not pending for group g"),
     ("4", 3, "of route a are not pending for group g"),

@@ -40,7 +40,7 @@ def test_root_and_the_owner_of_the_log_help_a_group_of_the_owner(root: Path) -> 
         assert (made.st_uid, made.st_mode & 0o777) == (HOST.user_id, 0o600)
         assert tried(HOST, "release", "a", "own", "worker-1", root=root)[:2] == (
             0,
-            "a/own: taken back from worker-1: 2 records\n",
+            "a/own: released from worker-1: 2 records\n",
         )
         assert tried(STRANGER, "show", "a", "own", root=root)[0] == 11
         assert tried(ALICE, "release", "a", "own", "worker-1", root=root)[0] in (3, 11)

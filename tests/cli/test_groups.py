@@ -61,10 +61,10 @@ def test_a_group_without_an_owner_says_so_and_what_happens_next(log: Built) -> N
     owner.lease("worker-1", 2)
     owner.kill()
     said = shown(log)
-    assert "owner    none runs; the next one redelivers at once what workers had\n" in said
+    assert "owner    none runs; the next owner redelivers leased records at once\n" in said
     assert "next     start its workers\n" in said
     assert "worker-1" in pending(log)
-    assert "No owner runs: the next one redelivers at once what workers had; delays still apply." in pending(log)
+    assert "No owner runs: the next owner redelivers leased records at once; delays still apply." in pending(log)
 
 
 def test_show_names_who_has_the_oldest_record(log: Built) -> None:
@@ -72,7 +72,7 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         owner.lease("worker-1", 2, lease_for=598)
         assert "record 1, appended 2023-11-14T" in shown(log)
         assert "; worker-1 has it, try 1, 9 min 5" in shown(log)
-        assert "tries    1, of the open record that was delivered most\n" in shown(log)
+        assert "tries    1, the maximum of all open records\n" in shown(log)
         owner.ask("nack", "worker-1", [1], 3600)
         assert "; waits until 20" in shown(log)
         owner.ask("release", "worker-1")
@@ -81,7 +81,7 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         assert "; no worker has it, delivered 1 time\n" in shown(log)
         owner.ask("ack", "worker-1", owner.lease("worker-1", 9))
         assert "next     nothing: every record is done\n" in shown(log)
-        assert pending(log) == "nothing is out, waits, or is being given up\n"
+        assert pending(log) == "no record is leased, delayed, or being given up\n"
 
 
 def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
@@ -94,7 +94,7 @@ def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
         assert out == [["1", "3", "worker-1"], ["4", "4", "worker-2"]]
         assert [line.split()[:2] for line in said if " min " in line and "worker" not in line] == [["5", "6"]]
         assert "worker-1" not in pending(log, "--worker", "worker-2")
-        assert pending(log, "--worker", "worker-3") == "nothing is with worker-3\n"
+        assert pending(log, "--worker", "worker-3") == "worker-3 has no records\n"
         assert "and 1 more; -n 2 shows all" in pending(log, "-n", 1)
         assert len(pending(log, "--json", "-n", 1).splitlines()) == 2
 
@@ -146,7 +146,7 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     assert (done.returncode, done.stderr) == (4, b"")
     assert f"{path}: offset {len(lines[0])}: " in said
     behind = lines.index(b"\n") - 2  # preallocated space follows
-    assert f"1 lines before it are whole, and {behind} behind it" in said
+    assert f"1 valid lines before it, and {behind} after it" in said
     assert f"mv {path} {path}.damaged, then start its workers" in said
     done = wald("inspect", path)
     assert (done.returncode, f"no: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)

@@ -50,7 +50,7 @@ def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(bui
         r"segment 1: records 1 to 3 \(a 2, b 1\); allowed by the rule read \(a/\w+ at \d+, b/processed at 3\)$",
         deletion,
     )
-    assert lines[-1].endswith("lines read: the chain is whole; every deletion on record was allowed")
+    assert lines[-1].endswith("lines read: the chain is intact; every deletion on record was allowed")
 
 
 def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
@@ -59,7 +59,7 @@ def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     _, lines = history(built, "--until", "yesterday")
     assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
-    assert lines == ["0 lines read: the chain is whole; every deletion on record was allowed"]
+    assert lines == ["0 lines read: the chain is intact; every deletion on record was allowed"]
 
 
 def test_a_route_that_neither_the_log_nor_a_line_knows_is_not_found(built: Built) -> None:
@@ -93,7 +93,7 @@ def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
     assert (
         "NOT ALLOWED: record 5 of route a was deleted before it was read by processed at 4; its sha256 is None" in text
     )
-    assert lines[-1].endswith("the chain is whole; 1 deletions not allowed")
+    assert lines[-1].endswith("the chain is intact; 1 deletions not allowed")
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
     ledger.append({"event": "kept", "base": 4, "why": "unread", "at": 2})
     ledger.close()

@@ -172,7 +172,7 @@ def test_illegal_route_name(stopped: Path, arguments: tuple[object, ...], names:
 
 
 CURSOR = "{root}/routes/a/cursors/processed.cursor"
-NO_POSITION = "end: neither a sequence, the number of a record, nor a time"
+NO_POSITION = "end: neither a sequence (the number of a record) nor a time"
 NEVER_ISSUED = "{root}: record 12 was never issued; the last one is 10"  # reading may start at the next one, 11
 NO_DAEMON = "{root}/wald.sock: no daemon answers (No such file or directory)"
 REFUSED_WITHOUT_A_DAEMON = [
@@ -182,8 +182,8 @@ REFUSED_WITHOUT_A_DAEMON = [
     (("read", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
     (("read", "a", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
     (("read", "a", "--commit", "--from", 12), NotFound, NEVER_ISSUED, "--follow"),
-    (("cursor", "set", "a", 11), Refused, f"{CURSOR}: 11 is beyond the head, 10", "head"),
-    (("cursor", "set", "a", 11, "--rewind"), Refused, f"{CURSOR}: 11 is beyond the head, 10", "head"),
+    (("cursor", "set", "a", 11), Refused, f"{CURSOR}: 11 is beyond the last durable record, 10", "head"),
+    (("cursor", "set", "a", 11, "--rewind"), Refused, f"{CURSOR}: 11 is beyond the last durable record, 10", "head"),
     (("cursor", "set", "a", 4), Refused, f"{CURSOR}: 4 would move the cursor backwards from 5", " --rewind"),
     (("cursor", "set", "a", "end"), InvalidInput, NO_POSITION, "wald --root {root} cursor set a 10 --group processed"),
     (("append", "a", "--retry-for", "0"), Unavailable, NO_DAEMON, "wald --root {root} run"),

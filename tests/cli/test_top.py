@@ -293,7 +293,7 @@ def test_everything_is_reported() -> None:
         "segments  101 segments, 5.1 GiB",
         "          " + "░" * 12 + "█" * 46 + "▓" * 2,
         "          ░ free 20, 1.0 GiB   █ pinned 80, 4.0 GiB   ▓ active 1, 64.0 MiB",
-        "sealing   2 waiting   14 sealed since this began   - B/s",
+        "sealing   2 waiting   14 sealed since the start   - B/s",
         "disk      " + "█" * 42 + "░" * 18,
         "          120.0 GiB free of 400.0 GiB   grows 1.0 GiB a day   full in 120 d if nothing is reclaimed",
         "",

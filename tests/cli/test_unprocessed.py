@@ -81,15 +81,15 @@ def test_the_command_to_read_works_where_records_in_front_were_removed(robbed: P
 
     done = wald(*words[1:])
     assert (done.returncode, done.stdout) == (0, b"6\n"), done.stderr
-    assert "up to 4 records in front were removed before it processed them; --on-missing skip skips them" in text
+    assert "up to 4 records before these, removed before the group processed them; --on-missing skip skips them" in text
 
 
 def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_record(robbed: Path) -> None:
     code, message, hint = refusal_of("cursor", "skip", "a", 6, "--root", robbed)
     assert code == 9
-    assert "record 6 is not the next of route a for group processed: " in message
+    assert "record 6 is not the next record of route a for group processed: " in message
     assert "RECLAIM has removed records 1 to 5: 4 records of route a are missing" in message
-    assert "--through skips 1 record up to 6 and passes over up to 4 records that were removed" in hint
+    assert "--through skips 1 record up to 6 and passes over up to 4 records that no longer exist" in hint
     assert (skips(robbed), shown(robbed)["missing_records"]) == ([], 4)
 
     done = json.loads(output_of("cursor", "skip", "a", 6, "--through", "--json", "--root", robbed))
@@ -113,8 +113,8 @@ def test_what_shrinking_has_dropped_is_missing_though_nothing_is_left(tmp_path: 
     built.crash()
 
     assert (found["lag_records"], found["first"], found["missing_records"]) == (0, None, 10)
-    assert "nothing that the log holds" in text
-    assert "up to 10 records in front were removed before it processed them" in text
+    assert "no record that the log still has" in text
+    assert "up to 10 records before these, removed before the group processed them" in text
 
 
 def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_skip_that_was_killed_anywhere_is_on_record_if_it_was_made_and_as_done
 
 def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) -> None:
     code, message, hint = refusal_of("cursor", "skip", "a", 5, "--root", filled)
-    assert (code, message) == (9, "record 5 is not the next of route a for group processed: 2 is")
+    assert (code, message) == (9, "record 5 is not the next record of route a for group processed: 2 is")
     assert "--through skips 3 records" in hint
     assert refusal_of("cursor", "skip", "a", 4, "--root", filled)[0] == 3, "a record of another route"
     assert refusal_of("cursor", "skip", "a", 1, "--root", filled)[0] == 3, "it is processed"

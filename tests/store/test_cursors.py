@@ -57,7 +57,7 @@ def look(built: Built, content: bytes | None) -> Cursor:
 
 def test_backwards_is_refused_unless_asked_for_and_what_is_wrong_always(built: Built) -> None:
     for rewind in (False, True):
-        with pytest.raises(Refused, match="beyond the head, 10"):
+        with pytest.raises(Refused, match="beyond the last durable record, 10"):
             move(built, 11, rewind=rewind)
     assert look(built, None).state is CursorState.ABSENT
     with pytest.raises(NotFound):

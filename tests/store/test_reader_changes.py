@@ -127,7 +127,7 @@ def test_reading_from_cursors_begins_behind_each(built: Built) -> None:
     assert values(built, "a", "cursor") == [b"a5"]
     assert [r.sequence for r in built.log.records(start="cursor")] == [4, 5, 6]
     built.root.cursor("a", "processed").write_bytes(b"7\n")
-    with pytest.raises(Damaged, match="beyond the head"):
+    with pytest.raises(Damaged, match="beyond the last durable record"):
         built.log.records("a", "cursor")
 
 

@@ -71,7 +71,7 @@ def seal_all(root: Root) -> list[CompressedSegment]:
 
 
 def reported(root: Root) -> list[dict[str, Any]]:
-    """The ledger's entries; the chain is whole."""
+    """The ledger's entries; the chain is intact."""
     decoded = read_ledger(root.ledger / "segments.jsonl")
     assert decoded.broken_lines == []
     return decoded.entries

@@ -262,7 +262,7 @@ def test_the_way_back(tmp_path: Path) -> None:
         until = ("a", "--until", "now")
         for words in (("read", *until), ("read", "--grep", "x", *until), ("where", "--since", "1h")):
             assert b"newer records look later than they are" in wald(*words, "--root", root).stderr
-        assert b"append times begin again with record 4" in output_of("clock", "step", "--root", root)
+        assert b"append times follow the clock again, from record 4" in output_of("clock", "step", "--root", root)
         output_of("append", "--root", root, "a", stdin=b"right\n")
         assert json.loads(output_of("clock", "step", "--root", root, "--json"))["stepped"] is False
         assert read_with_warning(root, "--since", "1h") == b"of the future\nnow\nfrozen\nright\n"
@@ -294,12 +294,12 @@ def assert_reported(root: Path) -> None:
     before, at = utc(step.before_ns), utc(step.at_ns)
     done = wald("status", "--root", root)
     assert done.returncode == 0
-    assert f"1; the last one before record 4: append times were at {before}, the clock at {at}" in done.stdout.decode()
+    assert f"1; the latest before record 4: append times were at {before}, the clock at {at}" in done.stdout.decode()
     status = json.loads(output_of("status", "--root", root, "--json"))
     require_documented("wald status", status)
     assert [each["sequence"] for each in status["clock_steps"]] == [4]
     (line,) = (each for each in output_of("history", "--root", root).decode().splitlines() if "clock-step" in each)
-    assert line.startswith(f"{at}  clock-step append times begin again with record 4: the clock was at {at}, and they ")
+    assert line.startswith(f"{at}  clock-step append times follow the clock again from record 4: they were at ")
     lines = map(json.loads, output_of("history", "--root", root, "--json").splitlines())
     (event,) = (each for each in lines if each.get("event") == "clock-step")
     assert (event["ledger"], event["line"], event["entry"]["sequence"]) == ("clock.jsonl", 1, 4)

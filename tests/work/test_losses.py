@@ -118,7 +118,7 @@ def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(bu
     with group(built) as work:
         work.ack("x", {*leased(work, 5)} - {1, 4})
     shutil.copytree(built.root.route("a"), tmp_path / "older/routes/a", dirs_exist_ok=True)
-    with pytest.raises(Damaged, match="it has records up to 5, and the last one of the log is 2"):
+    with pytest.raises(Damaged, match="it lists records up to 5, but the last record of the log is 2"):
         WorkGroup(tmp_path / "older", "a", "g")
 
     started, said = Built(tmp_path / "older", epoch=2), list[str]()

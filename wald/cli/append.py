@@ -123,7 +123,7 @@ def append(
             failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
             message, hint = f"{failure.message}; {durable}", failure.hint
             if unanswered:
-                message += f", {unanswered} are not acknowledged: they may be in the log or not"
+                message += f", {unanswered} are not acknowledged and may or may not be in the log"
                 start = f" --from {durable.last + 1}" if durable.last else ""
                 reading = f"{command_line(root, f'read {route}')}{start} shows which of them are there"
                 hint = f"{hint}; then {reading}" if hint else reading

@@ -110,7 +110,7 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
         head = log.head()
         last = 0 if given == "earliest" else head.sequence if head else "SEQUENCE"
         hint = command_line(log.root.path, f"cursor set {route} {last} --group {group}")
-        raise InvalidInput(f"{given}: neither a sequence, the number of a record, nor a time", hint=hint) from None
+        raise InvalidInput(f"{given}: neither a sequence (the number of a record) nor a time", hint=hint) from None
     return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
 
@@ -233,7 +233,7 @@ def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Itera
     at += f", of {cursor.other_user}" if cursor.other_user else ""
     rows = [("route", cursor.route), ("group", cursor.group), ("cursor", at)]
     if first is None:
-        left = "nothing that the log holds" if missing else "nothing: every record was processed"
+        left = "no record that the log still has" if missing else "none: every record was processed"
         if fields["lag_records"]:  # the next one has begun and not ended
             left = counted(fields["lag_records"], "record")
         rows.append(("left", left))
@@ -246,10 +246,10 @@ def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Itera
             start = str(first)
         rows.append(("to read", command_line(log.root.path, f"read {cursor.route} --from {start}")))
     if lost:
-        rows.append(("lost", f"up to {counted(lost, 'record')} after the first of these were given up by a repair"))
+        rows.append(("lost", f"up to {counted(lost, 'record')} after the first one, given up by a repair"))
     if missing:
         passing = "" if first is None else "; --on-missing skip skips them"
-        removed = f"up to {counted(missing, 'record')} in front were removed before it processed them"
+        removed = f"up to {counted(missing, 'record')} before these, removed before the group processed them"
         rows.append(("missing", f"{removed}{passing}"))
     yield from aligned(rows, ())
 
@@ -290,7 +290,7 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
             moved = log.set_cursor(route, sequence, group, any_user=True)
     fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
     fields |= {"records": records, "missing_records": missing, "why": why}
-    removed = f"; passed over: up to {counted(missing, 'record')} that were removed before" if missing else ""
+    removed = f"; also passed over: up to {counted(missing, 'record')} that no longer exist" if missing else ""
     text = f"{route}/{group} is at {moved.sequence}; skipped: {counted(records, 'record')}{removed}"
     print_result("cursor.skip", as_json, fields, [text])
     _warn(news, moved.message)
@@ -351,8 +351,8 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         raise NotFound(message, hint=showing)
     missing = sum(each.records for each in gone)
     if not through:
-        message = f"record {sequence} is not the next of route {route} for group {found.group}"
-        removed = f" and passes over up to {counted(missing, 'record')} that were removed" if missing else ""
+        message = f"record {sequence} is not the next record of route {route} for group {found.group}"
+        removed = f" and passes over up to {counted(missing, 'record')} that no longer exist" if missing else ""
         hint = f"{showing}; --through skips {counted(records, 'record')} up to {sequence}{removed}"
         if found.of_work_group:
             hint = f"{command_line(log.root.path, f'group skip {route} {found.group} {sequence}')} skips it alone"

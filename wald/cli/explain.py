@@ -92,7 +92,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         yield f"{others} read everything and pin{'s' * (idle == 1)} nothing."
     if alone := backlog.exclusive_bytes:
         named = ", ".join(f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED))
-        more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
+        more = f" and {len(alone) - _NAMED} more routes" if len(alone) > _NAMED else ""
         yield f"\nWhat one route alone pins: {named}{more}."
     if sizes["pinned"]:
         shrinking = command_line(log.root.path, "--shrink-pinned", program="wald-reclaim")
@@ -144,7 +144,7 @@ def _segments_line(stretch: _Stretch, active: str) -> str:
     size = format_bytes(stretch.stored_bytes)
     count = f"{stretch.count} segments, " if stretch.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
-    records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
+    records = f"record {begin} and later" if end is None or end < begin else f"records {begin} to {end}"
     unsealed = ", not sealed yet" if first.state is State.CUT else ""
     place = f"{records} ({count}{size}{unsealed})"
     if not first.readable:
@@ -199,7 +199,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     wald_ = command_line(log.root.path)
     yield from (message for _, message in fifo_problems(log.root))
     for over in over_quota(log.root, seconds=QUOTA_SECONDS):
-        requests = f"its requests {_OVER[over['policy']]}, until the group has read on or the quota is raised"
+        requests = f"its requests {_OVER[over['policy']]}, until the group catches up or the quota is raised"
         yield f"{over['message']}. Its FIFO is not read, and {requests}."
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
@@ -209,7 +209,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     if absent:
         yield (
             f"Without a cursor: {_names(absent)}. No group has processed their records, so everything they ever\n"
-            "received is kept. That is how a route waits for its first reader. After it has read, or if none will:\n"
+            "received is kept. A route waits for its first reader this way. Once it has read, or if none will:\n"
             f"  {wald_} cursor set {absent[0]} SEQUENCE\n  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
@@ -228,7 +228,7 @@ def _outlook(growth: Growth | None, free: int) -> str:
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until_full(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; how fast the log grows is not known yet, from less than {format_seconds(MIN_SECONDS)}."
+        return f"{left}; its growth rate is unknown: that takes {format_seconds(MIN_SECONDS)} of records."
     rate = format_bytes(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."
 
@@ -279,7 +279,7 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     if route is not None and not known and not story.broken:
         here.require_route(route)
     fields = {"kind": "summary", "lines": story.lines, "not_allowed": story.not_allowed, "broken": story.broken}
-    chain = "the chain is broken" if story.broken else "the chain is whole"
+    chain = "the chain is broken" if story.broken else "the chain is intact"
     refused = f"{story.not_allowed} deletions not allowed" if story.not_allowed else ""
     summary = f"{story.lines} lines read: {chain}; {refused or 'every deletion on record was allowed'}"
     print_result("history", as_json, fields, [*(f"damaged: {message}" for message in story.broken), summary])

@@ -172,8 +172,8 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
     yield "cursor", f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     if seen.damage:
         yield "damaged", f"{seen.file.path}: {seen.damage}"
-        known = f"{seen.reading.lines} lines before it are whole, and {seen.reading.behind} behind it"
-        yield "known", f"{known}; what is above the cursor is not"
+        known = f"{seen.reading.lines} valid lines before it, and {seen.reading.behind} after it"
+        yield "known", f"{known}; the state of records above the cursor is unknown"
     else:
         yield "done to", f"{picture.floor}: every record up to there is done" if picture.floor else "nothing yet"
         more = counted(found.behind.records, "record")
@@ -185,7 +185,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         if due := min((each.due_ns for each in picture.waiting()), default=0):
             yield "next due", f"{utc(due)}, in {format_seconds((due - now_ns) / _NS)}"
         if picture.open:
-            yield "tries", f"{picture.tries_max}, of the open record that was delivered most"
+            yield "tries", f"{picture.tries_max}, the maximum of all open records"
     yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
     size, alone = format_bytes(held.pinned_bytes), f"{format_bytes(held.exclusive_bytes)} by it alone"
     pins = f"{counted(held.pinned_segments, 'segment')}, {size}; {alone}"
@@ -195,7 +195,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
 
 def _owner(seen: GroupStatus) -> str:
     if seen.owner is None:
-        return "none runs" + "; the next one redelivers at once what workers had" * bool(seen.snapshot.open)
+        return "none runs" + "; the next owner redelivers leased records at once" * bool(seen.snapshot.open)
     if seen.owner.pid is None:
         return "runs, in another container or PID namespace"
     return f"process {seen.owner.pid}{': ' if seen.owner.command else ''}{seen.owner.command}"
@@ -220,10 +220,10 @@ def _open(work: WorkOfGroup) -> str:
 
 def _oldest(found: FoundGroup, now_ns: int) -> str:
     picture = found.seen.snapshot
-    named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
+    named = f"record {picture.floor + 1}" if picture.open else "a record not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
     failure = picture.failures.get(picture.floor + 1)
-    last = f"; came back last: {_one_line(failure.reason)}" if failure and failure.reason else ""
+    last = f"; last returned with: {_one_line(failure.reason)}" if failure and failure.reason else ""
     return f"{named}, {since}{_standing(found.seen, now_ns)}{last}"
 
 
@@ -251,16 +251,16 @@ def _next(log: Log, found: FoundGroup) -> str:
     path = seen.file.path
     if seen.damage and beyond_head(log.root, seen.reading):
         daemon = command_line(log.root.path, "run")
-        return f"start the daemon again ({daemon}): it does not reuse these numbers; then start its workers"
+        return f"restart the daemon ({daemon}): it does not reuse these numbers; then start its workers"
     if seen.damage:
         lost = counted(found.unfinished.records, "record")
-        moving = f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
+        moving = f"mv {path} {path}.damaged, then start its workers: {lost} above the cursor will be redelivered"
         if seen.owner is None:
             return moving
         stopping = f"kill {seen.owner.pid}" if seen.owner.pid is not None else "stop its owner"
-        return f"{stopping}: an owner that ends writes what it knows; if the journal is still damaged then, {moving}"
+        return f"{stopping}: an owner writes its state when it ends; if the journal is still damaged, {moving}"
     if seen.cursor.state is CursorState.ABSENT:
-        return f"nothing: without a cursor the journal is not used; {_group_line(log, 'remove', seen.file)} removes it"
+        return f"nothing: the journal is not used without a cursor; {_group_line(log, 'remove', seen.file)} removes it"
     if not picture.open and not found.behind.records:
         return "nothing: every record is done"
     if seen.owner is not None and seen.owner.pid is not None and is_stopped(seen.owner.pid):
@@ -273,7 +273,7 @@ def _next(log: Log, found: FoundGroup) -> str:
         return f"wait until process {left[0].process} has ended; to end it: kill -- -{left[0].process_group}"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
         return _group_line(log, "pending", seen.file)
-    return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
+    return "check its workers: none requests a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
 
 
 def _only_waits(found: FoundGroup) -> str:
@@ -317,8 +317,8 @@ def pending(root: Path, route: str, group: str, worker: str | None, count: int |
         return
     tables = [*_tables(out, waiting, dead, now_ns, count)]
     if seen.owner is None and picture.open:
-        tables.append("No owner runs: the next one redelivers at once what workers had; delays still apply.")
-    nothing = f"nothing is with {worker}" if worker else "nothing is out, waits, or is being given up"
+        tables.append("No owner runs: the next owner redelivers leased records at once; delays still apply.")
+    nothing = f"{worker} has no records" if worker else "no record is leased, delayed, or being given up"
     click.echo("\n\n".join(tables or [nothing]))
 
 
@@ -396,7 +396,7 @@ def release(root: Path, route: str, group: str, worker: str, force: bool, timeou
     asked = {"do": "release", "worker": worker}
     records = _carried_out(log, seen, asked, lambda work: work.release(worker), timeout)
     fields = {"route": route, "group": group, "worker": worker, "records": records}
-    text = f"{route}/{group}: taken back from {worker}: {counted(records, 'record')}"
+    text = f"{route}/{group}: released from {worker}: {counted(records, 'record')}"
     print_result("group.release", as_json, fields, [text])
 
 
@@ -486,7 +486,9 @@ def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
         return f"stop it first: fuser -v {file.lock} names it"
     if any(name in owner.command for name in ("wald-gate", "wald_gate")):  # it works for other groups too
         asking = f"DELETE /v1/routes/{file.route}/groups/{file.group}"
-        return f"ask it: {asking}; or wait: it lets go 30 s after the last request, once no worker has a record"
+        return (
+            f"ask it: {asking}; or wait: it releases the group 30 s after the last request, once no worker has a record"
+        )
     return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
 
 
@@ -538,11 +540,12 @@ def _skippable(log: Log, seen: GroupStatus, first: int, last: int) -> int:
     durable = 0 if head is None else head.sequence
     if last > durable:
         raise Refused(
-            f"record {last} is beyond the head, {durable}", hint=f"{command_line(log.root.path, 'head')} shows it"
+            f"record {last} is beyond the last durable record, {durable}",
+            hint=f"{command_line(log.root.path, 'head')} shows it",
         )
     if first <= picture.floor < last:
         hint = _group_line(log, "skip", seen.file, f"{picture.floor + 1}..{last}")
-        raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
+        raise Refused(f"{route}/{group} has already processed every record up to {picture.floor}", hint=hint)
     known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
     if last >= picture.end:
         skip = EarlierReclaim(log.root, route, group).skip

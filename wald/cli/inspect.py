@@ -207,7 +207,7 @@ _LEDGER = (False, "it proves that deletions were allowed; without it, missing re
 _ALWAYS = {
     FileKind.ROOT: (False, "it is the log, with every record in it"),
     FileKind.IDENTITY: (False, "without it no program opens the log"),
-    FileKind.LOCK: (False, "a second daemon could start; the file has only one line"),
+    FileKind.LOCK: (False, "it has only one line, but without it a second daemon could start"),
     FileKind.CLOCK: (False, "without it look-ups by time miss records, and append times that go back look damaged"),
     FileKind.TRANSFERS: (
         False,
@@ -219,8 +219,11 @@ _ALWAYS = {
     FileKind.LEDGER_PART: _LEDGER,
     FileKind.QUARANTINE: (True, "no program reads it; but it is the only copy of these bytes"),
     FileKind.RECOVERY: (True, "it is only a report; the daemon keeps the last 32"),
-    FileKind.KEYS: (False, "a request that is repeated would be stored twice if its records are reclaimed already"),
-    FileKind.KEYS_LOCK: (False, "two gates could write the table of keys at a time; it is empty"),
+    FileKind.KEYS: (
+        False,
+        "a request that is repeated would be stored twice if its records have already been reclaimed",
+    ),
+    FileKind.KEYS_LOCK: (False, "it is empty, but without it two gates could write the table of keys at once"),
     FileKind.FOREIGN: (True, "no program of wald made it or reads it; whether another needs it is not known"),
 }
 _ARCHIVED = {FileKind.ARCHIVED_ROUTE, FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART}
@@ -249,17 +252,19 @@ def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
         case FileKind.HEAD if not runs:
             return Verdict(False, "readers need it; only if it is damaged: the next start rebuilds it", "")
         case FileKind.HEAD:
-            return Verdict(False, "readers see no record behind the newest complete segment until the next commit")
+            return Verdict(
+                False, "without it, readers see no record after the newest complete segment until the next commit"
+            )
         case FileKind.SOCKET if runs:
-            return Verdict(False, "producers could not reach the daemon")
+            return Verdict(False, "producers could not reach the daemon without it")
         case FileKind.SOCKET:
-            return Verdict(True, "no daemon listens on it; the next one makes its own")
+            return Verdict(True, "no daemon listens on it; the next one creates its own")
         case FileKind.TEMPORARY if runs:
-            return Verdict(False, "a program may be at work on it; the next start of the daemon removes it")
+            return Verdict(False, "a program may be using it; the next start of the daemon removes it")
         case FileKind.TEMPORARY:
             return Verdict(True, "no daemon runs; the next one removes it")
         case FileKind.LEDGER_LOCK:
-            return Verdict(False, "two programs could write the ledger at a time; it is empty")
+            return Verdict(False, "it is empty, but without it two programs could write the ledger at once")
     raise AssertionError(f"{path}: no verdict for {kind}")
 
 
@@ -282,7 +287,9 @@ def _of_route(root: Root, path: Path, named: RecognizedFile) -> Verdict:
             return Verdict(False, "its lines are not in the log", appending)
         case FileKind.CURSOR:
             return Verdict(
-                False, f"group {group} would begin at the front, or its records would be freed", removing_cursor
+                False,
+                f"group {group} would restart at the oldest record, or its records would be freed",
+                removing_cursor,
             )
         case FileKind.HANDOVER | FileKind.COMMAND:
             why = "the next start of wald-drain finishes it; remove the group if none will run again"
@@ -296,7 +303,7 @@ def _of_route(root: Root, path: Path, named: RecognizedFile) -> Verdict:
             why = "RECLAIM could delete records of an unfinished handover, and the next start would send them again"
             return Verdict(False, why, removing)
         case FileKind.CURSORS:
-            why = "the groups would begin at the front, or their records would be freed"
+            why = "the groups would restart at the oldest record, or their records would be freed"
             return Verdict(False, why, command_line(root.path, f"cursor list {route}"))
         case FileKind.RETIRED:
             why = "it would reactivate the route and pin records without the daemon's knowledge"
@@ -340,4 +347,4 @@ def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
         return Verdict(False, why, command_line(root.path, "explain"))
     if status.is_newest:
         return Verdict(False, "it is the newest segment, after which the next start continues")
-    return Verdict(False, "no group needs it, but only wald-reclaim records why it may go", reclaiming)
+    return Verdict(False, "no group needs it, but only wald-reclaim records why it may be deleted", reclaiming)

@@ -108,7 +108,7 @@ class SequenceNumber(click.IntRange):
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
             option = param.opts[0] if param else ""
-            message = f"{option} {value}: takes a sequence, the number of a record"
+            message = f"{option} {value}: must be a sequence, the number of a record"
             raise InvalidInput(message, hint=f"{option} 250") from None
 
 

@@ -225,7 +225,7 @@ def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
     for action in plan.actions:
         lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in action.lost_spans)
         dropped = action.dropped_records
-        among = f", of which shrinking had dropped {dropped}" if dropped else ""
+        among = f", {dropped} of them already dropped by shrinking" if dropped else ""
         cost = f"; gives up {action.lost_records} records: {lost}{among}" if lost else ""
         verb = _VERBS.get(action.kind.value, action.kind.value)
         text = f"{verb} {_short(action.path, root)}: {action.reason}{cost}"

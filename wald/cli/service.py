@@ -150,7 +150,7 @@ def step(root: Path, socket: Path | None, as_json: bool) -> None:
         what, base = daemon.command("CLOCK STEP").split()
     text = "nothing to step: append times are not ahead of the clock"
     if what == "stepped":
-        text = f"stepped: append times begin again with record {base}"
+        text = f"stepped: append times follow the clock again, from record {base}"
     print_result("clock.step", as_json, {"stepped": what == "stepped", "sequence": int(base)}, [text])
 
 

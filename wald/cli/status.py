@@ -110,7 +110,7 @@ def _word(finding: Finding) -> str:
 
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
     held = facts.daemon.answer.get("unfinished_lines") or {}
-    lines = ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
+    lines = ", ".join(f"{route} holds {length} bytes of an unfinished line" for route, length in held.items())
     software = facts.daemon.answer.get("software") or facts.report.get("software")
     daemon = facts.daemon.message + (f"; {software}" if software else "")
     rows = [("daemon", daemon), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
@@ -126,9 +126,9 @@ def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
 def _crash(facts: Facts) -> str:
     crash = facts.crash
     if crash is None:
-        return "none that recovery/ knows of"
+        return "none recorded in recovery/"
     if crash.found_ns is None:
-        return f"epoch {crash.epoch} {crash.how}; what it lost is known after the next start"
+        return f"epoch {crash.epoch} {crash.how}; the next start reports what was lost"
     lost = "; ".join(crash.lost) or "nothing acknowledged was lost"
     cut = f", {crash.cut_bytes} bytes of an unfinished write were cut" if crash.cut_bytes else ""
     return f"epoch {crash.epoch} {crash.how}; found at {utc(crash.found_ns)}: {lost}{cut}"
@@ -152,7 +152,7 @@ def _steps(facts: Facts) -> str:
         return ""
     last = facts.contents.steps[-1]
     times = f"append times were at {utc(last.before_ns)}, the clock at {utc(last.at_ns)}"
-    return f"{len(facts.contents.steps)}; the last one before record {last.base}: {times}"
+    return f"{len(facts.contents.steps)}; the latest before record {last.base}: {times}"
 
 
 def _lag(facts: Facts, now_ns: int) -> str:
@@ -160,9 +160,9 @@ def _lag(facts: Facts, now_ns: int) -> str:
 
     waiting = facts.contents.waiting
     if not waiting and facts.contents.lost_routes:
-        return f"not known of {named(facts.contents.lost_routes)}"
+        return f"unknown for {named(facts.contents.lost_routes)}"
     if not waiting and facts.contents.unreadable:
-        return "not known of records that cannot be read"
+        return "unknown for unreadable records"
     if not waiting:
         return "every group has processed everything"
     oldest, others = waiting[0], len(waiting) - 1
@@ -177,7 +177,7 @@ def _space(facts: Facts) -> str:
     needed = facts.daemon.answer.get("needed_bytes")
     kept = f", {format_bytes(needed)} are needed" if isinstance(needed, int) else ""
     if facts.contents.full_seconds is None:
-        return f"{free}{kept}; the log does not grow, or is too young to know"
+        return f"{free}{kept}; the log does not grow, or is too young to tell"
     return f"{free}{kept}; full in {format_seconds(facts.contents.full_seconds)} if nothing is reclaimed"
 
 
@@ -185,7 +185,7 @@ def _settings_text(facts: Facts) -> Iterator[str]:
     rows = [(name, each.get("value", ""), each.get("origin", "")) for name, each in facts.settings.items()]
     if not rows:
         starting = command_line(facts.root, "run")
-        yield f"no life of the daemon has left its settings in recovery/; {starting}"
+        yield f"no run of the daemon has recorded its settings in recovery/; {starting}"
         return
     yield from aligned([("SETTING", "VALUE", "FROM"), *rows], ())
 

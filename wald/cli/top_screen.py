@@ -80,7 +80,7 @@ def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
     if (seen := snapshot.activity) is not None:
         sealing: list[Cell] = [
             (f"{seen.waiting_segments:,} waiting", "blue" if seen.waiting_segments else ""),
-            (f"{seen.sealed_segments:,} sealed since this began", ""),
+            (f"{seen.sealed_segments:,} sealed since the start", ""),
             (_bytes_rate(seen.sealed_bytes_per_second), ""),
         ]
         shown += _packed("sealing", sealing, width)
@@ -151,7 +151,7 @@ def _disk(inventory: Inventory, width: int) -> Iterator[Text]:
     yield _labelled("disk", Text.assemble(("█" * used, style), ("░" * free, "bright_black")))
     pieces = [(f"{format_bytes(inventory.free_bytes)} free of {format_bytes(inventory.total_bytes)}", "bold")]
     if inventory.growth_bytes_per_second is None:
-        pieces.append(("how fast it fills is not known yet", "bright_black"))
+        pieces.append(("growth rate not known yet", "bright_black"))
     else:
         pieces.append((f"grows {format_bytes(inventory.growth_bytes_per_second * _DAY)} a day", ""))
         if inventory.seconds_until_full is not None:

@@ -196,10 +196,12 @@ def encode_values(
 ) -> Iterator[bytes]:
     """Encode the arguments of ``Producer.send``. Invalid arguments raise InvalidInput before the iteration."""
     if isinstance(values, bytes | str):
-        raise InvalidInput("values must be a sequence, not a single value", case="values-are-not-a-list")
+        raise InvalidInput("values must be a list of values, not a single value", case="values-are-not-a-list")
     for name, column in {"keys": keys, "times": times, "headers": headers, "not_before": not_before}.items():
         if isinstance(column, bytes | str):
-            raise InvalidInput(f"{name} must be a sequence, not a single value", case="column-is-not-a-list", name=name)
+            raise InvalidInput(
+                f"{name} must be a list of values, not a single value", case="column-is-not-a-list", name=name
+            )
         if column is not None and len(column) != len(values):
             raise InvalidInput(
                 f"the lengths differ: values has {len(values)}, {name} has {len(column)}",

@@ -105,7 +105,7 @@ def _require_allowed(root: Root, current: Cursor, sequence: int, head_sequence: 
         raise InvalidInput(f"{path}: {sequence} is not a sequence", case="cursor-below-zero")
     if sequence > head_sequence:
         raise Refused(
-            f"{path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
+            f"{path}: {sequence} is beyond the last durable record, {head_sequence}, so it cannot have been processed",
             case="cursor-beyond-head",
             root=root.path,
         )

@@ -158,7 +158,9 @@ def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_seque
     if lines.log_id is not None and lines.log_id != log_id:
         return cursor(CursorState.FOREIGN, lines.sequence, f"belongs to log {lines.log_id.hex()}, not to this one")
     if lines.sequence > head_sequence:
-        return cursor(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
+        return cursor(
+            CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the last durable record, {head_sequence}"
+        )
     return cursor(CursorState.VALID, lines.sequence)
 
 

@@ -91,7 +91,7 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
             if found.is_asked and found.life is not Life.STARTS:
                 return found
             if not found.is_asked:
-                why = f"this user may neither open {root.lock} nor ask {socket}"
+                why = f"this user may neither open {root.lock} nor query {socket}"
                 message = f"it is unknown whether a daemon runs: {why}"
                 return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
         starting = command_line(root.path, "run")

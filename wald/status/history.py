@@ -142,7 +142,7 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
             return f"segment {base}: records {number(base)} to {number(following - 1)}, {size(entry.get('bytes'))}"
         case {"event": "repaired", "base": int(base), "last": int(last)}:  # nothing may have been intact
             done = "set aside" if entry.get("action") == "set aside" else "rebuilt from its intact part"
-            span = f"intact were records {number(base)} to {number(last)}"
+            span = f"records {number(base)} to {number(last)} were intact"
             kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
             whole = span if last >= base else "no record in it was intact"
             return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
@@ -161,8 +161,9 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
             lost = "; ".join(entry["lost"]) or "nothing acknowledged was lost"
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
         case {"event": "clock-step", "before": before} if event.ledger == CLOCK:
-            now = f"the clock was at {utc(event.at_ns)}"
-            return f"append times begin again with record {number(entry['sequence'])}: {now}, and they at {before}"
+            now = f"the clock at {utc(event.at_ns)}"
+            base = number(entry["sequence"])
+            return f"append times follow the clock again from record {base}: they were at {before}, {now}"
         case {"event": "ended", "epoch": epoch, "ended": end} if event.ledger == LIVES:
             return f"epoch {epoch} {'was' if end == 'stopped' else 'failed:'} {end}"
         case {"event": "started"} if event.ledger == LIVES:
@@ -195,7 +196,7 @@ def _skip(entry: dict[str, Any], number: Callable[[object], str]) -> str:
     begin = entry.get("after", entry.get("first"))
     moved = f"{entry.get('route')}/{entry.get('group')} {way} {number(begin)} to {number(entry.get('sequence'))}"
     records = f"{number(entry.get('records'))} record{'s' * (entry.get('records') != 1)}"
-    missing = f" and up to {number(entry['missing'])} that were removed" if entry.get("missing") else ""
+    missing = f" and up to {number(entry['missing'])} that no longer existed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""
     return f"{moved} by {entry['by']}, past {records}{missing}{why}"
 
@@ -203,7 +204,7 @@ def _skip(entry: dict[str, Any], number: Callable[[object], str]) -> str:
 def _judgement(event: Event) -> str:
     entry, ruling = event.entry, event.ruling
     if ruling is None:
-        return "taken back later"
+        return "undone later"
     if ruling.errors:
         return f"NOT ALLOWED: {'; '.join(ruling.errors)}"
     lost = f", {ruling.unread_records} records expired unread" if ruling.unread_records else ""

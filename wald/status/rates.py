@@ -65,16 +65,16 @@ def conclusion(found: Item, root: Path) -> str:
         return f"Input waits for room on the disk ({found['degraded_by']}): {explain} shows what fills it."
     if found["stalled_seconds"] >= 1:
         status = command_line(root, "status")
-        return f"Input has waited for {found['stalled_seconds']:g} s while the head did not move: {status} has more."
+        return f"Input has waited for {found['stalled_seconds']:g} s while the head did not move: {status} shows more."
     if not commit["count"]:
         return "Nothing was committed, so no producer of records has waited for a commit."
     share = sync["mean"] * sync["count"] / (commit["mean"] * commit["count"]) if commit["mean"] else 0.0
     mean = f"{1000 * commit['mean']:.3g} ms on average"
     if commit["mean"] <= _SLOW_SECONDS:
-        return f"Commits are fast ({mean}): a producer that waits for longer waits elsewhere."
+        return f"Commits are fast ({mean}): a producer that waits longer waits for something else."
     if share >= _MOST:
         return f"The disk is slow: a commit takes {mean}, {share:.0%} of it the sync."
-    return f"The daemon is slow: a commit takes {mean}, {share:.0%} of it the sync; look at its CPU."
+    return f"The daemon is slow: a commit takes {mean}, {share:.0%} of it the sync; check its CPU usage."
 
 
 def _spread(after: Item, before: Item | None) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def _not_answered(root: Root, path: Path, seconds: float) -> Unavailable:
     showing = command_line(root.path, f"group show {path.relative_to(root.routes).parts[0]} {path.stem}")
     return Unavailable(
         f"{path}: the owner has accepted the request, but has not answered for {seconds:g} s",
-        hint=f"{showing} says whether it is done; {_owner_hint(path)}",
+        hint=f"{showing} shows whether it was applied; {_owner_hint(path)}",
     )
 
 

@@ -186,10 +186,10 @@ def read_journal(path: Path, apply: Callable[[JournalLine], None]) -> Reading:
             else:
                 if isinstance(line, JournalStart):
                     if read.start is not None:
-                        raise BadWork("two lines say whose it is")
+                        raise BadWork("two lines name its group")
                     read.start = line
                 elif read.start is None:
-                    raise BadWork("its first line does not say whose it is")
+                    raise BadWork("its first line does not name its group")
                 apply(line)
                 read.lines += 1
                 read.last = max(read.last, last_read(line))
@@ -234,7 +234,7 @@ def beyond_head(root: Root, read: Reading) -> str:
     head = readable_head(root)
     if head is None or read.last <= head.sequence:
         return ""
-    return f"it has records up to {read.last}, and the last one of the log is {head.sequence}"
+    return f"it lists records up to {read.last}, but the last record of the log is {head.sequence}"
 
 
 def _is_torn(data: bytes, offset: int) -> bool:
@@ -277,7 +277,7 @@ def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:
     route = path.relative_to(root.routes).parts[0]
     return Damaged(
         f"{path}: offset {offset}: {why}; the state of records above the cursor is unknown",
-        hint=f"{command_line(root.path, f'group show {route} {path.stem}')} says what can be done",
+        hint=f"{command_line(root.path, f'group show {route} {path.stem}')} shows what can be done",
     )
 
 

@@ -272,7 +272,7 @@ def _findings(file: WorkFile, log_id: bytes) -> Iterator[Finding]:
         return
     yield Finding(Level.OK, path, 0, f"{reading.lines} lines")
     if reading.torn:
-        yield Finding(Level.INFO, path, reading.end, "an unfinished line; the owner of the group cuts it")
+        yield Finding(Level.INFO, path, reading.end, "an unfinished line; the owner of the group removes it")
 
 
 class Progress:
@@ -297,7 +297,7 @@ class Progress:
             if cursor.state is CursorState.ABSENT:
                 listing = command_line(self.log.root.path, f"cursor list {self.route}")
                 raise NotFound(
-                    f"group {self.group} has no cursor on route {self.route}, so it has not begun",
+                    f"group {self.group} has no cursor on route {self.route}, so it has not started",
                     hint=f"{listing} shows those that have",
                 )
             self._floor, self._cursor_stamp = cursor.effective, _settled(stamp)

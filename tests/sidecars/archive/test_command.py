@@ -192,7 +192,7 @@ def test_what_was_reclaimed_before_a_new_group_came_is_reported_once(built: Buil
 def test_a_time_where_a_sequence_is_taken_is_refused(root: Path, dest: Path) -> None:
     code, message, hint = refusal_of("a", "--root", root, "--dest", dest, "--to", "2026-01-01")
 
-    assert (code, message) == (2, "--to 2026-01-01: takes a sequence, the number of a record")
+    assert (code, message) == (2, "--to 2026-01-01: must be a sequence, the number of a record")
     assert hint == "--to 250"
 
 

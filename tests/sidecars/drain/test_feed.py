@@ -94,8 +94,8 @@ def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) ->
     assert command.runs == [b"1\n2\n3\n5\n6\n7\n"] * 3 + [b"8\n9\n10\n"] * 3
     assert command.reported[:3] == ["a processed 1-7 6 1", "a processed 1-7 6 2", "a processed 1-7 6 3"]
     assert inside.reported[:2] == [
-        "a 1 to 7: exit 7, try 1, again in 0.1 s",
-        "a 1 to 7: exit 7, try 2, again in 0.2 s",
+        "a 1 to 7: exit 7, try 1, retrying in 0.1 s",
+        "a 1 to 7: exit 7, try 2, retrying in 0.2 s",
     ]
     assert cursor(built) == 10
 
@@ -124,9 +124,9 @@ def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(b
     ]
     assert cursor(built) == 5
     assert inside.reported[2:5] == [
-        "a 1 to 10: exit 1, try 3, in halves in 0.1 s",
-        "a 6 to 10: exit 1, try 1, in halves in 0.1 s",
-        "a 6 to 7: exit 1, try 1, in halves in 0.1 s",
+        "a 1 to 10: exit 1, try 3, retrying in halves in 0.1 s",
+        "a 6 to 10: exit 1, try 1, retrying in halves in 0.1 s",
+        "a 6 to 7: exit 1, try 1, retrying in halves in 0.1 s",
     ]
 
 
@@ -151,7 +151,9 @@ def test_exit_75_is_no_try(built: Built, tmp_path: Path) -> None:
     inside.run(*command.words, tries=1)
 
     assert command.reported == ["a processed 1-10 9 1"] * 4
-    assert inside.reported == [f"a 1 to 10: exit 75, which says later, again in {pause} s" for pause in (0.1, 0.2, 0.4)]
+    assert inside.reported == [
+        f"a 1 to 10: exit 75 (try again later), retrying in {pause} s" for pause in (0.1, 0.2, 0.4)
+    ]
     assert cursor(built) == 10
 
 

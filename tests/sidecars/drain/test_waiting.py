@@ -296,7 +296,7 @@ def test_a_killed_keeper_is_no_try(long_log: Built, tmp_path: Path, start: Start
     done = drain("a", "--batch-records", 500, *words)
 
     assert done.returncode == 0, done.stderr
-    assert b"a 1 to 500: its keeper was killed, so its exit code is unknown, again in 0.1 s\n" in done.stderr
+    assert b"a 1 to 500: its keeper was killed, so its exit code is unknown, retrying in 0.1 s\n" in done.stderr
     assert keepers.read_text().splitlines() == ["1"] * 4
     assert long_log.log.cursor("a").effective == 1001
 

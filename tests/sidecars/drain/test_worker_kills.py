@@ -66,7 +66,7 @@ def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
     assert (code, f"worker-1 of a/processed runs process {jobs.running['1'].pid}, with its" in message) == (9, True)
     ending = hint.partition(" ends it")[0].rpartition("kill -- -")[2]
     assert os.getpgid(jobs.running["1"].pid) == int(ending)
-    assert output_of(*line, "--force") == b"a/processed: taken back from worker-1: 1 record\n"
+    assert output_of(*line, "--force") == b"a/processed: released from worker-1: 1 record\n"
     os.killpg(int(ending), signal.SIGKILL)
     await_line(drain, "a 1: killed by SIGKILL, try 1")
 
@@ -123,7 +123,7 @@ def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, star
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     jobs.await_running(2)
     os.kill(jobs.running["2"].pid, signal.SIGKILL)
-    await_line(process, "a 2: killed by SIGKILL, try 1, again in 0.1 s")
+    await_line(process, "a 2: killed by SIGKILL, try 1, retrying in 0.1 s")
     jobs.let_go(2)
 
     assert process.wait(TIMEOUT_SECONDS) == 0
@@ -138,7 +138,7 @@ def test_a_command_may_kill_its_process_group(built: Built, jobs: Jobs, start: S
     done = drain("a", "--root", built.root.path, "--workers", 2, "--exit-at-end", "--", "sh", "-c", script)
 
     assert done.returncode == 0
-    assert done.stderr == b"wald-drain: a 2: killed by SIGKILL, try 1, again in 0.1 s\n"
+    assert done.stderr == b"wald-drain: a 2: killed by SIGKILL, try 1, retrying in 0.1 s\n"
 
 
 def test_a_signal_to_all_processes_of_a_drain_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
@@ -185,7 +185,7 @@ def test_a_killed_keeper_leaves_the_record_with_its_command(
     eventually(lambda: len(jobs.processed) == 19)
     assert jobs.tries(2) == [1]
     jobs.let_go(2)
-    await_line(process, "a 2: its keeper was killed, so its exit code is unknown, again in 0.1 s")
+    await_line(process, "a 2: its keeper was killed, so its exit code is unknown, retrying in 0.1 s")
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.tries(2) == [1, 1]

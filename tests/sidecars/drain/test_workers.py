@@ -130,7 +130,7 @@ def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -
     process.send_signal(signal.SIGTERM)
     assert process.wait(TIMEOUT_SECONDS) == 0
     before = jobs.tries(1)
-    assert b"; came back last: exit 1\n" in output_of("group", "show", "a", "processed", "--root", sent)
+    assert b"; last returned with: exit 1\n" in output_of("group", "show", "a", "processed", "--root", sent)
     process = start(*jobs.arguments(sent, "--workers", 1))
     eventually(lambda: len(jobs.tries(1)) > len(before) + 1)
     process.send_signal(signal.SIGTERM)

@@ -77,7 +77,10 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
 
     done = reclaim(root, "--grace", "0")
     said = done.stdout.decode()
-    assert (done.returncode, done.stderr.decode().count("processed.cursor: 99 is beyond the head")) == (0, 1)
+    assert (done.returncode, done.stderr.decode().count("processed.cursor: 99 is beyond the last durable record")) == (
+        0,
+        1,
+    )
     for would, does in (
         ("would reclaim", "reclaimed"),
         ("would be marked", "now marked"),

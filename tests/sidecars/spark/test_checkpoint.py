@@ -216,7 +216,7 @@ def test_it_refuses_what_would_lose_something(ten: Built) -> None:
     assert refusal_of(*line)[0] == Refused.exit_code  # backwards
     committed(ten, 11)
     code, message, _ = refusal_of(*line)
-    assert (code, "beyond the head" in message) == (Refused.exit_code, True)
+    assert (code, "beyond the last durable record" in message) == (Refused.exit_code, True)
     assert ten.log.cursor("a").effective == 8
     nowhere = ["cursor", "from-checkpoint", ten.root.path / "nowhere", "a", "--root", ten.root.path]
     assert refusal_of(*nowhere)[0] == NotFound.exit_code

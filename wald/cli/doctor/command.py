@@ -195,7 +195,7 @@ def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[_Step]:
     begun = time.monotonic()
     found = [record.value for record in log.records(ROUTE, start=sequence, stop=sequence)]
     if found != [value]:
-        message = f"{log.root.path}: record {sequence} was read back with another value"
+        message = f"{log.root.path}: record {sequence} was read back with a different value"
         raise Damaged(message, hint=command_line(log.root.path, f"where {sequence}"))
     yield _Step("read", time.monotonic() - begun, sequence, "read back the same value")
     begun = time.monotonic()

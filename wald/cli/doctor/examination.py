@@ -73,7 +73,7 @@ class Subject:
         """Remove leftover scratch directories, and create one that ``stack`` removes."""
         user = log.user(self.place)
         if self.place.kind is log.Kind.UNFIT:
-            self.untried = "not tested, because no log can be here"
+            self.untried = "not tested, because no log can exist here"
         elif self.place.kind is log.Kind.HIDDEN:
             self.untried = "not tested, because this user is not permitted to see whether a log exists here"
         elif self.mount.type in medium.OF_KERNEL:

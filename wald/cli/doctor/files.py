@@ -167,7 +167,7 @@ def fifos(scratch: Path) -> Fifos:
         pipe = os.open(scratch / "in", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(pipe, b"line\n")
-            _require(os.read(pipe, 5) == b"line\n", "the FIFO returned other bytes")
+            _require(os.read(pipe, 5) == b"line\n", "the FIFO returned different bytes")
         finally:
             os.close(pipe)
         with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:

@@ -120,11 +120,11 @@ class Limits(Facts):
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.file_bytes is not None and self.file_bytes < self.segment_bytes:
-            message = f"files may have {self.file_bytes} bytes, but a segment has {self.segment_bytes}"
+            message = f"the file size limit is {self.file_bytes} bytes, but a segment has {self.segment_bytes}"
             return fail(message, "ulimit -f unlimited; LimitFSIZE=infinity in a unit")
         if self.open_files is not None and self.open_files < self.needed_files:
             return warn(
-                f"{self.open_files} files may be open, but the daemon may need {self.needed_files}: it then refuses "
+                f"only {self.open_files} files may be open; if the daemon needs its {self.needed_files}, it refuses "
                 "connections",
                 f"ulimit -Hn {self.needed_files}; LimitNOFILE={self.needed_files} in a unit",
             )
@@ -187,7 +187,8 @@ class Clock(Facts):
             )
         if self.is_synchronised is False:
             return warn(
-                "the clock is not synchronised: append times are as wrong as the clock; ages and the order are not",
+                "the clock is not synchronised: append times are as inaccurate as the clock; ages and order are not "
+                "affected",
                 "timedatectl set-ntp true, or apt install chrony",
             )
         if self.is_synchronised is None:
@@ -326,13 +327,13 @@ class Service(Facts):
             return unknown(f"systemd does not answer about {self.unit}", f"systemctl show {self.unit}")
         if not self.type.startswith("notify"):
             return warn(
-                f"{self.unit} has Type={self.type}: pipes are not kept over a restart, and systemd does not notice a "
+                f"{self.unit} has Type={self.type}: pipes are not kept across a restart, and systemd does not notice a "
                 "daemon that hangs",
                 f"systemctl edit {self.unit}: Type=notify, FileDescriptorStoreMax={self.fifos}, WatchdogSec=30",
             )
         if self.store_max < self.fifos:
             return warn(
-                f"{self.unit} keeps {self.store_max} descriptors over a restart, but the log has {self.fifos} FIFOs",
+                f"{self.unit} keeps {self.store_max} descriptors across a restart, but the log has {self.fifos} FIFOs",
                 f"systemctl edit {self.unit}: FileDescriptorStoreMax={self.fifos}",
             )
         if not self.has_watchdog:

@@ -62,7 +62,7 @@ class Mount(Facts):
             return fail(f"{where} is mounted read-only", f"mount -o remount,rw {self.mount_point}")
         if self.type in IN_MEMORY:
             message = f"{where} is memory: a crash of the host loses the whole log"
-            return fail(message, "put the root on a disk; findmnt --real lists those that are mounted")
+            return fail(message, "put the root on a disk; findmnt --real lists the mounted ones")
         if unsafe:
             message = f"{where} is mounted with {unsafe}: a sync does not wait for the disk"
             return fail(message, f"remove {unsafe} from /etc/fstab, then umount {self.mount_point} and mount it again")
