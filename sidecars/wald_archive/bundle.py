@@ -1,4 +1,4 @@
-"""Creation of a bundle: batches in; out come the bytes of a compressed tar, and facts about them.
+"""Creation of bundles: batches become the bytes of a compressed tar, with facts about them.
 
     <route>-<first>/batches/<first of part>.jsonl      a line for each run of records from one stored batch:
         {"part": …, "offset": …, "bytes": …, "first": …, "count": …, "append_time_ns": …}
@@ -41,7 +41,7 @@ from wald_archive.objects import bundle_stem
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Size of a bundle: an exact number of records; the last bundle may have fewer."""
+    """Bundle size as an exact number of records; the last bundle may have fewer."""
 
     limit: int
 
@@ -49,13 +49,13 @@ class Records:
         return batch.count
 
     def fitting(self, batch: Batch, room: int) -> int:
-        """Return how many of its first records fit into ``room``."""
+        """Return how many of the batch's first records fit into ``room``."""
         return min(batch.count, room)
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Size of a bundle: a maximum number of bytes, but at least one record."""
+    """Bundle size as a maximum number of bytes; a bundle has at least one record."""
 
     limit: int
 
@@ -105,7 +105,7 @@ def content_bytes(batch: Batch) -> int:
 
 
 def records_within(batch: Batch, room: int) -> int:
-    """Return how many of its first records together have at most ``room`` bytes."""
+    """Return how many of the batch's first records have at most ``room`` bytes in total."""
     if batch.is_columns:
         return bisect_right(range(1, batch.count + 1), room, key=_column_bytes(batch))
     if content_bytes(batch) <= room:
@@ -114,7 +114,7 @@ def records_within(batch: Batch, room: int) -> int:
 
 
 def _column_bytes(batch: Batch) -> Callable[[int], int]:
-    """Return a function from a number of first records to their bytes in the columns of variable size."""
+    """Return a function that maps a number of first records to their bytes in the variable-size columns."""
     columns, begin = decode_columns(batch.payload), batch.skipped
     offsets = [
         column.offsets.cast("i") for column in (columns.values, columns.keys, columns.headers) if column is not None
@@ -146,7 +146,7 @@ def records_name(stem: str, part: str) -> str:
 
 
 class BadIndex(ValueError):
-    """Line of an index that :func:`IndexEntry.to_line` does not write."""
+    """Index line that :func:`IndexEntry.to_line` would not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class PartFacts:
 
 @dataclass(slots=True)
 class Part:
-    """Part, while it grows or complete."""
+    """Part that is growing or complete."""
 
     form: Form
     first: int
@@ -384,7 +384,7 @@ def _pieces(data: bytes) -> Iterator[memoryview]:
 
 
 def _member(name: str, run: IndexEntry, data: list[Any]) -> list[Any]:
-    """Return a file in the tar: header, content, and zeros up to a block. ``Any``: all that bytes.join accepts."""
+    """Return a file in the tar: header, content, and zeros up to a block. ``Any``: anything that bytes.join accepts."""
     info = tarfile.TarInfo(name)
     info.size = sum(map(len, data))
     info.mtime = run.append_time_ns // _SECOND_NS
@@ -394,7 +394,7 @@ def _member(name: str, run: IndexEntry, data: list[Any]) -> list[Any]:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the parts of a bundle after record ``after`` that is written or read."""
+    """Running totals over the parts of a bundle that follows record ``after``."""
 
     after: int
     runs: array[int] = field(default_factory=lambda: array("Q"))

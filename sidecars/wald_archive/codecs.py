@@ -4,11 +4,11 @@
     gz     gzip members (RFC 1952), without a time
     none   the uncompressed tar
 
-A frame holds at most 1 MiB, and one that claims or holds more is not expanded. So reading needs the memory of one
-frame, whatever the file contains. ``zstd -dc`` and ``gunzip`` read the frames as one file.
+A frame holds at most 1 MiB, and one that claims or holds more is not expanded. So reading needs memory for one frame
+only, whatever the file contains. ``zstd -dc`` and ``gunzip`` read the frames as one file.
 
 Levels were measured on an access log and on the logs of loghub: zstd 1 takes two thirds of the time of 3, and its
-output is 2 % larger for the one and 3 % smaller for the others; gzip 1 of libdeflate takes an eighth of the time of
+output is 2 % larger for the former and 3 % smaller for the latter; gzip 1 of libdeflate takes an eighth of the time of
 ``gzip -6``, and its output is 9 % larger.
 """
 
@@ -55,7 +55,7 @@ _zstd = _Zstd()
 
 
 class BadStream(ValueError):
-    """Bytes that the codec does not write."""
+    """Bytes that the codec would not have written."""
 
 
 class Codec(StrEnum):
@@ -111,7 +111,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
 
 
 def ahead(items: Iterator[T]) -> Generator[T]:
-    """Yield the same items while a thread makes the next one; closing raises that one's error."""
+    """Yield the same items while a thread prepares the next one; closing raises the error of that one, if any."""
     with ThreadPoolExecutor(1, "wald-archive-ahead") as pool:
         coming = pool.submit(next, items, None)
         while (item := coming.result()) is not None:

@@ -10,8 +10,8 @@
 The core reads ``archived`` lines: ``path`` is the bundle's file below the destination, and ``parts`` are the first
 record and the name of each file of records in it.
 
-A run whose ``begun`` is followed by neither of the last two is repeated with the parameters of that line instead of the
-current options, so that it makes the same bytes.
+A run with a ``begun`` line but neither of the last two is repeated with the parameters of that line instead of the
+current options, so it makes the same bytes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Past:
 
 
 def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: str) -> Past:
-    """Return the last run that was begun, and neither finished nor abandoned; the newest line comes first."""
+    """Return the last run that has begun but was neither finished nor abandoned; ``lines`` are newest first."""
     archived: dict[str, list[Entry]] = {}
     ended: set[str] = set()
     for entry in entries:
@@ -164,7 +164,7 @@ def _parse(begun: Entry, log: str) -> Run:
 
 @dataclass(slots=True)
 class RecordedBag:
-    """Lines of the ledger about one bag, which was read back completely before ``bundles`` were written."""
+    """Ledger lines about one bag. The bag was read back completely before the lines in ``bundles`` were written."""
 
     bundles: dict[str, Entry] = field(default_factory=dict)  # ``archived`` lines by name
     runs: dict[str, str] = field(default_factory=dict)  # the last event of each group's run

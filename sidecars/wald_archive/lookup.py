@@ -1,6 +1,6 @@
 """Records of an archive, in the order of their sequences: those of a route, or one.
 
-A bundle is read twice: once for its digest, and only if that is right for its records. Bundles outside the requested
+A bundle is read twice: for its digest and, if that is right, for its records. Bundles outside the requested
 range are not read. A bundle is not trusted: each part is checked against its index, with at most one part in memory,
 and a file in it is read only if its header agrees with the manifest. The only accepted pax header, which could
 otherwise have any length, is one with a long file name.
@@ -172,7 +172,7 @@ class _Tar:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Records ``first`` to ``last`` of one stored batch; ``data`` has a line for each, in the form of its part."""
+    """Records ``first`` to ``last`` of one stored batch; ``data`` has a line per record, in the format of its part."""
 
     address: str
     route: str
@@ -196,7 +196,7 @@ class Run:
         return replace(self, first=begin, last=end, data=data, terminated=terminated)
 
     def records(self) -> list[Record]:
-        """Decode the records; raise Damaged if the data has others."""
+        """Decode the records; raise Damaged if they are not the expected ones."""
         lines = self.data.removesuffix(b"\n").split(b"\n")
         if self.form is Form.LINES:
             ends = (self.terminated or sequence < self.last for sequence in range(self.first, self.last + 1))
@@ -214,7 +214,7 @@ class Run:
         return records
 
     def lines(self, *, as_json: bool) -> bytes:
-        """Return a line for each record, as ``wald read`` prints it."""
+        """Return one line per record, as ``wald read`` prints it."""
         if as_json == (self.form is Form.OBJECTS):
             return self.data
         if as_json:

@@ -1,6 +1,6 @@
-"""Destinations of bags, and the names there. A name has the route and the first sequence in 20 digits.
+"""Destinations of bags, and the names in them. A name contains the route and the first sequence in 20 digits.
 
-A destination is a directory on any mounted file system, or an object store that fsspec has an address for. A file is
+A destination is a directory on any mounted file system, or an object store that fsspec can address. A file is
 created, written from start to end in large pieces, synced, and never touched again: no rename and no overwriting. That
 suits a tape (LTFS) as well as a disk. An object is written whole, and appears at the end or not at all. A file of an
 interrupted run is compared with the new data: in a directory its missing end is appended, and any difference is
@@ -33,7 +33,7 @@ _BAG = re.compile(rf"([0-9]{{{DIGITS}}})-([0-9]{{{DIGITS}}})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class BagName:
-    """Bag: the records of a route that one run has packed."""
+    """Name of a bag, which holds the records of a route packed by one run."""
 
     route: str
     first: int
@@ -63,7 +63,7 @@ def is_left_by_desktop(name: str) -> bool:
 
 
 def bundle_stem(route: str, first: int) -> str:
-    """Return a bundle's name without the suffix of its compression, which is also the directory in its tar."""
+    """Return a bundle's name without its compression suffix; the directory in the tar has the same name."""
     return f"{route}-{first:0{DIGITS}d}"
 
 
@@ -71,7 +71,7 @@ def digest_line(sha256: str, name: str) -> bytes:
     return f"{sha256}  {name}\n".encode()
 
 
-WRITE_BYTES = 1 << 20  # at least, except at the end of a file: small writes make tapes stop and start
+WRITE_BYTES = 1 << 20  # minimum, except at the end of a file: small writes make tapes stop and start
 READ_BYTES = 1 << 20
 
 # Appends to a file that is being written; raises Refused if an existing file has other bytes there.
@@ -115,14 +115,14 @@ class Directory:
         return os.stat(self._path / name).st_size
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yield a file in pieces; raise FileNotFoundError if it does not exist."""
+        """Yield the contents of a file in pieces; raise FileNotFoundError if it does not exist."""
         with open(self._path / name, "rb", buffering=0) as file:
             while data := file.read(READ_BYTES):
                 yield data
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Write]:
-        """Write a file, which is complete and synced after the block unless that raised.
+        """Write a file; after the block it is complete and synced, unless the block raised.
 
         Raise Damaged if a symbolic link below the destination leads elsewhere.
         """
@@ -138,7 +138,7 @@ class Directory:
             self._disk.close(file.descriptor)
 
     def sync_folder(self, folder: str) -> None:
-        """Make the names in ``folder``, and of all folders up to the destination, durable."""
+        """Make the names in ``folder`` durable, and in all folders from it up to the destination."""
         path = self._path / folder
         while path.is_relative_to(self._path):
             self._disk.sync_directory(path)
@@ -147,7 +147,7 @@ class Directory:
 
 
 class _Growing:
-    """File that only grows at its end; its initial content is compared."""
+    """File that only grows at its end; existing content is compared with what is written."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -220,7 +220,7 @@ class ObjectStore:
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except Exception as error:  # ImportError, ValueError, or whatever a store raises without its library
             text = shorten(str(error), _REASON_MAX, placeholder=" …") or type(error).__name__
-            hint = "use use a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
+            hint = "use use use a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
             if isinstance(error, ImportError):
                 hint = (
                     "install the package that this names for the same Python, or mount the store and name the directory"
@@ -302,7 +302,7 @@ def open_destination(address: str, disk: Disk) -> Destination:
 
 
 class _Compared:
-    """Comparison of the written data with an existing object; writes nothing."""
+    """Writer that only compares the data with an existing object."""
 
     def __init__(self, name: str, chunks: Iterator[bytes]) -> None:
         self._name = name

@@ -1,9 +1,9 @@
 """Runs: bundles, tag files, ledger, cursor, in this order; each step can be repeated.
 
-An engine makes the bundles: this process, or Spark if there is enough to pack, which the names and indexes of segments
-show. The bundles depend on the run and the records alone, so one engine can continue what another has begun. A crash
-leaves a line ``begun`` without a line ``finished``. The next run makes the same bytes again and finds its own files.
-Nothing is acknowledged, in the ledger or by the cursor, before it was read back from the destination.
+An engine makes the bundles: this process, or Spark if the names and indexes of the segments show that there is enough
+to pack. The bundles depend on the run and the records alone, so one engine can continue what another has begun. A
+crash leaves a line ``begun`` without a line ``finished``. The next run makes the same bytes again and finds its own
+files. Nothing is acknowledged, in the ledger or by the cursor, until it has been read back from the destination.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from wald_archive.objects import (
 )
 
 Engine = Callable[[Run, Callable[[int], None]], Iterator[Bundle]]
-"""Yields the bundles of a run in order, each after it was written and read back; calls the function with the last
-sequence so far. It raises NotFound or Damaged if records are gone or unreadable, NotGivenBack, Refused or OSError."""
+"""Yields the bundles of a run in order, each once it has been written and read back; calls the function with the last
+sequence so far. Raises NotFound or Damaged if records are gone or unreadable, NotGivenBack, Refused or OSError."""
 
 
 class NotGivenBack(Damaged):
-    """The destination does not return the written bytes."""
+    """Data read back from the destination differs from what was written."""
 
 
 def local_bundles(log: Log, destination: Destination, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
@@ -151,7 +151,7 @@ SPARK_PAYS_BYTES = 8 * GIB
 def choose_engine(
     name: str, master: str | None, log: Log, destination: Destination, requests: Sequence[Request], stack: ExitStack
 ) -> Engine:
-    """Return the requested engine, or the faster one; closing ``stack`` stops Spark."""
+    """Return the requested engine, by default the faster one; closing ``stack`` stops Spark."""
     if name == LOCAL and master is not None:
         raise InvalidInput("--engine local runs in this process and takes no --master", hint="--engine spark")
     optional = name == AUTO and master is None
@@ -174,7 +174,7 @@ def spark_pays(log: Log, requests: Iterable[Request]) -> bool:
 
 
 def due_bytes(log: Log, request: Request) -> int:
-    """Estimate at most how many bytes there are to pack; damage counts 0, because packing reports it."""
+    """Return an upper estimate of the bytes to pack; damage counts as 0, because packing reports it."""
     total = 0
     with suppress(NotFound, Damaged):
         after = log.cursor(request.route, request.group).effective
@@ -189,7 +189,7 @@ def due_bytes(log: Log, request: Request) -> int:
 
 
 def _bytes_in(view: View, segment: Segment, route: str, after: int) -> int:
-    """Return the bytes of ``route`` after sequence ``after``; for a raw segment, all of its bytes."""
+    """Return the bytes of ``route`` after sequence ``after``; a raw segment counts completely."""
     if segment.kind.form is Kind.RAW:
         limit = view.limit(segment)
         return segment.path.stat().st_size if limit is None else limit
@@ -270,7 +270,7 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
 
 @contextmanager
 def _failures(root: Path, destination: Destination) -> Iterator[None]:
-    """Convert errors of the operating system, with the file and a hint."""
+    """Convert operating system errors to errors with the file and a hint."""
     try:
         yield
     except PermissionError as error:
@@ -380,12 +380,12 @@ class Packer:
             yield self._finish(begun, Past(), resumed=False)
 
     def _newest_entries(self) -> Iterator[Entry]:
-        """Return the lines of the ledger, newest first, without a line whose append failed."""
+        """Return the ledger lines, newest first, except one whose append failed."""
         self.ledger.settle()
         return (line.entry for line in LedgerLines(self.ledger.path).newest_first())
 
     def _next(self, request: Request, log_id: str) -> Run | None:
-        """Return the run from the cursor to the route's last complete record, or None without any record."""
+        """Return the run from the cursor to the route's last complete record; None if there are no records."""
         after, first = self._begin(request)
         try:
             last = None if first is None else self._last_complete(request, first)
@@ -440,7 +440,7 @@ class Packer:
         return after, batch.first_sequence if batch else None
 
     def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
-        """Return the error with the command that packs the records before it, or skips it."""
+        """Return the error with a hint: the command that packs the records before the problem, or skips it."""
         last = 0
         with suppress(NotFound, Damaged), closing(self._batches(request.route, first or 1, request.to)) as batches:
             for batch in batches:
@@ -457,7 +457,7 @@ class Packer:
         )
 
     def _passing(self, request: Request, start: Start) -> str:
-        """Return the command that skips the records missing at ``start``, but no incomplete record."""
+        """Return the command that skips the records missing at ``start``; an incomplete record is not skipped."""
         steps = read_without_waiting(
             self.log.view(), route=request.route, start=start, stop=None, on_damage=_ignore, on_missing="skip"
         )
@@ -470,7 +470,7 @@ class Packer:
         return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")
 
     def _last_complete(self, request: Request, first: int) -> int | None:
-        """Return the last complete record to pack; the end of the last record may still be missing."""
+        """Return the last complete record to pack; the newest record may still lack its end."""
         begun = last_sequences(self.log.view()).get(request.route)
         if begun is None and request.to is not None:  # --to SEQUENCE says that records exist
             begun = end_of(self.log.view()) - 1
@@ -497,9 +497,9 @@ class Packer:
         yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield the bags of a route, newest first, back to the one that a run after ``after`` follows.
+        """Yield the bags of a route, newest first, back to the predecessor of a run that starts after ``after``.
 
-        An incomplete or damaged one, which wald-archive verify reports, is left out.
+        Incomplete or damaged bags are skipped; ``wald-archive verify`` reports them.
         """
         names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
         for bag in sorted(filter(None, names), key=lambda name: name.last, reverse=True):
@@ -557,7 +557,7 @@ class Packer:
 def check_lineage(
     manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
 ) -> None:
-    """Raise Refused if a bag of the route belongs to another log, or has some of these records already."""
+    """Raise Refused if a bag of the route belongs to another log, or already has some of these records."""
     for place, manifest in manifests:
         hint = "archive to another place: --dest DIR"
         if manifest.origin.log != log:

@@ -37,7 +37,7 @@ from wald_archive.objects import Destination, open_destination
 def restore_to_stdout(
     address: str, route: str, root: Path | None, start: int | None, last: int | None, *, as_json: bool
 ) -> None:
-    """Write the records of a route; raise NotFound if no bundle has the first or the last ones."""
+    """Write the records of a route to stdout; raise NotFound if no bundle has the first or the last ones."""
     destination, first = open_destination(address, Disk()), start or 1
     (extent,) = extents(destination, [route])
     due = max(first, last or 0)
@@ -110,7 +110,7 @@ def restore_to_root(
 
 @contextmanager
 def _failures(into: Path) -> Iterator[None]:
-    """Convert errors of the operating system, with the file and a hint."""
+    """Convert operating system errors to errors with the file and a hint."""
     try:
         yield
     except PermissionError as error:
@@ -125,7 +125,7 @@ def _failures(into: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Archived records of a route: from ``first`` to ``last``, and all of them after ``after``."""
+    """Archived records of a route: ``first`` to ``last``. None is missing after ``after``."""
 
     route: str
     log: str
@@ -158,7 +158,7 @@ def restore_into(
     last: int | None,
     on_record: Callable[[int], None],
 ) -> Outcome:
-    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes``, or of all if there are none."""
+    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes`` (empty: all)."""
     found = extents(destination, routes)
     batches = heapq.merge(
         *(_batches(destination, extent.route, first, last) for extent in found), key=lambda batch: batch.first
@@ -196,7 +196,7 @@ def restore_into(
 
 
 def extents(destination: Destination, routes: Sequence[str]) -> list[Extent]:
-    """Return the extent of each route, or of every route in the archive; raise InvalidInput if of several logs."""
+    """Return the extent of each route, by default of all; raise InvalidInput if they are from several logs."""
     if routes:
         found = [(route, require_bundles(destination, route)) for route in dict.fromkeys(routes)]
     else:
@@ -232,7 +232,7 @@ def _batches(destination: Destination, route: str, first: int, last: int | None)
 def _why(
     destination: Destination, found: list[Extent], routes: Sequence[str], begin: int, end: int, *, first: int
 ) -> dict[str, Any]:
-    """Return why a run of sequences is not restored, and the routes that may have had records there."""
+    """Return why a run of sequences is not restored, and which routes may have had records there."""
     of = f" of {', '.join(routes[:4])}{' and others' if len(routes) > 4 else ''}" if routes else ""
     why = f"before --from {first}" if end < first else f"in no bundle{of} in {destination.address}"
     may_have = []

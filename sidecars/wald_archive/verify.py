@@ -1,4 +1,4 @@
-"""Verification of an archive: every byte is read, nothing is changed, and every finding names its file.
+"""Verification of archives: reads every byte, changes nothing, and names the file of each finding.
 
     manifest.json               there is one way to write it, and a digest over it in tagmanifest-sha256.txt
     every other small file      derived from the manifest again and compared byte for byte
@@ -119,7 +119,7 @@ def report_findings(addresses: Sequence[str], root: Path | None, *, as_json: boo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding about a file."""
+    """A finding about one file."""
 
     level: Level
     address: str
@@ -134,7 +134,7 @@ class Finding:
 
 
 class Proof:
-    """Verification of the bag ``name``; it sets ``manifest`` if that is intact, and the digests of existing bundles."""
+    """Verification of the bag ``name``. Sets ``manifest`` if it is intact, and the digests of existing bundles."""
 
     def __init__(
         self, destination: Destination, name: BagName, recorded: RecordedBag, on_bytes: Callable[[int], None]
@@ -249,7 +249,7 @@ class Proof:
             yield self._finding(Level.OK, file, f"{count} records, {first} to {last}")
 
     def _against_digests(self, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
-        """Verify every file with a digest, without a manifest."""
+        """Verify, without a manifest, every file that has a digest."""
         sources = {file: stored[file] for file in (PAYLOAD_DIGESTS, TAG_DIGESTS) if file in stored}
         for file in payload.files:
             if file.endswith(DIGEST_SUFFIX):
@@ -316,7 +316,7 @@ def _sha256(data: bytes) -> str:
 def verify(
     destinations: Sequence[Destination], recorded: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read everything at ``destinations``, which are intact unless a finding has level ERROR."""
+    """Read everything at ``destinations``; they are intact unless a finding has level ERROR."""
     whole, given = Bags(), {each.address for each in destinations}
     for destination, lines in zip(destinations, recorded, strict=True):
         elsewhere = tuple(address for address in lines.elsewhere if address not in given)
@@ -396,7 +396,7 @@ class Bags:
         self._there |= {(address, str(bag), name) for name in digests}
 
     def missing(self, address: str, recorded: Recorded) -> Iterator[Finding]:
-        """Yield findings about recorded bundles that are not at a destination, once all of its bags are added."""
+        """Yield findings about recorded bundles missing from a destination; call it once all bags are added."""
         for (bag, name), line in recorded.bundles.items():
             last = line.get("last")
             if (address, bag, name) in self._there or (isinstance(last, int) and last < self._first):
@@ -409,7 +409,7 @@ class Bags:
                 yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
 
     def has_moved(self, address: str, recorded: Iterable[Recorded], homes: Iterable[str]) -> bool:
-        """Return True if a bundle in the ledger is at ``address`` but at none of its ``homes``."""
+        """Return True if a recorded bundle is at ``address`` and at none of the ``homes`` that the ledger names."""
         return any(
             (address, *what) in self._there
             and not any((home, *what) in self._there for home in homes if home != address)
@@ -418,7 +418,7 @@ class Bags:
         )
 
     def broken_links(self) -> Iterator[Finding]:
-        """Yield findings about the order of bundles of the same log, route and group, once all bags are added."""
+        """Yield findings about the order of bundles of one log, route and group; call it once all bags are added."""
         for links in self._chains.values():
             before: _Link | None = None
             for link in sorted(links.values(), key=lambda each: each.entry.bundle.contents.first):

@@ -12,9 +12,9 @@ record that fails blocks later ones. With workers, each leases records and ackno
 The modules::
 
     command      options of both commands, feed and redrive
-    run          a drain from start to end, through full disks and signals, after commands left running before
+    run          a drain from start to end: full disks, signals, and commands that earlier drains left running
     worker       try, halve, acknowledge and give up the records of a lease; metrics
     process      processes that run the command, and outlive drain; the step after a try
-    state_file   file that says which records a command has, and how it ended
+    state_file   file that records which records a command has, and how it ended
     redrive      dead letters back to their routes, each once
 """

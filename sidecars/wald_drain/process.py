@@ -1,4 +1,4 @@
-"""Processes that run the command, each with one thread, and the step after its exit code.
+"""Processes that run the command, each with one thread, and the next step for each exit code.
 
     thread of a worker ──batch, lock──▶ runner ──fork──▶ keeper ──▶ command
                        ◀────status─────
@@ -7,12 +7,12 @@ A fork copies the locks that other threads hold, and nothing ever releases the c
 drain has a single thread, and fork a keeper for each run. The keeper waits for the command and writes its exit code to
 the state file.
 
-The keeper and the command hold the lock of the state file, and the batch is a file in memory. So neither needs drain. A
-lock that is being sent to a runner counts as held: if drain is killed at that moment, the next one waits until the
-command has ended, or certainly does not start.
+The keeper and the command hold the lock of the state file, and the batch is a file in memory. So neither needs drain
+to stay alive. A lock that is being sent to a runner counts as held: if drain is killed at that moment, the next one
+waits until the command has ended or can no longer start.
 
 A batch that fails is tried a few times unchanged, then in halves, and a half that fails in halves again. So its good
-records are processed, and the record that makes it fail is alone in the end. Only a single record is ever given up.
+records are processed, and the failing record ends up alone. Only a single record is ever given up.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def start_error(command: Sequence[str], error: int) -> Exception:
 
 
 class Runner:
-    """Process that starts the commands of ``worker``. Create it while this process has one thread."""
+    """Process that starts the commands of ``worker``. Create it while this process has a single thread."""
 
     def __init__(self, worker: int, command: Sequence[str], time_limit: float | None) -> None:
         self.worker = worker
@@ -83,7 +83,7 @@ class Runner:
         _RUNNERS.add(self.process_id)
 
     def run(self, run: int, lock: int, stdin: bytes, variables: Mapping[str, str]) -> None:
-        """Run the command to its end, which the state file then describes, unless the keeper was killed.
+        """Run the command until it ends; the state file then describes the result, unless the keeper was killed.
 
         ``lock`` is the descriptor of the state file, locked. The command need not read ``stdin`` to its end.
         """
@@ -105,7 +105,7 @@ class Runner:
             raise OSError(error, os.strerror(error), self.command[0])
 
     def close(self) -> None:
-        """End the process, once its command has ended."""
+        """End the process once its command has ended."""
         self._socket.close()
         os.waitpid(self.process_id, 0)
         _RUNNERS.discard(self.process_id)
@@ -119,7 +119,7 @@ def runners_for(command: Sequence[str], workers: int, time_limit: float | None =
 
 
 def sealed(data: bytes) -> int:
-    """Return a descriptor of a file in memory with this content, at its start, which no process can change."""
+    """Return a descriptor, at offset 0, of an in-memory file with this content that no process can change."""
     descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(data)
@@ -177,7 +177,7 @@ def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | 
 def _keep(
     run: int, lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], time_limit: float | None
 ) -> None:
-    """Run a keeper, which keeps only the lock and the batch open.
+    """Run a keeper. It keeps only the lock and the batch open.
 
     The command runs in a new session, so Ctrl-C in the terminal ends drain after this run and not during it.
     """
@@ -263,7 +263,7 @@ def next_step(exit_code: int, *, number: int, tries: int | None, count: int, sto
 
 
 def is_failure(exit_code: int) -> bool:
-    """Return True for a failed try: its result is known, and the command did not just ask for a delay."""
+    """Return True if the try failed: its result is known, and the command did not ask for a delay."""
     return exit_code not in (0, os.EX_TEMPFAIL, UNKNOWN)
 
 
@@ -291,7 +291,7 @@ def ending(exit_code: int) -> str:
 
 
 def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int | None, seconds: float) -> str:
-    """Describe a failed try; ``tries`` are those of a single record, and ``seconds`` the pause."""
+    """Describe a failed try; ``tries`` is the limit for a single record, ``seconds`` the pause before the next try."""
     text = f"{named}: {ending(exit_code)}"
     if step is not NextStep.LATER:
         text += f", try {number}" + ("" if tries is None else f" of {tries}")
@@ -299,4 +299,4 @@ def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int 
         text += " (try again later)"
     if step in (NextStep.LATER, NextStep.RETRY):
         return f"{text}, retrying in {seconds:g} s"
-    return f"{text}, in halves in {seconds:g} s" if step is NextStep.HALVE else text
+    return f"{text}, retrying in halves in {seconds:g} s" if step is NextStep.HALVE else text

@@ -53,7 +53,7 @@ class Consumer:
         return self.log.cursor(self.route, self.group)
 
     def report_new(self, report: Callable[[str], None], *, with_workers: bool = False) -> int:
-        """Report that a group has no cursor yet, and which records were reclaimed before; return where it starts."""
+        """Report if the group is new, and which earlier records were reclaimed; return where the group starts."""
         news = new_group_warning(self.log.root, self.route, self.group, with_workers=with_workers)
         after, reclaimed = start_position(self.log.view(), self.route, self.group)
         for message in filter(None, (news, reclaimed)):
@@ -89,7 +89,7 @@ class Handover:
 
     @property
     def position(self) -> int:
-        """Last record that this handover certainly did not send."""
+        """Last record before those that this handover may have sent."""
         return max(self.last, self.head)
 
     def encoded(self) -> bytes:
@@ -97,7 +97,7 @@ class Handover:
 
     @classmethod
     def decode(cls, line: bytes) -> Handover | None:
-        """Return the handover of a line; None if it is half-written, and then nothing has been sent yet."""
+        """Return the handover of a line; None for a half-written line, before which nothing was sent."""
         fields = decode_line(line)
         try:
             return None if fields is None else cls(**fields)
@@ -106,7 +106,7 @@ class Handover:
 
 
 class HandoverFile(Ownership):
-    """Right to drain ``route`` for ``group``, with the handover that was begun."""
+    """Exclusive right to drain ``route`` for ``group``, with the unfinished handover."""
 
     def begun(self) -> Handover | None:
         return Handover.decode(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
@@ -186,7 +186,7 @@ class Handovers:
         self._execute(handover, letters)
 
     def finish(self) -> int:
-        """Finish the handover of an earlier process; return how many records that gave up."""
+        """Finish the handover of an earlier process; return the number of records given up."""
         handover = self._file.begun()
         cursor = self._consumer.cursor
         if handover is None:
@@ -233,7 +233,7 @@ class Handovers:
         self._report(f"{consumer.named(handover.first, handover.last)}: {what}")
 
     def _end(self) -> None:
-        """Clear the line, then remove the pin: the next start removes a pin without a line."""
+        """Clear the line, then remove the pin; the next start removes a pin that has no line."""
         self._file.end()
         self._pinning.unpin()
 

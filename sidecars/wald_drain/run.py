@@ -64,13 +64,13 @@ class Leftovers:
         self._files = files
 
     def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
-        """Wait until no command runs; return False if ``stop`` was set before that."""
+        """Wait until no command runs; return False if ``stop`` is set first."""
         return all(each.wait(stop, report) for each in self._files)
 
     def move_cursor(self, report: Callable[[str], None]) -> None:
         """Move the cursor past the records that the command of a strict group has processed.
 
-        A cursor that was set since counts for more, even if it was set to its own position.
+        A cursor that was set in the meantime takes precedence, even if it was set to the same position.
         """
         consumer = self._consumer
         for each in self._files:
@@ -84,7 +84,7 @@ class Leftovers:
             each.settle()
 
     def require_order(self, command: tuple[str, ...]) -> None:
-        """Check that a strict group does not deliver again what workers have processed."""
+        """Check that a strict group does not redeliver records that workers have processed."""
         consumer = self._consumer
         log, route, group = consumer.log, consumer.route, consumer.group
         if consumer.cursor.state is CursorState.ABSENT:
@@ -98,9 +98,10 @@ class Leftovers:
             each.remove()
 
     def settle(self, work: WorkGroup, report: Callable[[str], None]) -> None:
-        """Acknowledge the records that commands of workers have processed, and count the tries that have failed.
+        """Acknowledge the records that commands of workers have processed, and count failed tries.
 
-        A single record that was with a command when all processes were killed, as for a lack of memory, has failed.
+        If all processes were killed, for example by the OOM killer, the try of a command with a single record has
+        failed.
         """
 
         def report_runs(sequences: Collection[int], text: str) -> None:
@@ -131,7 +132,7 @@ class Leftovers:
 
 
 def _processed_in_order(file: StateFile) -> tuple[tuple[int, int], int, int] | None:
-    """Return the identity of the cursor and the first and last record of a strict run that has succeeded."""
+    """Return the cursor identity and the first and last record of a successful strict run."""
     run = file.last_run()
     if run is not None and run.cursor is not None and run.is_processed:
         return run.cursor, run.sequences[0], run.sequences[-1]
@@ -142,7 +143,7 @@ def _processed_in_order(file: StateFile) -> tuple[tuple[int, int], int, int] | N
     return None
 
 
-_PORTION_MAX_BYTES = 8 << 20  # of values, so that a lease of any number of records fits into memory
+_PORTION_MAX_BYTES = 8 << 20  # of values, so that every lease fits into memory
 _WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over
 _LONG_SECONDS = 60.0  # after which a full disk is another one
 _NAMED = 5  # processes, of many workers
@@ -265,7 +266,7 @@ class _Leases:
         self._busy: set[str] = set()
 
     def work(self, worker: Worker) -> None:
-        """Have a worker process records until the drain is over; its error ends the drain."""
+        """Let a worker process records until the drain is over; an error of the worker ends the drain."""
         try:
             while records := self._next(worker.name):
                 worker.process(records)
@@ -310,7 +311,7 @@ class _Leases:
         return at_end or self._context.is_stopping
 
     def _last(self) -> int:
-        """Return the last record of the route now, or the first damaged one if later records are unknown."""
+        """Return the route's current last record, or the first damaged one if later records are unknown."""
         log, route = self._context.consumer.log, self._context.consumer.route
         last = last_sequences(log.view()).get(route)
         if last is None:
@@ -332,7 +333,7 @@ def _leave() -> None:
 
 @contextmanager
 def _stopping(context: RunContext) -> Iterator[None]:
-    """Set ``stop`` once a signal has set ``stop_requested``, and report which commands drain then waits for."""
+    """Set ``stop`` once a signal has set ``stop_requested``, and report the commands that drain then waits for."""
     over = threading.Event()
 
     def forward() -> None:

@@ -28,9 +28,9 @@ from wald.format.names import COMMAND_SUFFIX
 from wald.work.ownership import describe_commands
 from wald.work.window import runs_of
 
-LINE_BYTES = 512  # more than is ever written; allocated once, so that writing it needs no space on a full disk
+LINE_BYTES = 512  # more than is ever needed; allocated once, so that it can be written on a full disk
 POLL_SECONDS = 0.2
-_NAME_SECONDS = 5.0  # between two looks at which process it is
+_NAME_SECONDS = 5.0  # between two checks of which process it is
 LEFT_RUNNING = "that an earlier wald-drain has left running"
 UNKEPT = "whose keeper was killed"
 Identity = tuple[int, int]
@@ -38,7 +38,7 @@ Identity = tuple[int, int]
 
 
 class LastRun(NamedTuple):
-    """Last run that was not settled."""
+    """Last unsettled run."""
 
     sequences: list[int]
     number: int  # of the try
@@ -52,7 +52,7 @@ class LastRun(NamedTuple):
 
 
 def padded(fields: dict[str, object]) -> bytes:
-    """Encode a line of :data:`LINE_BYTES` bytes."""
+    """Encode fields as a line of :data:`LINE_BYTES` bytes."""
     return encode_line(fields).rjust(LINE_BYTES)
 
 
@@ -63,7 +63,7 @@ def encode_given(run: int, sequences: Sequence[int], number: int, cursor: Identi
 
 
 def decode_outcome(line: bytes, run: int) -> tuple[bool, tuple[int, int] | None]:
-    """Return whether ``run`` was started, and its exit code and error if it has ended."""
+    """Return True if ``run`` was started, and its exit code and error if it has ended."""
     match decode_line(line):
         case {"run": int(number), "exit_code": int(exit_code), "error": int(error)} if number == run:
             return not error, (exit_code, error)
@@ -94,14 +94,14 @@ def cursor_identity(path: Path) -> Identity:
 
 
 class StateFile(GroupFile):
-    """State file of ``worker``; None: of an older drain without workers."""
+    """State file of ``worker``, or with None of an older drain without workers."""
 
     def __init__(self, root: Root, route: str, group: str, worker: int | None, disk: Disk) -> None:
         self.worker = worker
         super().__init__(root, route, group, COMMAND_SUFFIX + ("" if worker is None else f"-{worker}"), disk)
 
     def wait(self, stop: threading.Event, report: Callable[[str], None], which: str = LEFT_RUNNING) -> bool:
-        """Wait until no command has the lock; return False if ``stop`` was set before that."""
+        """Wait until no command has the lock; return False if ``stop`` is set first."""
         reported, due = "", 0.0
         while not self.lock():
             if time.monotonic() >= due:
@@ -114,7 +114,7 @@ class StateFile(GroupFile):
         return True
 
     def begin(self, run: int, sequences: Sequence[int], number: int, cursor: Identity | None = None) -> None:
-        """Write which records the command is about to get.
+        """Record which records the command is about to get.
 
         Not synced: no command survives a crash.
         """
@@ -124,7 +124,7 @@ class StateFile(GroupFile):
         return decode_outcome(os.pread(self.descriptor, LINE_BYTES, 0), run)[1]
 
     def settle(self) -> None:
-        """Forget the last run: its result is on disk elsewhere, or will never be known."""
+        """Clear the last run: its result is on disk elsewhere, or will never be known."""
         self.disk.truncate(self.descriptor, LINE_BYTES)
 
     def last_run(self) -> LastRun | None:

@@ -1,4 +1,4 @@
-"""Worker: has the command process the records of a lease, and settles them.
+"""Worker that runs the command for the records of a lease, and settles them.
 
     leased ─▶ try ─▶ exit 0 ───────────────────────▶ acknowledged
                ▲       │ else
@@ -6,10 +6,11 @@
                         └ a single record ─▶ strict: the same record again; given up after its last try
                                              otherwise: returned, for a longer time after each try; or given up
 
-A record that is returned lets the worker continue with others. Its failed tries are in the journal of the group, and
-outlive any crash: a try as part of a batch does not count. A strict group forgets them when the process ends.
+Once a record is returned, the worker continues with others. Its failed tries are in the group's journal and survive a
+crash; tries as part of a batch do not count. A strict group forgets them when the process ends.
 
-Leases do not expire: while this process is stopped, a second worker would get records whose command still runs.
+Leases do not expire: otherwise, while this process is suspended, a second worker would get records whose command still
+runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from wald_drain.process import (
 from wald_drain.redrive import Consumer
 from wald_drain.state_file import UNKEPT, StateFile, cursor_identity
 
-_PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record waits longer
+_PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record's own delay is longer
 _LETTER_POLL_SECONDS = 0.005
 
 
@@ -109,7 +110,7 @@ def stdin_of(records: Sequence[Record], form: str) -> bytes:
 
 @dataclass(slots=True)
 class FailureState:
-    """Failures of a record alone."""
+    """Failures of a record that was tried alone."""
 
     since: float  # first failure, on the monotonic clock
     tries: int = 0
@@ -128,7 +129,7 @@ class Shared:
     failing_since: dict[str, float] = field(default_factory=dict)  # the first failure of each worker's batch
 
     def recall(self, got: Sequence[Delivery]) -> None:
-        """Read from the journal how often records have failed in an earlier drain."""
+        """Read from the journal how often records failed in an earlier drain."""
         if self.context.is_strict:
             return
         for sequence in [record.sequence for record, tries in got if tries > 1]:
@@ -136,7 +137,7 @@ class Shared:
                 self.failures[sequence] = FailureState(time.monotonic(), known.tries, known.tries, known.reason)
 
     def require_letters(self) -> None:
-        """Raise the permanent error of a dead letter that blocks a strict group."""
+        """Raise the error of a dead letter that permanently blocks a strict group."""
         for sequence, error in self.work.letter_errors.items() if self.context.is_strict else ():
             if isinstance(error, Undeliverable):
                 raise self.context.undeliverable(sequence, str(error), "raise request_max_bytes of the daemon")
@@ -183,7 +184,7 @@ class Worker:
         self._shared.failing_since.pop(self.name, None)
 
     def _portions(self, leased: Sequence[Record]) -> Iterator[list[Record]]:
-        """Yield records that have not failed alone, nor follow such a record of their key; then the others singly."""
+        """Yield records that neither failed alone nor follow such a record of their key; then the others singly."""
         failures = self._shared.failures
         keys = {record.key for record in leased if record.sequence in failures} if self._job.order == "key" else set()
         keys.discard(None)
@@ -193,7 +194,7 @@ class Worker:
         yield from ([record] for record in leased if record.sequence in apart)
 
     def _try(self, part: Sequence[Record], *, halved: bool) -> NextStep:
-        """Have the command process a part until it has, or the part is halved, given up or skipped."""
+        """Run the command on a part until it succeeds, or the part is halved, given up or skipped."""
         shared, number, job = self._shared, 1, self._job
         tries = tries_of(len(part), halved=halved, tries=job.tries)
         for runs in count(1):
@@ -221,7 +222,7 @@ class Worker:
         raise AssertionError("unreachable")
 
     def _was_skipped(self, part: Sequence[Record]) -> bool:
-        """Return True if an operator has moved the cursor: of a strict group, to the first record or past it."""
+        """Return True if an operator has moved the cursor of a strict group to or past its first record."""
         if not self._context.is_strict:
             return self._work.floor >= part[-1].sequence
         first = part[0].sequence
@@ -231,7 +232,7 @@ class Worker:
         return True
 
     def _try_alone(self, record: Record) -> NextStep:
-        """Have the command process a single record once, and settle it, except for LEAVE.
+        """Run the command once on a single record, and settle it, except for LEAVE.
 
         A record that has failed often enough in an earlier drain, which was killed or had more tries, is given up.
         """
@@ -298,7 +299,7 @@ class Worker:
             raise
         outcome = self.file.outcome(run)
         if outcome is None:
-            self.file.settle()  # its exit code will never be known, nor at the next start
+            self.file.settle()  # its exit code is lost, even for the next start
             self.file.renew()  # the command may be running: until it has ended, it has the records
             if not self.file.wait(context.stop, self._report_waiting, UNKEPT):
                 return None
@@ -343,7 +344,7 @@ class Worker:
         return NextStep.GIVE_UP
 
     def _disown_key(self, record: Record) -> None:
-        """Note that a record is no longer leased to this worker, nor are later ones of its key."""
+        """Note that a record and later ones of its key are no longer leased to this worker."""
         if self._job.order == "key" and record.key is not None:
             self._returned_keys.add(record.key)
 

@@ -43,7 +43,7 @@ _log = logging.getLogger("wald_gate")
 
 
 class Application:
-    """Routes requests to verbs, answers and counts them.
+    """ASGI application: routes requests to verbs, and answers and counts them.
 
     The verb of a path is cached, because a path is matched against the pattern of every verb.
     """
@@ -78,7 +78,7 @@ class Application:
         return None
 
     def _not_found(self, request: Exchange) -> Response:
-        """Answer a path or a method that no verb has: an error for a program, or a page for a browser."""
+        """Answer a request for an unknown path or method: an error for a program, a page for a browser."""
         method, path = request.method, request.scope["path"]
         hint = "/openapi.json lists all paths"
         if path.endswith("/") and self._methods(path.rstrip("/")):
@@ -117,7 +117,7 @@ class Application:
             state.request_log.note(request.scope, response, seconds)
             try:
                 await request.answer(response)
-            except (WaldError, OSError) as error:  # in the middle of it: a normal end would look complete
+            except (WaldError, OSError) as error:  # part of it was sent, and a normal end would look complete
                 seconds = time.perf_counter() - began
                 state.counts.broken_answers += 1
                 state.request_log.note(request.scope, response, seconds, broken=str(error))
@@ -200,9 +200,9 @@ _SUMMARIES = {
 def _verb(
     line: str, name: str, right: Right, handle: Handle, answer: Any, statuses: tuple[int, ...] = (), **more: Any
 ) -> Verb:
-    """Return a verb by the method and the path of its requests, and by the shape of its answer.
+    """Return a verb for a method, a path, and the shape of the response.
 
-    A list is answered as an array or as lines, as the client likes.
+    A list is sent as an array or as lines, as the client prefers.
     """
     method, path = line.split()
     answers = {JSON: answer, NDJSON: answer} if get_origin(answer) is list else {JSON: answer}

@@ -70,7 +70,7 @@ class State:
     def __init__(self, log: Log, settings: Settings, threads: ThreadPoolExecutor, readers: ReadThreads) -> None:
         socket = socket_of(log.root)
         self.log = log
-        self.threads = threads  # for disk access other than reads of records
+        self.threads = threads  # for disk access other than reading records
         self.readers = readers
         self.head = SharedRead(self._read_head, threads)
         self.rights = Rights(Path(settings.tokens) if settings.tokens else None)
@@ -90,7 +90,7 @@ class State:
         self.processed = Processed(log, threads)
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a short disk access, or one that is part of a write, without blocking the event loop."""
+        """Run a short disk access, or one that belongs to a write, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))
 
@@ -124,7 +124,7 @@ class Call:
 
     @property
     def payer(self) -> str:
-        """Client whose limits the request counts against, and whose turn to read it uses.
+        """The client whose limits and reading turn the request uses.
 
         Anonymous clients, which share a name, are identified by their address.
         """
@@ -132,7 +132,7 @@ class Call:
         return self.client.name if address is None else str(address[0])
 
     async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Read the log in a thread when it is the client's turn."""
+        """Call a function that reads the log, in a thread, when it is the client's turn."""
         return await self.state.readers.run(self.payer, partial(call, *args, **kwargs))
 
     async def walk(self, way: Generator[None, None, T]) -> T:
@@ -145,22 +145,22 @@ class Call:
         return os.fspath(self.state.log.root.path) if self.client.admin else _SOME_ROOT
 
     def shown(self, error: Exception) -> Exception:
-        """Return an error as this client may see it."""
+        """Return the error that this client may see."""
         route = self.request.path_params.get("route")
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
 
     def words(self, text: str) -> str:
-        """Return a text about the log, without the path of the root unless this client may know it."""
+        """Return a text about the log; without the path of the root, unless this client may know it."""
         return text if self.client.admin else without_path(text, self.state.log.root)
 
     def seen(self, found: object) -> object:
-        """Return an answer with paths and commands only for admins and clients on this machine."""
+        """Return an answer; only admins and clients on this machine get paths and commands."""
         if self.client.admin or PEER in self.request.scope:
             return found
         return without_machine(found, self.state.log.root)
 
     def reauthorize(self) -> None:
-        """Check the rights of a request again after it has waited; HttpError 401 or 403 if it has lost them."""
+        """Check a request's rights again after a wait; raise HttpError 401 or 403 if they were lost."""
         self.state.admission.reauthorize(self.request, self.right)
 
     @property
@@ -170,7 +170,7 @@ class Call:
 
     @property
     def accepts(self) -> list[str]:
-        """Media types that the client accepts, in its order."""
+        """Media types that the client accepts, in its order of preference."""
         given = self.request.headers.get("accept", "*/*")
         return [each.partition(";")[0].strip().lower() for each in given.split(",")]
 
@@ -272,7 +272,7 @@ def wait_seconds(given: str) -> float:
 
 
 def describe_validation_error(error: msgspec.ValidationError, shape: type) -> str:
-    """Describe an invalid parameter or field in words of JSON, where msgspec names types of Python.
+    """Describe an invalid parameter or field in JSON terms; msgspec names Python types.
 
     For an error in a nested field, the message is msgspec's.
     """

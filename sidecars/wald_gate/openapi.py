@@ -82,7 +82,7 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
 
 
 def _parts(shape: Any) -> tuple[Any, ...]:
-    """Return the classes of a union of dataclasses, which msgspec does not describe, or of a list of such a union."""
+    """Return the classes of a union of dataclasses, or of a list of such a union; msgspec does not describe these."""
     inner = get_args(shape)[0] if get_origin(shape) is list else shape
     return get_args(inner) if isinstance(inner, UnionType) else (shape,)
 

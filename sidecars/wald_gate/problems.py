@@ -67,8 +67,8 @@ _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
 class HttpError(WaldError):
     """An error that only exists over HTTP, such as one about a method, a media type, a token or a size.
 
-    ``code`` is for programs, ``more`` has additional fields of the problem. The client may try again after ``retry``
-    seconds, which every 429 and 503 names.
+    ``code`` is for programs, ``more`` has additional fields of the problem. ``retry``, set for every 429 and 503, is
+    the number of seconds to wait before a retry.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HttpError(WaldError):
 
 
 def for_client(error: Exception, root: Root, route: str | None, *, is_admin: bool) -> Exception:
-    """Return an error as a client may see it; ``route`` is that of the path."""
+    """Return the error that a client may see; ``route`` is the route in the path."""
     if isinstance(error, OSError):
         error = _of_system(error)
     if not isinstance(error, WaldError):
@@ -134,7 +134,7 @@ def without_path(text: str, root: Root) -> str:
 
 
 def _of_system(error: OSError) -> Exception:
-    """Return the error that a client gets for an operating system error; ``error`` itself if it is a bug."""
+    """Return the client's error for an operating system error; ``error`` itself if it is a bug."""
     if isinstance(error, PermissionError):
         return NotPermitted.from_error(error)
     if (misplaced := wrong_type(error)) is not None:
@@ -145,7 +145,7 @@ def _of_system(error: OSError) -> Exception:
 
 
 def problem(error: Exception, **more: Any) -> Response:
-    """Answer an error, with ``more`` fields, such as the durable records of a request."""
+    """Return the response to an error, with ``more`` fields, such as the durable records of a request."""
     found = _over_http(_of_system(error) if isinstance(error, OSError) else error)
     title = HTTPStatus(found.status).phrase
     shape = Problem(title, found.status, found.code, found.message, found.hint, **found.more | more)

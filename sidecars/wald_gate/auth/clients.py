@@ -1,4 +1,4 @@
-"""Clients of requests: their identity, their rights, and the site and the address that a request comes from.
+"""Clients of requests: identity, rights, and the site and address that a request comes from.
 
 A client is authenticated by token, certificate, peer of a unix socket, or session. A browser cannot send a token with
 every request, so it gets a session: a cookie with a random number that this process alone maps to a token. The token is
@@ -63,14 +63,14 @@ class Rights:
         return self._path is not None
 
     def read(self) -> None:
-        """Read the file again; after an error, the previous clients remain."""
+        """Reload the file; after an error, the previous clients remain."""
         if self._path is not None:
             found = {(each.way, each.known_by): each for each in clients_in(self._path)}
             self.edition += found != self._clients
             self._clients = found
 
     def warnings(self) -> Iterator[str]:
-        """Name likely mistakes in the file."""
+        """Yield warnings about likely mistakes in the file."""
         if self._path is not None and not self._clients:
             yield f"{self._path}: it names no client, so every request over TCP is refused"
         for way, name in self._clients:
@@ -78,7 +78,7 @@ class Rights:
                 yield f"{self._path}: there is no user {name!r} on this machine"
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
-        """Authenticate a client by its header, or the user at its end of a unix socket, or its certificate's name."""
+        """Authenticate a client by its header, its user on a unix socket, or its certificate's name."""
         if authorization is not None:
             if self._path is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
                 raise _unknown("not a bearer token" if self._path else "this gate has no token file")
@@ -140,7 +140,7 @@ class Admission:
             raise HttpError(403, "not-permitted", message, hint=hint)
 
     def reauthorize(self, request: Request, right: Right) -> None:
-        """Raise HttpError 401 or 403 if a waiting request would not be admitted now."""
+        """Raise HttpError 401 or 403 if a waiting request would no longer be admitted."""
         self.require(self.client(request)[0], right, request)
 
     def _of_session(self, request: Request) -> Client | None:
@@ -157,7 +157,7 @@ class Admission:
         return None
 
     def begin(self, request: Request, response: Response, token: str) -> None:
-        """Begin a session, and set its cookie in ``response``.
+        """Start a session, and set its cookie in ``response``.
 
         A known token always begins a session, however many unknown ones have come from its address, which a proxy may
         share among clients. Tokens have 256 random bits, so the limit is against noise rather than guesses.
@@ -195,7 +195,7 @@ class Admission:
             raise HttpError(429, "too-many", message, retry=seconds)
 
     def _set(self, request: Request, response: Response, value: str) -> None:
-        """Forget the session of a request, and set the cookie of another one; "" removes it."""
+        """End the session of a request, and set the cookie of another session; "" removes it."""
         self._sessions.pop(request.cookies.get(self._cookie(request), ""), None)
         response.set_cookie(
             self._cookie(request),
@@ -225,7 +225,7 @@ _SCHEMES = ("http", "https")
 
 
 def require_own_page(request: Request) -> None:
-    """Raise HttpError 403 for a change that the page of another site has made a browser send."""
+    """Raise HttpError 403 for a change that another site's page made a browser send (CSRF)."""
     origin = request.headers.get("origin")
     if origin is not None and request.method not in _SAFE:
         host = request.headers.get("host", "")
@@ -234,7 +234,7 @@ def require_own_page(request: Request) -> None:
 
 
 def require_own_name(request: Request, hosts: Collection[str], *, guarded: bool) -> None:
-    """Raise HttpError 421 for a host that is not among the names of the gate; if ``guarded``, it needs none."""
+    """Raise HttpError 421 if Host is not a name of the gate. If ``guarded``, any host is fine unless names are set."""
     if (guarded and not hosts) or PEER in request.scope:  # a unix socket, which no page can reach
         return
     name = _name_of(request.headers.get("host", ""))
@@ -258,7 +258,7 @@ class TrustedProxies:
         self._networks = [ip_network(each) for each in networks]
 
     def apply(self, scope: Scope) -> None:
-        """Set the address and the scheme of a request to the client's if a trusted proxy has sent it.
+        """Set the address and the scheme of a request to those of the client if a trusted proxy sent it.
 
         The last address in X-Forwarded-For that does not belong to a trusted proxy is the client's: a client can write
         anything in front of it.
@@ -291,7 +291,7 @@ def _last_first(scope: Scope, name: bytes) -> Iterator[str]:
 
 @lru_cache(256)
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an address; an IPv4 address in an IPv6 one is itself. None if it is not an address."""
+    """Parse an address, or return None; an IPv4-mapped IPv6 address becomes IPv4."""
     try:
         found = ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:

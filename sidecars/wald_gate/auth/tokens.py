@@ -51,7 +51,7 @@ class Right(Enum):
     ADMIN = "the right to administer the log"
 
     def of(self, route: str | None, group: str | None = None) -> str:
-        """Describe it, with the route or the group that it concerns."""
+        """Describe the right, with the route or the group that it concerns."""
         if self in (Right.LOOK, Right.WORK) and route and group:
             return f"{self.value} {group} of route {route}"
         return f"{self.value} {route}" if route and self in (Right.READ, Right.WRITE) else self.value
@@ -80,7 +80,7 @@ class Client:
         return right is Right.WRITE and _matches(self.writes, route)
 
     def may_read(self, route: str) -> bool:
-        """Return True if it may read a route; the right to write does not include that."""
+        """Return True if the client may read a route; the right to write does not include that."""
         return self.may(Right.READ, route)
 
     def line(self) -> bytes:
@@ -150,7 +150,7 @@ def read_secure_file(path: Path) -> bytes:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Client]]:
-    """Yield the entries of a file; no other process can change it in the meantime."""
+    """Yield the entries of a file while other processes cannot change it."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

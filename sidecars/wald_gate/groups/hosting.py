@@ -35,7 +35,7 @@ _log = logging.getLogger("wald_gate")
 
 @dataclass(eq=False)
 class _Hosted:
-    """A group from its opening to its end; it accepts no requests once ``closing`` is set."""
+    """A group from opening to close; it accepts no requests once ``closing`` is set."""
 
     work: aio.WorkGroup
     opening: asyncio.Task[aio.WorkGroup]
@@ -45,11 +45,11 @@ class _Hosted:
 
     @property
     def has_ended(self) -> bool:
-        """True if it could not be opened, or has failed."""
+        """True if the group could not be opened, or has failed."""
         return self.opening.done() and (self.opening.exception() is not None or self.work.has_failed)
 
     async def is_free(self) -> bool:
-        """Return True if no request uses it and no worker has a record of it."""
+        """Return True if no request uses the group and no worker has one of its records."""
         if self.users or not self.opening.done() or self.closing is not None:
             return False
         if self.has_ended:
@@ -141,7 +141,7 @@ class Groups:
                 raise HttpError(503, "too-many-groups", message, hint=hint, headers=_RETRY)
 
     def _rivals(self, route: str, group: str) -> list[tuple[str, str]]:
-        """Return the groups of which one must be closed before this one is opened; none if there is room."""
+        """Return the groups one of which must be closed before this one is opened; none if there is room."""
         if f"{route}/{group}" in self._settings:
             return []
         others = [key for key in self._hosted if "/".join(key) not in self._settings]
@@ -180,7 +180,7 @@ class Groups:
         return self._settings.get(f"{route}/{group}", GroupSettings())
 
     def _close(self, key: tuple[str, str], hosted: _Hosted) -> asyncio.Task[None]:
-        """Close a group once; a later one of the same name stays open."""
+        """Close a group once; a later group of the same name stays open."""
         if hosted.closing is None:
             hosted.closing = asyncio.create_task(self._closed(*key, hosted), name=f"wald-gate-close-{key[0]}")
         return hosted.closing
@@ -196,7 +196,7 @@ class Groups:
             del self._hosted[route, group]
 
     async def _make_room(self, keys: Sequence[tuple[str, str]]) -> bool:
-        """Close the group that was unused for longest, if one is free."""
+        """Close the group that has been unused for longest, if one is free."""
         for key, hosted in sorted(((each, self._hosted[each]) for each in keys), key=lambda each: each[1].used_at):
             if hosted.closing is not None or await hosted.is_free():
                 await asyncio.shield(self._close(key, hosted))

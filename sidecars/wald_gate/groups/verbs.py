@@ -104,7 +104,7 @@ async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: MemoryRese
 
 
 def _settling(shape: type[T], settle: Callable[[aio.WorkGroup, T], Awaitable[Iterable[Refusal]]]) -> Handle:
-    """Return a verb with which a worker settles records; refusals are answered, all else is on disk then."""
+    """Return a verb that settles records of a worker. The answer lists refused records; the rest is on disk."""
 
     async def handle(call: Call) -> Response:
         given = await call.body(shape)
@@ -120,7 +120,7 @@ extend = _settling(shapes.Extend, lambda work, given: work.extend(given.worker, 
 
 
 async def release(call: Call) -> Response:
-    """Return all records of a worker, or some of them, without asking it."""
+    """Release all or some records of a worker without asking it."""
     given = await call.body(shapes.Release)
     async with call.state.groups.use(call.route, call.group) as work:
         if given.sequences is None:

@@ -31,7 +31,7 @@ class Got(NamedTuple):
 
 @dataclass(eq=False)
 class _WaitingLease:
-    """A lease that waits; ``refused`` is the reason for which it was cancelled."""
+    """A waiting lease; ``refused`` is the reason for its cancellation."""
 
     judge: Callable[[], None]
     leasing: asyncio.Task[Got]
@@ -39,7 +39,7 @@ class _WaitingLease:
 
 
 class WaitingLeases:
-    """Leases of all groups that wait for a record."""
+    """Leases, of all groups, that wait for a record."""
 
     def __init__(self) -> None:
         self._waiters: set[_WaitingLease] = set()
@@ -78,7 +78,7 @@ class WaitingLeases:
             leasing.cancel()  # if it waits still; it is withdrawn
 
     def judge(self) -> None:
-        """Cancel the leases of clients that the file of tokens no longer admits."""
+        """Cancel the leases of clients that the token file no longer admits."""
         for waiter in self._waiters:
             try:
                 waiter.judge()
@@ -87,7 +87,7 @@ class WaitingLeases:
                 waiter.leasing.cancel()
 
     def end(self) -> None:
-        """Answer all waiting leases with nothing, now and later."""
+        """Answer all current and future waiting leases with no records."""
         self._is_over = True
         for waiter in self._waiters:
             waiter.leasing.cancel()
@@ -104,7 +104,7 @@ class Processed:
         self._is_over = False
 
     async def expected(self, route: str, group: str) -> Unprocessed:
-        """Return an empty set of records that a group is to process; NotFound if there is no such group."""
+        """Return an empty set of records for a group to process; raise NotFound if there is no such group."""
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._threads, lambda: Progress(self._log, route, group).read())

@@ -261,10 +261,10 @@ class Connection(Channel):
                 self._set_timer(self.pool.limits.head_timeout)  # otherwise it starts when the answer is complete
 
     def _parse(self, data: bytes) -> None:
-        """Parse; a request for another protocol is answered as if it had not asked for it (RFC 9110, section 7.8).
+        """Parse data. A request to switch protocols is answered without switching (RFC 9110, section 7.8).
 
-        The parser regards a request as complete where another protocol may begin. So its head is parsed again without
-        the header Upgrade, and then what follows it.
+        The parser regards a request as complete where another protocol may begin. So the head is parsed again without
+        the Upgrade header, and then the rest.
         """
         while True:
             try:
@@ -321,7 +321,7 @@ class Connection(Channel):
             self._idle_timer = self._loop.call_later(self.pool.limits.idle_timeout, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Close the connection if it has been idle for too long; otherwise check again when that may be so."""
+        """Close the connection if it has been idle for too long; otherwise schedule the next check."""
         self._idle_timer = None
         if self in self.pool.idle:
             left = self._idle_since + self.pool.limits.idle_timeout - self._loop.time()
@@ -331,7 +331,7 @@ class Connection(Channel):
                 self._idle_timer = self._loop.call_later(left, self._check_idle)
 
     def _pass_over(self, count: int, before: int) -> None:
-        """Count bytes that arrive after the answer: of its body, or until the client closes the connection."""
+        """Count bytes that arrive after the answer: the rest of the body, or anything before the client closes."""
         self._rest_bytes = before + count
         if self._is_in_head and not self._is_refused:  # this was the end of the body
             self._rest_bytes = None
@@ -357,7 +357,7 @@ class Connection(Channel):
             self._abort(Ended.REST)
 
     def _reject(self, error: HttpError, reason: Ended | None = None) -> None:
-        """Answer the request that is being received, if nothing of its answer was sent, and close the connection."""
+        """Answer the request being received, unless part of an answer was sent, and close the connection."""
         self._is_refused = True
         if reason is not None:
             self.pool.ended[reason] += 1
@@ -389,21 +389,21 @@ class Connection(Channel):
         return response
 
     def _end(self) -> None:
-        """Close; an answer in flight is cut off, so that nothing is taken for the rest of it."""
+        """Close the connection; cut off an answer in flight, so that nothing is mistaken for its rest."""
         if self._answering is None or self._answering.is_complete or not self._answering.is_started:
             self._close()
         else:
             self.transport.abort()
 
     def _close(self) -> None:
-        """Close the connection once everything is sent, or the client has read nothing of it for ``send_timeout``."""
+        """Close the connection once everything is sent, or the client has read nothing for ``send_timeout``."""
         self.transport.close()
         self._set_timer(None)
         if self._send_timer is None and self in self.pool.open:
             self._await_sending()
 
     def _linger(self) -> None:
-        """Send the answer, and read on before closing: unread data would reset the connection, and lose the answer."""
+        """Send the answer, and keep reading before closing: unread data would reset the connection."""
         # TLS cannot close one direction, so a client that waits for the end of the connection would wait long.
         if not self.transport.can_write_eof() and self._is_refused:
             self._close()

@@ -35,7 +35,7 @@ _log = logging.getLogger("wald_gate")
 
 
 class Channel(asyncio.Protocol):
-    """Flow of data from and to a client, as an exchange sees it."""
+    """An exchange's view of the data flow from and to a client."""
 
     transport: asyncio.Transport
 
@@ -83,7 +83,7 @@ class Channel(asyncio.Protocol):
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Close the connection in the middle of an answer, so that the client does not take the answer for complete."""
+        """Close the connection in the middle of an answer, so that the client does not consider it complete."""
         raise NotImplementedError
 
     def _abort(self, reason: Ended) -> None:
@@ -103,7 +103,7 @@ class Channel(asyncio.Protocol):
 
 
 class _Headers(Headers):
-    """Headers by name in a dict, which Starlette would scan for each look-up; of several with one name the first."""
+    """Headers in a dict, because Starlette scans a list for each look-up; the first of several equal names counts."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._list = headers
@@ -184,7 +184,7 @@ class Exchange(Request):
     async def chunk(self, *, is_counted: bool = True) -> bytes:
         """Return the next part of the body, or b"" at its end; raise HttpError 408 if it does not arrive in time.
 
-        Unless ``is_counted``, its bytes do not count against the client: a compressed body counts decompressed.
+        Unless ``is_counted``, the bytes do not count against the client: a compressed body counts decompressed.
         """
         if self._expects_continue:
             self._expects_continue = False
@@ -202,7 +202,7 @@ class Exchange(Request):
         return body
 
     async def read(self, most: int, what: str = "a body of JSON") -> bytes:
-        """Read a small body; HttpError 413 if it has more than ``most`` bytes."""
+        """Read a small body; raise HttpError 413 if it has more than ``most`` bytes."""
         body = bytearray()
         while True:
             body += await self.chunk()
@@ -231,7 +231,7 @@ class Exchange(Request):
         return {"type": "http.disconnect"}
 
     async def answer(self, response: Response) -> None:
-        """Send a response; one in one piece leaves with one system call."""
+        """Send a response; a response in one piece takes one system call."""
         if type(response).__call__ is Response.__call__ and self.connection.can_write.is_set():
             if not self.has_left:
                 self._unsent_head = self._head(response.status_code, response.raw_headers)
@@ -260,7 +260,7 @@ class Exchange(Request):
             self._send_body(message.get("body", b""), is_last=not message.get("more_body", False))
 
     def _notify(self) -> None:
-        """Wake the application if it waits for the client."""
+        """Wake the application if it is waiting for the client."""
         if self._news is not None:
             self._news.set()
 

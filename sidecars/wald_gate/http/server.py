@@ -65,7 +65,7 @@ class Listening:
             )
 
     def tls(self) -> TlsContext | None:
-        """Read the certificates; errors are those of :func:`wald_gate.http.tls.server_context`."""
+        """Read the certificates; raise the errors of :func:`wald_gate.http.tls.server_context`."""
         if self._certificate is None:
             return None
         return server_context(self._certificate, self._key or self._certificate, self._client_ca)
@@ -87,7 +87,7 @@ class Listening:
 
 
 class TlsListener:
-    """Listener that counts TLS connections before their handshakes, of which many may be slow or never complete.
+    """Listener that counts TLS connections before their handshakes, which may be slow or never complete.
 
     asyncio reports a connection only after its handshake. So the listener accepts and counts connections itself, and
     then hands them to asyncio. An unfinished handshake may make way for another connection, like an idle connection.
@@ -103,7 +103,7 @@ class TlsListener:
         self._begin()
 
     def close(self) -> None:
-        """Accept no more connections, and cancel unfinished handshakes."""
+        """Stop accepting connections, and cancel unfinished handshakes."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
@@ -168,7 +168,7 @@ class TlsListener:
 
 
 def check_path(path: Path) -> None:
-    """Check that a unix socket can be created at ``path``; InvalidInput if not."""
+    """Check that a unix socket can be created at ``path``; raise InvalidInput if not."""
     parent = path.parent
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, f"the path is longer than {_PATH_MAX_BYTES} bytes", "--uds PATH, a shorter one")
@@ -192,7 +192,7 @@ class UnixListener:
         self._reported = ""
 
     async def start(self) -> None:
-        """Listen; InvalidInput as :func:`check_path`, or if another process listens there."""
+        """Listen; raise InvalidInput as :func:`check_path` does, or if another process listens there."""
         path, before, serve = self._path, self._listening, asyncio.get_running_loop().create_unix_server
         if self._given is not None:
             self._listening = await serve(self._server.connection, sock=self._given, backlog=_BACKLOG)
@@ -319,7 +319,7 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """Accept no more connections, and return when requests in flight are answered, at the latest after 12 s."""
+        """Stop accepting connections, and return once requests in flight are answered, after 12 s at the latest."""
         if self._watching is not None:
             self._watching.cancel()
         for server in self._servers:
@@ -338,7 +338,7 @@ class Server:
                 server.remove()
 
     async def _finish_answers(self) -> None:
-        """Wait until all requests are answered, also pipelined ones that begin later, and the answers are sent."""
+        """Wait until all requests, including pipelined ones that begin later, are answered and the answers are sent."""
         loop, tasks = asyncio.get_running_loop(), self.pool.tasks
         deadline = loop.time() + _GRACE_SECONDS
         while tasks or any(each.transport.get_write_buffer_size() for each in self.pool.open):
@@ -351,7 +351,7 @@ class Server:
                 await asyncio.sleep(_UNSENT_SECONDS)
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections on sockets of systemd, which outlive this process."""
+        """Accept connections on sockets from systemd, which outlive this process."""
         for each in sockets:
             if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise InvalidInput(

@@ -52,7 +52,7 @@ class TlsContext(ssl.SSLContext):
 
 
 class Handshake(ssl.SSLObject):
-    """TLS handshake that sends the alert for a refused certificate, which asyncio and uvloop leave unsent.
+    """TLS handshake that sends the alert for a refused certificate; asyncio and uvloop do not send it.
 
     ``pool`` and ``reported`` are set in a subclass for each server.
     """
@@ -87,7 +87,7 @@ class Handshake(ssl.SSLObject):
 
 
 def server_context(certificate: Path, key: Path, client_ca: Path | None) -> TlsContext:
-    """Read the certificates from PEM files, of which the first two may be the same; without a CA, request none."""
+    """Read the certificates from PEM files, the first two of which may be the same; the CA is optional."""
     context = TlsContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -171,5 +171,5 @@ def _load(context: ssl.SSLContext, path: Path) -> None:
 
 
 def _reject_password(key: Path) -> str:
-    """Refuse a key with a password, for which OpenSSL would otherwise wait at the terminal, even at a reload."""
+    """Refuse a key with a password: OpenSSL would prompt for it on the terminal, even during a reload."""
     raise InvalidInput(f"{key}: the key has a password", hint=f"openssl pkey -in {key} -out NEW removes it")

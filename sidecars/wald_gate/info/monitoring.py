@@ -30,7 +30,7 @@ from wald_gate.problems import MEDIA_TYPE
 
 
 def seconds() -> Histogram:
-    """Return buckets from an answer out of memory to a long poll."""
+    """Return histogram buckets that range from an in-memory answer to a long poll."""
     return Histogram(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -49,7 +49,7 @@ class Answered:
 
 @dataclass(slots=True)
 class Published:
-    """Requests to the daemon: seconds until records were durable, and number of retries."""
+    """Statistics of requests to the daemon: seconds until records were durable, and number of retries."""
 
     seconds: Histogram = field(default_factory=seconds)
     repeated: int = 0
@@ -82,7 +82,7 @@ class Counts:
 _FRESH_SECONDS = 1.0
 _SAME_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
-_DAEMON_SECONDS = 4.0  # a sync of a slow disk is not a failure
+_DAEMON_SECONDS = 4.0  # a slow sync is not a failure
 _STALLED_SECONDS = 30.0
 _SENTENCES = {
     Life.STARTS: "the daemon is starting",
@@ -97,16 +97,16 @@ _log = logging.getLogger("wald_gate")
 
 
 class Word(StrEnum):
-    """Readiness of the gate; a degraded one serves records, while the daemon accepts none."""
+    """Readiness of the gate; a degraded gate serves records, but the daemon accepts none."""
 
     READY = "ready"
     DEGRADED = "degraded"
-    """Records can be read, and the daemon runs but takes none now."""
+    """Records can be read, and the daemon runs but currently accepts none."""
     NOT_READY = "not ready"
 
 
 class Ready(NamedTuple):
-    """Readiness and its reason: ``why`` names no path, because anyone may ask; ``detail`` is for stderr."""
+    """Readiness and its reason: ``why`` contains no path, because anyone may request it; ``detail`` is for stderr."""
 
     word: Word
     why: str = ""
@@ -114,7 +114,7 @@ class Ready(NamedTuple):
 
 
 class Readiness:
-    """Readiness of a gate, checked on request, once a second at most."""
+    """Readiness of a gate, checked on request and at most once a second."""
 
     def __init__(self, log: Log, socket: Path) -> None:
         self._log = log
@@ -126,7 +126,7 @@ class Readiness:
         self._same_at = float("-inf")
 
     async def require_same_log(self) -> None:
-        """Admit a request only if the gate still serves the same log; the check may be half a second old."""
+        """Raise an error unless the gate still serves the same log; the check may be half a second old."""
         if time.monotonic() - self._same_at < _SAME_SECONDS:
             return
         if self._same is None or self._same.done():
@@ -146,7 +146,7 @@ class Readiness:
             return
 
     async def now(self) -> Ready:
-        """Return the readiness; a disk or daemon that hangs makes the gate not ready."""
+        """Return the readiness; the gate is not ready if the disk or the daemon hangs."""
         if time.monotonic() - self._found_at < _FRESH_SECONDS:
             return self._found
         if self._look is None or self._look.done():
@@ -244,7 +244,7 @@ _request_log = logging.getLogger("wald_gate.requests")
 
 
 class RequestLog:
-    """Log of requests on stderr: of each one, or only of failures of the gate.
+    """Log on stderr of all requests, or only of failures of the gate.
 
     A line has the client's text as JSON in ASCII, shortened, without query and headers, so it contains no token.
     """
@@ -253,7 +253,7 @@ class RequestLog:
         self._every = every
 
     def note(self, scope: Scope, response: Response, seconds: float, *, broken: str = "") -> None:
-        """Log a response; ``broken`` is the reason if it was aborted after it had started."""
+        """Log a response; ``broken`` is the reason if it was aborted midway."""
         status = response.status_code
         is_failure = status >= _SERVER_ERROR and status != _NOT_PROCESSED
         if not (self._every or is_failure or broken):

@@ -65,7 +65,7 @@ async def explain(call: Call) -> Response:
 
 
 def explained(log: Log) -> Generator[None, None, list[Explained]]:
-    """Explain a log; yields after each object, for :meth:`Call.walk`: there may be very many segments."""
+    """Explain a log; yields after each object, for :meth:`Call.walk`, as there may be many segments."""
     found = []
     for each in explanation(log, Backlog(log.view()), time.time_ns()):
         found.append(each)
@@ -111,7 +111,7 @@ async def put_cursor(call: Call) -> Response:
 
 
 def _require_few(call: Call) -> None:
-    """Refuse another group on a route that has many: each group pins the records that it has not processed."""
+    """Refuse a new group on a route with many groups: each pins the records that it has not processed."""
     directory, most = call.state.log.root.cursor_directory(call.route), call.state.limits.settings.groups_per_route
     groups = sum(name.endswith(".cursor") for name in os.listdir(directory)) if directory.is_dir() else 0
     if groups >= most:
@@ -145,7 +145,7 @@ async def healthz(_: Call) -> Response:
 async def readyz(call: Call) -> Response:
     """Readiness: the log is readable and its daemon responds.
 
-    A full disk does not redirect requests: readers free the space.
+    The gate stays ready when the disk is full: readers free the space.
     """
     found = await call.state.readiness.now()
     if found.word is Word.NOT_READY:

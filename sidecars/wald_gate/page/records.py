@@ -59,7 +59,7 @@ class Shown:
 
 
 def shown(value: bytes, wanted: ValueForm | None = None) -> Shown:
-    """Return a value, or the beginning of a long one; None: JSON for an object or array, text for UTF-8, else hex."""
+    """Return a value or its beginning; by default JSON for an object or array, text for UTF-8, else hex."""
     part, note = value[:SHOWN_BYTES], ""
     if wanted in ("json", None):
         laid_out, note = _laid_out(value)
@@ -72,7 +72,7 @@ def shown(value: bytes, wanted: ValueForm | None = None) -> Shown:
 
 
 def line(value: bytes) -> Markup:
-    """Return the beginning of a value in one line, in hexadecimal if it is not text."""
+    """Return the beginning of a value on one line, in hexadecimal if it is not text."""
     if not _is_text(value[:LINE_BYTES]):
         more = "…" if len(value) > _LINE_HEX else ""
         return Markup('<span class="quiet">{}{}</span>').format(value[:_LINE_HEX].hex(" "), more)
@@ -81,7 +81,7 @@ def line(value: bytes) -> Markup:
 
 
 def headers(data: bytes | None) -> tuple[list[tuple[str, str]], int]:
-    """Return the first headers, and their number; malformed headers have no name."""
+    """Return the first headers and the number of all; malformed headers have no name."""
     if not data:
         return [], 0
     try:
@@ -114,7 +114,7 @@ def _text(part: bytes, *, whole: bool) -> tuple[str, int]:
 
 
 def _laid_out(value: bytes) -> tuple[str | None, str]:
-    """Return JSON with one element per line and its numbers and strings unchanged; or None, and the reason."""
+    """Return JSON with one element per line and unchanged numbers and strings; or None, and the reason."""
     if len(value) > SHOWN_BYTES:
         return None, f"It is too long to format as JSON: more than {SHOWN_BYTES} bytes."
     try:
@@ -177,7 +177,7 @@ async def record(call: Call) -> Response:
 
 
 async def value(call: Call) -> Response:
-    """Return the bytes of a value as a file, which no browser takes for a page."""
+    """Return the bytes of a value as a download that no browser renders as a page."""
     found = await _found(call)
     sequence = found.where.sequence
     if found.record is None:
@@ -203,7 +203,7 @@ async def _found(call: Call) -> Found:
 
 
 def read_record(log: Log, where: Whereabouts) -> Generator[None, None, Found]:
-    """Read a record; yields on the way to the end of a long one, for :meth:`Call.walk`."""
+    """Read a record; yields before the end of a long one, for :meth:`Call.walk`."""
     if not where.durable:
         return Found(where)
     route = where.route if where.route is not None and log.root.has_route(where.route) else None
@@ -224,7 +224,7 @@ COUNT = 50
 """Of records on a page."""
 _NAMED = ("earliest", "end")
 _NOTES = 5
-_SEGMENTS = 1000  # that are looked at for a page: a rare route may be in few of very many
+_SEGMENTS = 1000  # searched for a page: a rare route may be in only a few of many segments
 
 
 class Query(Shape, rename={"from_": "from"}):
@@ -260,7 +260,7 @@ async def find(call: Call) -> Response:
 
 
 class Find(Shape):
-    """A number that was typed into a form."""
+    """A sequence typed into a form."""
 
     sequence: Sequence
 
@@ -303,7 +303,7 @@ class Excerpt:
 
 
 class Newest:
-    """The newest records of a route, read on again and again."""
+    """The newest records of a route, updated by reading further."""
 
     def __init__(self, log: Log, route: str | None) -> None:
         self._log = log
@@ -314,7 +314,7 @@ class Newest:
         self._rows: dict[int, Row] = {}  # in the order in which they have ended
 
     def read_on(self) -> Excerpt:
-        """Read new durable records; of many, decode the last ones and count the others."""
+        """Read new durable records; if there are many, decode the last ones and count the others."""
         self._notes.clear()
         is_first = not self._next
         try:
@@ -352,7 +352,7 @@ class Newest:
 
 
 def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, Excerpt]:
-    """Read the records of a page; yields on the way, for :meth:`Call.walk`."""
+    """Read the records of a page; yields in between, for :meth:`Call.walk`."""
     view, notes = log.view(), list[str]()
     if query.from_ in ("", "end") or query.before is not None:
         last = end_of(view) - 1 if query.before is None else min(query.before, end_of(view)) - 1
@@ -393,7 +393,7 @@ def _segment_of(view: View, sequence: int) -> int:
 def _rows(
     log: Log, view: View, route: str | None, start: Start, last: int | None, notes: list[str]
 ) -> Generator[None, None, list[Row]]:
-    """Read the first records of a selection; yields on the way, which may be the whole log."""
+    """Read the first records of a selection; yields in between, because it may read the whole log."""
     rows: list[Row] = []
     for found in _onward(log, view, route, start, last, notes):
         if isinstance(found, Batch):

@@ -29,7 +29,7 @@ from wald_gate.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSummary:
-    """A dead-letter route of another route.
+    """Dead letters of a route in one dead-letter route.
 
     It is read from journals and cursors. The origin of a dead letter is only in the record, so all that wait on the
     route are counted, even those of other routes.
@@ -41,7 +41,7 @@ class DeadLetterSummary:
     exists: bool
     unread: int | None  # lag of its group that is furthest behind
     last: int | None
-    command: str  # returns its records to their routes
+    command: str  # redrives its records to their routes
 
 
 def dead_letters(call: Call, route: str, walk: Walk) -> Iterator[DeadLetterSummary]:
@@ -65,7 +65,7 @@ def dead_letters(call: Call, route: str, walk: Walk) -> Iterator[DeadLetterSumma
 
 
 def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
-    """Return the routes that may have dead letters of a group; none if it is only a cursor."""
+    """Return the routes that may have dead letters of a group; none for a group without workers."""
     key = row.route, row.group
     if work := walk.work.get(key):
         return {call.state.groups.dead_letter(*key), *work.giving_up_to}
@@ -114,7 +114,7 @@ class Line:
         return any(wanted.lower() in name.lower() for name in (self.route, *self.groups))
 
     def rank(self, sort: Sort) -> tuple[float, int]:
-        """Return the value by which the line is sorted, the largest first."""
+        """Return the sort key of the line, the largest first."""
         if sort == "groups":
             return len(self.groups), 0
         value = getattr(self, {"in": "received", "out": "processed"}.get(sort, sort)) or 0
@@ -122,7 +122,7 @@ class Line:
 
 
 class Remedy(NamedTuple):
-    """The reason for a pin, and a command against it; ``lost`` is the permanent cost."""
+    """The reason for a pin, and a command that removes it; ``lost`` describes what is lost for good."""
 
     said: str
     command: str = ""

@@ -31,7 +31,7 @@ from wald.status.findings import Contents, Facts, Finding, Life, Liveness
 from wald.status.retention import WorkCounts, work_counts
 from wald_gate.page.strip import Look, Piece
 
-_AT_MOST = 1000  # deletions that are looked at in a walk
+_AT_MOST = 1000  # deletions checked in one walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Archived:
     partly: frozenset[int] = frozenset()
     gone: Spans = field(default_factory=Spans)  # sequences of deleted segments, as ``whole`` and ``partly``
     gone_partly: Spans = field(default_factory=Spans)
-    problem: str = ""  # the reason for which it is unknown
+    problem: str = ""  # why it is unknown
 
     def marked(self, piece: Piece) -> Piece:
         """Return a segment with the number of its archived records."""
@@ -51,7 +51,7 @@ class Archived:
         return replace(piece, partly=piece.records) if piece.first in self.partly else piece
 
     def of_gone(self, first: int, last: int) -> tuple[int, int]:
-        """Return how many of these deleted sequences were in segments archived whole, and partly."""
+        """Return how many of these deleted sequences were in fully and in partly archived segments."""
         return self.gone.count(first, last), self.gone_partly.count(first, last)
 
 
@@ -73,7 +73,7 @@ class Bundled:
         self._forget()
 
     def _forget(self) -> None:
-        """Judge all deletions again."""
+        """Forget the cached results, so that all deletions are checked again."""
         self._judged, self._gone, self._gone_partly = Spans(), Spans(), Spans()
 
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class Bundled:
             self._forget()
 
     def _judge(self, segments: Sequence[rates.SegmentSeen]) -> None:
-        """Judge the newest deletions before and between the segments."""
+        """Check the newest deletions before and between the segments."""
         known = Spans(self._judged)
         for each, following in pairwise((*sorted(segments, key=lambda seen: seen.base), None)):
             assert each is not None
@@ -146,7 +146,7 @@ class Bundled:
             self._judged.add(*run)
 
     def _share(self, routes: Iterable[tuple[str, int, int]]) -> tuple[bool, bool]:
-        """Return whether all records of a segment are in bundles, and whether any is, by its routes and their spans."""
+        """Return two flags: all records of a segment are in bundles, and some are, by its routes and their spans."""
         held = [(self._runs.get(name, Spans()), first, last) for name, first, last in routes]
         is_partly = any(found.overlaps(first, last) for found, first, last in held)
         return is_partly and all(found.covers(first, last) for found, first, last in held), is_partly
@@ -270,7 +270,7 @@ class PageSnapshotReader:
             work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
             self._walked = Walk(self._all.samples, contents, by_name, work, self._bundled.newest)
             self._walk_problem = ""
-        except (WaldError, OSError) as error:  # such as a file that has gone between two looks
+        except (WaldError, OSError) as error:  # such as a file that disappeared between two looks
             self._walk_problem = rates.message_of(error)
 
     def _asked(self) -> Liveness:
@@ -312,7 +312,7 @@ def _pieces(view: View, facts: Facts, head: int, walk: Walk) -> Iterator[Piece]:
 
 
 def _fill(facts: Facts, base: int) -> float:
-    """Return how full the active segment is, by the limit of the daemon or its settings; 1 if that is unknown."""
+    """Return the fill level of the active segment by the daemon's limit or settings; 1 if unknown."""
     head, size = facts.head, facts.daemon.answer.get("segment_max_bytes")
     if not isinstance(size, int):
         size = 0
@@ -323,8 +323,8 @@ def _fill(facts: Facts, base: int) -> float:
 
 
 _INTERVAL_SECONDS = 1.0
-_FRESH_SECONDS = 2.0  # a picture that is younger is shown to who comes
-_PATIENCE_SECONDS = 0.4  # who comes waits so long for a walk through all segments
+_FRESH_SECONDS = 2.0  # a younger snapshot is shown to a new viewer
+_PATIENCE_SECONDS = 0.4  # how long a new viewer waits for a walk through all segments
 _log = logging.getLogger("wald_gate")
 
 
@@ -354,7 +354,7 @@ class SnapshotPublisher:
             self._viewers -= 1
 
     async def picture(self) -> PageSnapshot:
-        """Return a snapshot that is a few seconds old at most; parts of a large log may be older, or missing."""
+        """Return a snapshot at most a few seconds old; parts of a large log may be older, or missing."""
         while self._newest is None or time.monotonic() - self._taken > _FRESH_SECONDS:
             walk = self._begin_walk()
             if walk is not None:
@@ -404,5 +404,5 @@ class SnapshotPublisher:
 async def _reported(step: Awaitable[None]) -> None:
     try:
         await step
-    except Exception:  # noqa: BLE001 - a bug; pages are old then and say so
+    except Exception:  # noqa: BLE001 - a bug; pages then show their age
         _log.exception("no picture of the log")

@@ -1,7 +1,7 @@
 """Layout of the log as a strip, from its oldest record to its head: widths of segments, positions of head and cursors.
 
-It knows neither HTML nor files. Positions are in percent of the width. The number of pieces is limited: similar old
-segments that are neighbours are joined first, then different ones, which are drawn like the worst of them. ::
+It knows neither HTML nor files. Positions are in percent of the width. The number of pieces is limited: similar
+neighbouring old segments are joined first, then different ones, which are drawn like the worst of them. ::
 
     reclaimed │ sealed … │ sealed │ cut │ active ▏
               ▲ cursors                  head
@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Cursors that are so close that they share a sign."""
+    """Cursors that are so close that they share a marker."""
 
     number: int
     x: float
@@ -171,7 +171,7 @@ def _placed(pieces: list[Piece]) -> list[Drawn]:
 
 
 def _marks(bare: Strip, cursors: Iterable[tuple[str, int]]) -> list[Mark]:
-    """Return one mark for cursors that are close together; the closest are joined first if there are too many."""
+    """Return one mark for each set of nearby cursors; if there are too many, the closest are joined first."""
     placed = sorted((bare.at(at), at, name) for name, at in cursors)
     clusters: list[list[tuple[float, int, str]]] = []
     close = _CLOSE

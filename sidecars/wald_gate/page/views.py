@@ -1,6 +1,6 @@
 """The overview, the history, the login form, and the table of pages.
 
-Pages return HTML that changes whenever it can be improved, so no program may rely on it; programs use ``/v1``.
+The HTML may change at any time, so programs must not rely on it; they use ``/v1``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _amount(pieces: Iterable[Piece]) -> Amount:
 
 
 def _lines(marks: Sequence[Mark], groups: Mapping[str, GroupBacklog]) -> list[tuple[int, str, GroupBacklog]]:
-    """Return the groups that are furthest behind, first of each mark and then of all, with their marks."""
+    """Return the groups furthest behind, first one of each mark and then others, with their marks."""
     lines = [(mark.number, name, groups[name]) for mark in marks for name in mark.names]
     lines.sort(key=_lag)
     firsts = {mark: name for mark, name, _ in reversed(lines)}
@@ -90,7 +90,7 @@ def _lag(line: tuple[int, str, GroupBacklog]) -> tuple[int, str]:
 
 
 def _spark(rates: Sequence[float | None]) -> str:
-    """Return the points of a line in a box of 120 × 24, the newest at its right."""
+    """Return the points of a line in a box of 120 × 24, the newest on the right."""
     most = max((rate for rate in rates if rate), default=0.0) or 1.0
     shift = 120 - len(rates)
     return " ".join(f"{shift + at},{23 - 21 * (rate or 0.0) / most:.1f}" for at, rate in enumerate(rates))
@@ -234,15 +234,15 @@ _page = partial(Verb, answers={HTML: None}, failed=failed)
 PAGES: tuple[Verb, ...] = (
     _page(_GET, "/", "overview", "The log at a glance.", Right.KNOWN, overview),
     _page(_GET, "/records", "browse", "Records of a route.", Right.KNOWN, records),
-    _page(_GET, "/record", "find_record", "From a sequence that was typed to its page.", Right.KNOWN, find),
-    _page(_GET, "/records/{sequence}", "record", "A record, or what became of it.", Right.KNOWN, record),
+    _page(_GET, "/record", "find_record", "Redirect from a typed sequence to its page.", Right.KNOWN, find),
+    _page(_GET, "/records/{sequence}", "record", "A record, or its fate.", Right.KNOWN, record),
     _page(_GET, "/records/{sequence}/value", "value", "The bytes of a record, as a file.", Right.KNOWN, value),
     _page(_GET, "/history", "history", "What happened to the log.", Right.ADMIN, history),
     _page(_GET, "/routes", "route_table", "The routes, and how far behind they are.", Right.KNOWN, routes),
-    _page(_GET, "/routes/{route}", "route", "A route with its groups, and why it pins what.", Right.READ, route),
-    _page(_GET, "/live", "live", "What changes in the frame of every page.", Right.KNOWN, only_frame),
-    _page(_GET, "/login", "login", "Where a token is typed.", Right.NONE, form),
-    _page(_POST, "/login", "log_in", "A session for a token.", Right.NONE, log_in),
-    _page(_POST, "/logout", "log_out", "The end of a session.", Right.NONE, log_out),
-    _page(_GET, "/assets/{name}", "asset", "The style and the script.", Right.NONE, asset),
+    _page(_GET, "/routes/{route}", "route", "A route with its groups, what it pins, and why.", Right.READ, route),
+    _page(_GET, "/live", "live", "Live changes of the frame of every page.", Right.KNOWN, only_frame),
+    _page(_GET, "/login", "login", "The login form.", Right.NONE, form),
+    _page(_POST, "/login", "log_in", "Start a session.", Right.NONE, log_in),
+    _page(_POST, "/logout", "log_out", "End a session.", Right.NONE, log_out),
+    _page(_GET, "/assets/{name}", "asset", "The style sheet and the script.", Right.NONE, asset),
 )
