@@ -1,4 +1,4 @@
-"""Responses: streams, late and large ones, which end when their client leaves, and compression."""
+"""Responses that end when their client leaves (streams, late and large ones), and compression."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SILENT_SECONDS = 15.0
 """Time after which a waiting response sends a heartbeat, so that no proxy closes its connection."""
 UNBUFFERED = {"X-Accel-Buffering": "no"}
 """Headers that turn off the response buffering of nginx."""
-LEVEL = 1  # higher levels need several times the CPU to save a tenth
+LEVEL = 1  # higher levels use several times the CPU and save a tenth
 _SMALL_BYTES = 64 << 10  # sent without waiting for the client
 _BYTES_MIN = 1024  # a shorter response fits into a packet anyway
 _MEDIA_TYPES = ("application/json", "application/x-ndjson", "text/plain")  # no pages: these have secrets of sessions
@@ -29,7 +29,7 @@ _NOT_WANTED = re.compile(r"[ \t]*q[ \t]*=[ \t]*0(\.0*)?[ \t]*", re.IGNORECASE)
 
 
 async def while_there(request: Exchange, waiting: Coroutine[None, None, T]) -> T:
-    """Return the result of ``waiting``, which is cancelled if the client leaves."""
+    """Return the result of ``waiting``; cancel it if the client leaves."""
     waits, leaving = asyncio.create_task(waiting), asyncio.create_task(request.receive())
     try:
         await asyncio.wait((waits, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -57,7 +57,7 @@ class Json(Response):
 
 
 class Stream(StreamingResponse):
-    """A response in parts, possibly without an end; to HEAD, its headers alone."""
+    """A response in parts, possibly endless; only its headers in answer to HEAD."""
 
     def __init__(self, parts: AsyncGenerator[bytes], media_type: str, headers: Mapping[str, str]) -> None:
         super().__init__(parts, headers=headers, media_type=media_type)
@@ -97,7 +97,7 @@ class Late(Response):
 
 
 class FlushedResponse(Response):
-    """A response in one piece, possibly large, that ends when the client has received nearly all of it."""
+    """A possibly large response in one piece, which ends once the client has received nearly all of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self.body) <= _SMALL_BYTES:
@@ -117,7 +117,7 @@ def wants_gzip(request: Request) -> bool:
 
 
 def may_compress(response: Response) -> bool:
-    """Return True if a response is of a kind that is compressed; then it gets the header Vary."""
+    """Return True if this kind of response is compressed, in which case it gets a Vary header."""
     if type(response) not in (Response, Json) or response.status_code != 200:
         return False
     if (response.media_type or "").partition(";")[0] not in _MEDIA_TYPES:

@@ -1,4 +1,4 @@
-"""The life of a gate: it starts, reloads at SIGHUP, and stops."""
+"""The life cycle of a gate: start, reload on SIGHUP, and stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("wald_gate")
 
 
 def serve(root: Path, load: Callable[[], Settings]) -> None:
-    """Serve the log in ``root`` until SIGTERM or SIGINT; ``load`` reads the settings, now and at SIGHUP."""
+    """Serve the log in ``root`` until SIGTERM or SIGINT; ``load`` reads the settings, now and on SIGHUP."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection needs one; many systems begin with 1024
@@ -44,7 +44,7 @@ def serve(root: Path, load: Callable[[], Settings]) -> None:
 
 
 def check(root: Path, settings: Settings) -> list[str]:
-    """Read all files that the settings name; return warnings about likely mistakes, and raise errors."""
+    """Read all files named in the settings; return warnings about likely mistakes, and raise errors."""
     listening = Listening(settings)
     listening.tls()
     if listening.path is not None:
@@ -75,7 +75,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:
-            """Read certificates, tokens and settings again; report errors and keep the previous ones."""
+            """Reload certificates, tokens and settings; if that fails, report it and keep the previous ones."""
             systemd.reloading()
             failed = False
             for read in (read_certificates, state.rights.read, read_settings):
@@ -133,7 +133,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
 
 
 def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:
-    """Name tables of groups whose routes do not exist; nothing without a log."""
+    """Yield warnings about tables of groups whose routes do not exist; none without a log."""
     if not root.routes.is_dir():
         return
     for name, group in settings.groups.items():
@@ -146,7 +146,7 @@ def _group_warnings(root: Root, settings: Settings) -> Iterator[str]:
 
 
 def _keep_alive(systemd: Systemd) -> None:
-    """Report to the watchdog while the event loop runs, whatever the disk does."""
+    """Notify the watchdog while the event loop runs, even if the disk hangs."""
     if systemd.watchdog_seconds:
         systemd.alive()
         asyncio.get_running_loop().call_later(systemd.watchdog_seconds, _keep_alive, systemd)

@@ -1,6 +1,6 @@
-"""Settings of the gate with type, default, bounds and help: from options, from a file, or passed by the caller.
+"""Settings of the gate, with type, default, bounds and help; from options, a file, or the caller.
 
-The file has the names of the options, and two kinds of tables:
+The file uses the names of the options, and has two kinds of tables:
 
     listen = "127.0.0.1:7700"
     tokens = "/etc/wald/tokens"
@@ -109,7 +109,7 @@ class Settings:
     """The settings of a gate; options override the file, and only the file has tables."""
 
     reloadable: ClassVar[frozenset[str]] = frozenset({"hosts", "limits"})
-    """Settings that SIGHUP may change; it also reads the certificates and the file of tokens again."""
+    """Settings that SIGHUP may change; it also reloads the certificates and the token file."""
 
     listen: str = setting(text("HOST:PORT"), "127.0.0.1:7700", 'address for TCP connections; "": none')
     uds: str = setting(_PATH, "", 'path of a Unix socket to listen on; "": none')

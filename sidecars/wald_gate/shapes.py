@@ -1,4 +1,4 @@
-"""Requests and answers that only HTTP has; :mod:`wald.status.schema` has those of the commands."""
+"""Requests and responses specific to HTTP; :mod:`wald.status.schema` has those shared with the commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wald.work.group import WORKER_MAX
 NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
 """Names of routes and groups, as a pattern of JSON Schema."""
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""What can be printed, as far as all dialects of patterns can say it: no control characters."""
+"""Printable text, as far as all regex dialects can express it: no control characters."""
 WAIT = (
     r"^((\d{1,2}|[12]\d{2})(\.\d{1,9})?|300(\.0{1,9})?) ?s?$|^[0-4](\.\d{1,9})? ?m$|^5(\.0{1,9})? ?m$"
     r"|^(\d{1,5}|[12]\d{5})(\.\d{1,9})? ?ms$|^300000(\.0{1,9})? ?ms$"
@@ -32,7 +32,7 @@ class Shape(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Stored(Struct):
-    """The sequences of durable records, with those of other producers between them."""
+    """The range of durable records; it may include sequences of other producers."""
 
     first: int
     last: int
@@ -65,14 +65,14 @@ class Cursor(Struct):
 
 
 class Health(Struct, omit_defaults=True):
-    """Health of the gate: a word for programs, and the reason."""
+    """Health of the gate: a status word for programs, and the reason."""
 
     status: str
     detail: str = ""
 
 
 class CursorPosition(Shape):
-    """Position of a group; 0: nothing processed, earliest: all deleted records, end: all records."""
+    """Position of a group; 0: nothing is processed, earliest: only deleted records are, end: all records are."""
 
     sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | Literal["earliest", "end"]
     rewind: bool = False
@@ -116,20 +116,20 @@ class StoredRecord(Struct, omit_defaults=True):
 
 
 class Event(Struct):
-    """A Server-Sent Event: a record, with its sequence as the id."""
+    """A Server-Sent Event: a record, with its sequence as id."""
 
     id: Annotated[str, Meta(pattern="^[0-9]+$")]
     data: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/json"})]
 
 
 class RouteMade(Struct):
-    """A route that exists now."""
+    """A route that now exists."""
 
     route: str
 
 
 class Cut(Struct):
-    """The active segment, and whether the one before it was cut (not, if it has no record yet)."""
+    """The active segment; ``cut`` is false if it was empty, so there was nothing to cut."""
 
     cut: bool
     segment: int
@@ -172,13 +172,13 @@ class Nack(Ack):
 
 
 class Extend(Ack):
-    """Records whose lease a worker extends; the time starts now."""
+    """Records whose lease a worker extends, starting now."""
 
     lease_for: LeaseSeconds = 30.0
 
 
 class Release(Shape):
-    """Records to be taken back from a worker; all of them without ``sequences``."""
+    """Records to release from a worker; without ``sequences``, all of them."""
 
     worker: Worker
     sequences: Sequences | None = None
@@ -216,20 +216,20 @@ def refusals(refused: Iterable[deliveries.Refusal]) -> list[Refusal]:
 
 
 class Leased(Struct, omit_defaults=True):
-    """The leased records, none if none arrived in time, and the rejected ones of ``done``."""
+    """The leased records (none if none arrived in time) and the rejected ones of ``done``."""
 
     records: list[LeasedRecord]
     refused: list[Refusal] = field(default_factory=list)
 
 
 class Settled(Struct):
-    """The records for which the request was rejected; for all others it is on disk where promised."""
+    """The records for which the request was rejected; for all others it was applied."""
 
     refused: list[Refusal]
 
 
 class Released(Struct):
-    """The number of records that were taken back."""
+    """The number of released records."""
 
     released: int
 

@@ -10,12 +10,12 @@
     + whole              the temporary file gets the segment's name; the cursors are read again
     shrunk + whole       the old form gets its name back if a cursor needs it, otherwise its second name is removed
 
-A process that sets a cursor writes it first and reads the names afterwards. So either the cursor is read here after
-the name has changed, and the old form gets its name back, or that process sees the new name. The sealer does the same:
+A process that sets a cursor writes it first and then reads the names. So either this code reads the cursor after
+changing the name, and gives the old form its name back, or that process sees the new name. The sealer does the same:
 it creates its temporary file first, and then opens the raw segment by its old name.
 
-At each step of a shrink one complete form has the segment's name. A line about a shrink that was not finished gives a
-digest that no file has.
+At each step of a shrink one complete form has the segment's name. A line about an unfinished shrink has a digest that
+matches no file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Deleter:
             self.survey.record(entry)
 
     def release(self, decisions: Iterable[Decision], *, now_ns: int) -> Iterator[Decision]:
-        """Rename the segments to delete; yield each decision after it is applied or changed.
+        """Rename the segments to delete; yield each decision once it has been applied or revised.
 
         :meth:`delete` must confirm them.
         """
@@ -105,7 +105,7 @@ class Deleter:
             yield from group
 
     def delete(self, released: Sequence[Segment], due: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
-        """Unlink the segments whose grace period is over; yield the decision about each of the ``released``.
+        """Unlink the segments whose grace period is over; yield the decision about each released one.
 
         A segment without a line in the ledger (which was lost, or the file was renamed by hand) gets one first.
         """
@@ -132,7 +132,7 @@ class Deleter:
             yield from decisions
 
     def _entries(self, group: Sequence[Decision]) -> list[Entry]:
-        """Return the lines about a group, after those that withdraw earlier ones and the one that some share."""
+        """Return the lines about a group; first those that withdraw earlier lines, and the shared line."""
         withdrawals = [decision.withdrawal for decision in group if decision.withdrawal is not None]
         lines = [(decision.entry, decision.evidence) for decision in group if decision.entry is not None]
         sharing = [(entry, evidence) for entry, evidence in lines if evidence is not None]
@@ -150,7 +150,7 @@ class Deleter:
         return Segment(segment.base_sequence, kind, path)
 
     def _restore(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """Give the segments that stay their old names back, and record it; messages then have these names."""
+        """Restore the names of segments that stay, and record that; messages use the restored names."""
         restored = []
         entries = []
         for decision in decisions:
@@ -183,7 +183,7 @@ def _with_repair_hint(message: str, root: Root) -> Damaged:
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
-    """Group decisions for one sync; those of a group that share a line rest on the same cursors."""
+    """Group decisions for one sync; decisions in a group that share a line rest on the same cursors."""
     group: list[Decision] = []
     size, cursors = 0, None
     for decision in decisions:
@@ -203,7 +203,7 @@ def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class ShrunkSegment:
-    """Segment that was shrunk, or would be."""
+    """Segment that was shrunk, or in a dry run would be."""
 
     segment: Segment
     bytes: int
@@ -222,7 +222,7 @@ class Shrinker:
         self._examined_at: dict[int, float] = {}
 
     def finish(self) -> list[Damaged]:
-        """Finish or undo the shrinks of an interrupted process."""
+        """Finish or undo shrinks that an interrupted process began."""
         problems: list[Damaged] = []
         names = [
             entry.name
@@ -283,12 +283,12 @@ class Shrinker:
         return ShrunkSegment(segment, stored_bytes, was_bytes, records, is_restored=not is_shrunk)
 
     def _write(self, source: SealedFile, temporary: Path, floors: Floors) -> Shrinkage:
-        """Write the new form into a temporary file, sync it and read it back."""
+        """Write the new form to a temporary file, sync it and read it back."""
         target = self._disk.create(temporary)
         try:
             shrinkage = shrink_segment(source, target, self._disk, floors.keeps)
             self._disk.sync(target)
-            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it must be read back from the disk
+            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # read it back from the disk, not from the cache
         finally:
             self._disk.close(target)
         with SealedFile(temporary) as written:
@@ -296,7 +296,7 @@ class Shrinker:
         return shrinkage
 
     def _settle(self, segment: Segment, is_enough: Callable[[Segment], bool]) -> bool:
-        """Remove the second name of the old form if the new one ``is_enough``; otherwise give it its name back."""
+        """Remove the ``.whole`` name of the old form if the new form ``is_enough``; otherwise restore the old form."""
         self._disk.sync_directory(self._root.segments)  # before the cursors are read, and the old form is removed
         if is_enough(segment):
             self._disk.unlink(_whole(segment))
@@ -314,7 +314,7 @@ class Shrinker:
         return shrunk is not None and all(entry.last <= cursors.floor(entry.route) for entry in shrunk.routes)
 
     def _replaces_whole(self, segment: Segment) -> bool:
-        """Return True if the form of an interrupted process has every batch of the old form that a group needs.
+        """Return True if the form left by an interrupted process has every batch of the old form that a group needs.
 
         It may have been damaged, rebuilt by a repair or replaced by another file, so its index alone proves nothing.
         """

@@ -1,4 +1,4 @@
-"""``wald-reclaim``: one pass, or one whenever a cursor has moved or a segment was sealed."""
+"""``wald-reclaim``: a single pass, or one whenever a cursor moves or a segment is sealed."""
 
 from __future__ import annotations
 

@@ -8,13 +8,14 @@
 {"event": "kept", "base", "why", "at"}      withdraws an earlier line about the segment
 {"event": "seen", "through", "at"}          every complete segment up to this one existed
 
-Most also have the moment of the boot. Segments with many routes that every group has read share one list of routes
-with the sums over all of them.
+Most also have the time since boot. Segments with many routes that every group has read share one list of routes with
+the totals.
 
-The moments in this ledger and in segments.jsonl ("sealed": this segment existed) give the least ages of segments; the
-wall clock is not read. Each ledger adds up the time between its own lines. The longer of the two sums counts, because
-both are certain. Time that no line covers (before the first pass of a boot, after the last line of the previous boot,
-around damaged lines) does not count: an age may be underestimated, and is never overestimated.
+The times since boot in this ledger and in segments.jsonl ("sealed": this segment existed) give minimum ages of
+segments; the wall clock is not used. For each ledger, the times between its lines are added up. The longer of the two
+sums counts, because both are lower bounds. Time that no line covers (before the first pass of a boot, after the last
+line of the previous boot, around damaged lines) does not count: an age may be underestimated, and is never
+overestimated.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ from wald_reclaim.policy import Verdict, share_of_bytes
 
 LISTED_MAX = 32  # routes that a segment's own line lists: about 3 KB
 UNEXPLAINED = "found released, reason unknown"
-COUNTED_AGAIN = "a cursor has moved, so what is lost is counted again"
+COUNTED_AGAIN = "a cursor has moved, so lost records are counted again"
 SEALED_SINCE = "it was sealed before it could be deleted raw"
 _RULES = {verdict.value: verdict for verdict in Verdict if verdict.is_deletion}
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionEvidence:
-    """Contents of a segment and the cursors that allow its deletion, for a line that several deletions share."""
+    """Contents of a segment and the cursors that allow its deletion, for a line shared by several deletions."""
 
     routes: RouteTable
     cursors: CursorSnapshot
 
 
 class RouteLists:
-    """JSON lists of routes for the lines of one process.
+    """Builder of the JSON lists of routes in the lines of one process.
 
     Consecutive segments have the same routes, and while no cursor moves, only the numbers in their lines differ. So
-    the rest of the text is made once.
+    the rest of the text is cached.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ def reclaimed_entry(
     stored_bytes: int,
     now_ns: int,
 ) -> Entry:
-    """Return the line about a deletion, with unread records by route in ``lost``; a shared line may have ``routes``."""
+    """Return the line about a deletion, with unread records by route in ``lost``; ``routes`` may be shared."""
     line: Entry = {"event": "reclaimed", "base": index.base_sequence, "last": index.next_sequence - 1}
     line |= {"at": now_ns, "rule": verdict.value, "bytes": stored_bytes}
     if segment.kind.form is Kind.RAW:  # no line of the sealer has its times
@@ -152,7 +153,7 @@ def reclaimed_entry(
 
 
 def can_share(segment: Segment, index: SealedIndex) -> bool:
-    """Return True if the line of a read segment may leave its many routes to a shared line.
+    """Return True if the line of a segment that was read may leave its many routes to a shared line.
 
     Its ``sealed`` line must have the same digest, so that the line lists the contents of the deleted file.
     """
@@ -170,7 +171,7 @@ def shared_entry(lines: Sequence[Entry], evidence: Sequence[DeletionEvidence], l
 def shrunk_entry(
     segment: Segment, shrinkage: Shrinkage, was: SealedIndex, was_bytes: int, cursors: CursorSnapshot, now_ns: int
 ) -> Entry:
-    """Return the line about a shrink: remaining and dropped records, and the cursors that allow it."""
+    """Return the line about a shrink: remaining and dropped records, and the cursors that allowed it."""
     gapped = [entry for entry in shrinkage.dropped if entry.count and entry.count <= entry.last - entry.first]
     runs = {entry.route: pack(run_lengths(shrinkage.spans[entry.route], entry.first)) for entry in gapped}
     line: Entry = {"event": "shrunk", "base": segment.base_sequence, "last": was.next_sequence - 1, "at": now_ns}
@@ -182,7 +183,7 @@ def shrunk_entry(
 
 
 def with_damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:
-    """Read every frame; return the index with those damaged since sealing, and a message ("" if intact)."""
+    """Read every frame; return the index with the frames damaged since sealing, and a message ("" if intact)."""
     try:
         sealed = SealedFile(segment.path)
     except Damaged:
@@ -205,7 +206,7 @@ class RecordedDeletion:
     verdict: Verdict  # its rule; READ for a rule that this version does not know
     lost: Mapping[str, int]
     rules: Mapping[str, Verdict]  # rules of the routes in ``lost``, if they differ
-    since: Moment | None  # moment of the line; None if it has none
+    since: Moment | None  # time since boot of the line; None if it has none
     form: Kind  # form of the file, RAW or SEALED
 
     @classmethod
@@ -223,7 +224,7 @@ _SEEN_INTERVAL_NS = 3600 * 10**9  # between two lines "seen" of a boot; at most 
 
 
 class _LedgerTimes:
-    """Moments of one event in a ledger."""
+    """Times of one kind of event in a ledger."""
 
     def __init__(self, path: Path, event: str, key: str) -> None:
         self._lines = LedgerLines(path)
@@ -253,7 +254,7 @@ class _LedgerTimes:
             if line.entry.get("event") == self._event and isinstance(value, int):
                 self.last = moment
                 self.at_ns.setdefault(value, elapsed_ns)
-        if self._lines.generation != self._generation:  # the lines that were read no longer exist
+        if self._lines.generation != self._generation:  # the lines read earlier no longer exist
             self._generation = self._lines.generation
             self._reset()
             self.update()
@@ -270,7 +271,7 @@ class Ages:
         self.problem = ""  # reason why the ledger of the segments cannot be used
 
     def seen_entry(self, through: int, *, now_ns: int) -> Entry | None:
-        """Return the line "seen" for segments up to ``through`` if one is due."""
+        """Return a "seen" line for segments up to ``through`` if one is due."""
         self._own.update()
         now, last = self._moment(), self._own.last
         if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _SEEN_INTERVAL_NS:
@@ -298,7 +299,7 @@ class Ages:
         self.problem = f"{messages[-1]}; {suffix}" if messages else ""
 
     def at_least_ns(self, base: int) -> int:
-        """Return the least age of the segment; 0 if nothing is known."""
+        """Return the minimum age of the segment; 0 if unknown."""
         now = self._moment()
         number = bisect_left(self._seen, base, key=itemgetter(0))
         own_ns = self._own.elapsed.until(now) - self._seen[number][1] if number < len(self._seen) else 0

@@ -1,4 +1,4 @@
-"""Passes of ``wald-reclaim``: survey, decide, apply and report, once or whenever something may have become free.
+"""Passes of ``wald-reclaim``: survey, decide, apply and report; once, or whenever segments may have become deletable.
 
 Options override the configuration file; 0 means unlimited in both. ``--unread expire`` is a default that routes may
 override; ``--unread keep`` overrides every route.
@@ -80,7 +80,7 @@ class Report:
 
     as_json: bool
     is_dry_run: bool
-    watching: bool  # omits passes that do nothing, and problems that the previous pass reported
+    watching: bool  # omit passes that do nothing, and problems that the previous pass reported
     write: Callable[[str], None]
     warn: Callable[[str], None]
     counts: Counts = field(default_factory=Counts)
@@ -130,7 +130,7 @@ class Report:
         )
 
     def released(self, decision: Decision, *, is_due: bool) -> None:
-        """Report a segment that was released earlier: deleted if due, waiting, left alone, or taken back."""
+        """Report a segment released earlier: deleted if due, waiting, left alone, or restored."""
         if decision.message:
             self.problem(decision.message)
         if decision.verdict.is_deletion:
@@ -348,7 +348,7 @@ class Pass:
         self._shrinker = Shrinker(self.deleter, require_archived=settings.limits.require_archived)
 
     def run(self, report: Report, *, now_ns: int) -> None:
-        """Survey the log and apply the decisions; when stopped, end where the next pass can continue."""
+        """Survey the log and apply the decisions; if stopped, end where the next pass can continue."""
         survey = self.deleter.survey
         self.deleter.require_continuity()
         for error in self._shrinker.finish():  # first, because a segment with two forms may be deleted below

@@ -36,7 +36,7 @@ SHRINK_LEAST_BYTES = 16 << 10  # … which must also exceed the ledger's line an
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """Upper limits of one route, or None. Bytes are payload bytes."""
+    """Upper limits of one route; None means unlimited. Bytes are payload bytes."""
 
     max_age_ns: int | None = None
     max_bytes: int | None = None
@@ -50,7 +50,7 @@ class RouteLimits:
         return any(limit is not None for limit in (self.max_bytes, self.max_records, self.pinned_max_bytes))
 
     def exceeded_by(self, held_bytes: int, held_records: int) -> tuple[bool, bool, bool]:
-        """Return True for each of max_bytes, max_records and pinned_max_bytes that this exceeds if all is unread."""
+        """Return True for max_bytes, max_records and (if all is unread) pinned_max_bytes where they are exceeded."""
         return (
             self.max_bytes is not None and held_bytes > self.max_bytes,
             self.max_records is not None and held_records > self.max_records,
@@ -60,7 +60,7 @@ class RouteLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that the operator set, or None. Bytes are those of files, sealed or raw."""
+    """Limits set by the operator; None means unset. Bytes are file sizes, sealed or raw."""
 
     min_age_ns: int | None = None
     keep_bytes: int | None = None
@@ -121,7 +121,7 @@ class Facts:
 
 
 class Verdict(Enum):
-    """Rule that deletes a segment, as in the ledger, or reason to keep it."""
+    """Rule that deletes a segment, as written to the ledger, or reason to keep it."""
 
     READ = "read"
     MAX_AGE = "max_age"
@@ -194,14 +194,14 @@ def judge(facts: Facts, limits: Limits, routes: Collection[Verdict]) -> Verdict:
 
 
 def is_grace_over(since: Moment | None, now: Moment, grace_ns: int) -> bool:
-    """Return True if the grace period since a deletion's line is over. A new boot ends it, as no reader survives."""
+    """Return True if the grace period after a deletion's line is over. A reboot ends it, because no reader survives."""
     if grace_ns == 0:
         return True
     return since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
 
 
 def unread_records(index: SealedIndex, cursors: CursorSnapshot) -> dict[str, int]:
-    """Return by route how many records of a segment its slowest group has not read."""
+    """Return, by route, how many records of a segment its slowest group has not read."""
     slowest: dict[int, int] = {}
     numbers = {route: number for number, route in enumerate(index.routes.names)}
     for pin in cursors.pins(index.routes):
@@ -220,7 +220,7 @@ def unread_records(index: SealedIndex, cursors: CursorSnapshot) -> dict[str, int
 
 
 def share_of_bytes(entry: RouteEntry, records: int) -> int:
-    """Return the payload bytes of that number of an entry's records, by their average."""
+    """Return the payload bytes of ``count`` records of an entry, by their average size."""
     return entry.payload_bytes * records // entry.count if entry.count else 0
 
 
@@ -240,7 +240,7 @@ class _Mark(NamedTuple):
 class RouteAmounts:
     """Amounts of each limited route in the complete segments, counted from the newest.
 
-    An amount is kept only where the route exceeds one of its limits, because older records exceed that limit too. So
+    Only the amounts at which a route exceeds a limit are kept, because all older records exceed that limit too. So
     memory does not grow with the number of segments.
     """
 
@@ -260,7 +260,7 @@ class RouteAmounts:
         self._remembered_values = 0
 
     def count(self, sizes: Mapping[int, int], routes_of: Callable[[int], RouteTable]) -> None:
-        """Count the contents of the complete segments, newest first, if the ``sizes`` of their files have changed."""
+        """Count the contents of the complete segments, newest first, if the ``sizes`` of their files changed."""
         counted = list(sizes.items())
         if not self._counts_any or counted == self._counted:
             return
@@ -330,7 +330,7 @@ class RouteAmounts:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Last record of each route of a segment that no group needs; a route without one is needed completely."""
+    """Last unneeded record of each route in a segment; if a route has none, all of its records are needed."""
 
     of_routes: Mapping[str, int]
 
@@ -352,7 +352,7 @@ class Floors:
         return header.last_sequence > self.of_routes.get(route, 0)
 
     def freed_bytes(self, index: SealedIndex, stored_bytes: int) -> int:
-        """Estimate the bytes of the file that a shrink frees; 0 if too few."""
+        """Estimate the file bytes that a shrink frees; 0 if that is too little."""
         floors = [self.of_routes.get(entry.route, 0) for entry in index.routes]
         payload_bytes = sum(index.routes.payload_bytes)
         ends = zip(index.routes, floors, strict=True)

@@ -1,8 +1,8 @@
 """Survey of complete segments by directory, cursors and ledgers, for decisions of the policy.
 
 Nothing is changed here. A survey serves many passes: it caches the immutable facts about a segment, and one group that
-pins it. While that group does, the segment is not opened again, so a pass over a long backlog is cheap. Cursors are
-read again during a long pass, so that no decision rests on old ones.
+pins it. While the group still pins it, the segment is not opened again, so a pass over a long backlog is cheap.
+Cursors are read again during a long pass, so that no decision rests on old ones.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Decision:
 
 
 class _Unreadable(Exception):
-    """The contents of a segment are unknown: it stays, and the pass continues with the others."""
+    """Error: the contents of a segment are unknown, so it stays, and the pass continues with the others."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """Facts about a complete segment that are cached between passes: few, because there may be many segments."""
+    """The few facts about a complete segment that are cached between passes; there may be many segments."""
 
     kind: Kind
     stored_bytes: int
@@ -160,11 +160,11 @@ class Survey:
         self._unpinned.discard(segment.base_sequence)
 
     def forget_file(self, segment: Segment) -> None:
-        """Forget the contents of a segment whose name is about to be that of another file."""
+        """Forget the cached contents of a segment whose name is about to refer to another file."""
         self._known.pop(segment.base_sequence, None)
 
     def seen_entry(self, *, now_ns: int) -> Entry | None:
-        """Return the line that proves ages later, if it is due and a limit depends on ages."""
+        """Return the line that will prove ages later, if it is due and a limit depends on ages."""
         complete = list_segments(self._root).segments[:-1]
         if not complete or not self._limits.by_age:
             return None
@@ -174,7 +174,7 @@ class Survey:
         return self.stamped(kept_entry(segment.base_sequence, why, now_ns))
 
     def stamped(self, entry: Entry) -> Entry:
-        """Add the moment of this boot, from which the grace period is measured."""
+        """Add the time since boot, from which the grace period is measured."""
         return entry | self._moment().as_entry()
 
     def released(self) -> tuple[Segment, ...]:
@@ -191,7 +191,7 @@ class Survey:
         return list(filter(is_due, released))
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
-        """Decide about each segment that is sealed, or has waited for the sealer for a while; oldest first."""
+        """Decide about each segment that is sealed or has waited for the sealer for a while; oldest first."""
         view = read_view(self._root, self.log_id)
         listing = self._list(view.listing)
         raw = self._deletable_raw(view.bound, listing)
@@ -237,7 +237,7 @@ class Survey:
                 yield self._decide(_Candidate(segment, known, index, facts, log_limit, cursors, now_ns))
 
     def _decide(self, of: _Candidate) -> Decision:
-        """Decide by the facts, and by the index if the verdict depends on it."""
+        """Decide by the cached facts, and by the index if the verdict depends on it."""
         segment, known = of.segment, of.known
         recorded = self._recorded.get(segment.base_sequence)
         withdrawal = None
@@ -307,7 +307,7 @@ class Survey:
     def _judge_routes(self, of: _Candidate, index: SealedIndex) -> tuple[Collection[Pin], Mapping[str, Verdict]]:
         """Return the groups that have not read the segment, and the verdict of each route in it.
 
-        If no route exceeds its own limits, one group of each of two routes is enough.
+        If no route exceeds its own limits, one group each of two routes is enough.
         """
         needed, log_limit = self._required(of.segment, index), of.log_limit
         if not self._may_exceed(of):
@@ -321,7 +321,7 @@ class Survey:
         return all_pins, self._amounts.verdicts(base, age_ns, log_limit, needed, unread_by_route)
 
     def confirm(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
-        """Decide again about released segments: whether a group needs them, and whether they are archived.
+        """Decide about released segments again: a group may need them, or they may not be archived.
 
         The cursors are read after the names have changed.
         """
@@ -374,7 +374,7 @@ class Survey:
         cursors: CursorSnapshot,
         now_ns: int,
     ) -> tuple[Verdict, Pin | None, Entry | None]:
-        """Return the verdict by the index; and a new line if it is deleted now, and its losses have changed."""
+        """Return the verdict by the index, and a new line if the segment is deleted now and its losses have changed."""
         index = self._index(segment)[0]
         pins = list(cursors.pins(self._required(segment, index)))
         lost = recorded.lost if recorded is not None else {}
@@ -482,7 +482,7 @@ class Survey:
         return RouteTable.from_entries([])
 
     def _is_archived(self, index: SealedIndex, cursors: CursorSnapshot) -> bool:
-        """Return True if no bundle is required, or every record of a route that is not retired is in one."""
+        """Return True if archiving is not required, or every record of a route that is not retired is in a bundle."""
         return not self._limits.require_archived or all(
             self.history.all_archived(entry.route, entry.first, entry.last)
             for entry in index.routes

@@ -317,7 +317,7 @@ class History:
                 after = line.entry.get("after")
                 low = min(line.low, after + 1) if isinstance(after, int) else line.low
                 self._archived.setdefault(str(line.entry.get("route")), Spans()).add(low, line.high)
-        if self._archive.generation != self._generation:  # the lines that were read no longer exist
+        if self._archive.generation != self._generation:  # the lines read earlier no longer exist
             self._generation, self._archive_lines = self._archive.generation, 0
             self._archived, self._damaged_lines = {}, []
             self._read_new_bundles()

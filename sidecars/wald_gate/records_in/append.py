@@ -54,7 +54,7 @@ Expand = Callable[[bytes], Iterable[bytes]]
 
 
 def expander(encoding: str) -> Expand:
-    """Return a function that decompresses a body; HttpError 415 if the encoding is not known."""
+    """Return a function that decompresses a body; raise HttpError 415 for an unknown encoding."""
     if encoding not in _ENCODINGS:
         known = ", ".join(filter(None, _ENCODINGS))
         message = f"Content-Encoding {encoding[:40]!r} is not supported"
@@ -65,8 +65,8 @@ def expander(encoding: str) -> Expand:
 class TextLines:
     """Divides a text into lines, each of which is a record; the last one may lack its newline.
 
-    With ``bare``, each JSON value of the body is the value of a record. The threads, for long lines, are not those of
-    asyncio, in which the gate connects to the daemon.
+    With ``bare``, each JSON value of the body is the value of a record. Long lines are parsed in separate threads,
+    because the gate connects to the daemon in asyncio's threads.
     """
 
     columns = False  # the payloads are lines
@@ -82,7 +82,7 @@ class TextLines:
         self._searched = 0  # bytes of it, without a newline
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """Yield up to 128 KiB of whole lines at a time, or one longer line. The division depends on the body alone."""
+        """Yield up to 128 KiB of whole lines at a time, or one longer line. The parts depend on the body alone."""
         held, limit = self._held, self._limits.record_max_bytes
         held += part
         if len(held) < FRAME_MAX_BYTES:
@@ -122,7 +122,7 @@ class JsonLines(TextLines):
     async def payloads(self, lines: bytes) -> Iterable[bytes]:
         payloads: Iterable[bytes] = json_payloads(lines, "the body", self._number, None, bare=self._bare)
         self._number += lines.count(b"\n")
-        if len(lines) > FRAME_MAX_BYTES:  # a single one; others are answered as far as json releases the GIL
+        if len(lines) > FRAME_MAX_BYTES:  # a single one; json releases the GIL often enough to answer others
             return await asyncio.get_running_loop().run_in_executor(self._threads, list, payloads)
         return payloads
 
@@ -162,7 +162,7 @@ def _on_lines(document: bytes) -> bytes:
 
 
 class SingleRecord(TextLines):
-    """Takes the whole body as one record."""
+    """Stores the whole body as one record."""
 
     columns = True
 
@@ -194,7 +194,7 @@ BODIES: Mapping[str, type[TextLines]] = {
 
 
 def _checked(lines: bytes, limit: int) -> bytes:
-    """Return the lines, or raise HttpError (413) if one is too long. Each step skips lines of up to that length."""
+    """Return the lines; raise HttpError 413 if one is too long. Each step skips lines of up to that length."""
     start = 0
     while len(lines) - start > limit + 1:
         start = lines.rfind(b"\n", start, start + limit + 1) + 1
@@ -208,7 +208,7 @@ def too_large(what: str, limit: int, hint: str) -> HttpError:
 
 
 def _members(name: str, step_bytes: int, begin: Callable[[], Any], error: type[Exception]) -> Expand:
-    """Decompress members of gzip (RFC 1952) or frames of zstd (RFC 8878), several of which may follow each other."""
+    """Decompress gzip members (RFC 1952) or zstd frames (RFC 8878), of which a body may have several."""
     member, has_begun = begin(), False
 
     def expand(chunk: bytes) -> Iterator[bytes]:
@@ -237,7 +237,7 @@ def _identity() -> Expand:
 
 
 def _zstd() -> Expand:
-    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)  # of one body: they share its state
+    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)  # of one body: its frames share state
     begin = partial(frames.decompressobj, read_across_frames=False)
     return _members("zstd", _ZSTD_STEP_BYTES, begin, zstandard.ZstdError)
 
@@ -266,7 +266,7 @@ Lines = Annotated[str, Meta(min_length=1)]
 _TIME_LIMIT = 1 << 63
 _Hex = Annotated[str, Meta(pattern="^([0-9A-Fa-f]{2})*$")]
 _Base64 = Annotated[str, Meta(pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
-_WITHIN_64_BITS = "^(1[7-9]|2[01])"  # in nanoseconds: little more than these centuries
+_WITHIN_64_BITS = "^(1[7-9]|2[01])"  # years 1700 to 2199, nearly all that fit
 _Text = Annotated[str, Meta(extra_json_schema={"format": "date-time", "pattern": _WITHIN_64_BITS})]
 _OTHER_UNITS: dict[str, Any] = {"not": {"minimum": 1, "maximum": 10**17}}
 _Time = Annotated[int, Meta(ge=-_TIME_LIMIT, le=_TIME_LIMIT - 1, extra_json_schema=_OTHER_UNITS)] | _Text | None
@@ -277,9 +277,9 @@ _CLASHES = [{"required": pair} for names in _APART for pair in combinations(name
 
 
 class NewRecord(Shape):
-    """Record, as a line of ``wald append --jsonl``. Fields that the log assigns are ignored.
+    """Record with the fields of a line of ``wald append --jsonl``. Fields that the log assigns are ignored.
 
-    The text of a value that is not a string is stored unchanged. Numbers of times are in nanoseconds since 1970.
+    If a value is not a string, its JSON text is stored unchanged. Numeric times are in nanoseconds since 1970.
     """
 
     value: Any = None
@@ -315,7 +315,7 @@ class Query(Shape, rename={"as_": "as"}):
 
 
 class _Append:
-    """Request whose records are stored as they arrive; ``unprocessed`` is None if the client waits for no group."""
+    """Request whose records are stored as they arrive; ``unprocessed`` is None unless the client waits for a group."""
 
     def __init__(self, call: Call, memory: MemoryReservation, unprocessed: Unprocessed | None, *, bare: bool) -> None:
         self._call = call
@@ -372,9 +372,9 @@ class _Append:
 
 
 async def append(call: Call) -> Response:
-    """Store the records of a body; answer 200 once all are durable, and processed if the client waits for a group.
+    """Store the records of a body; answer 200 once all are durable and, if the client waits for a group, processed.
 
-    An error reports which records before it are stored.
+    An error response reports which earlier records are stored.
     """
     query, state, is_replay = call.query(Query), call.state, False
     group, seconds = query.wait_processed, wait_seconds(query.wait or _WAIT)
@@ -404,7 +404,7 @@ async def append(call: Call) -> Response:
 
 
 def _cut_of(call: Call, *, bare: bool) -> type[TextLines]:
-    """Return the class that divides the body, by its media type; InvalidInput or HttpError 415 if there is none."""
+    """Return the class that divides a body of this media type; raise InvalidInput or HttpError 415 if there is none."""
     media_type, charset = call.content_type
     cut = BODIES.get(media_type)
     if cut is None:

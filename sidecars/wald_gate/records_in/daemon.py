@@ -25,11 +25,11 @@ from wald_gate.problems import HttpError
 
 _OVERTAKEN = frozenset({Code.GAP, Code.FORGOTTEN, Code.CONFLICT})
 _STATUS_SECONDS = 1.0
-_IN_FLIGHT = 256  # requests of a connection; there are two
+_IN_FLIGHT = 256  # requests per connection; there are two
 
 
 class Overtaken(Refused):
-    """The number of a request is not the next one of its producer; ``code`` says why."""
+    """Error: the number of a request is not the producer's next one; ``code`` is the daemon's reason."""
 
     def __init__(self, message: str, *, hint: str = "", code: Code | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -47,8 +47,8 @@ class Producer:
 class DaemonClient:
     """Client of the daemon of a log.
 
-    A request is Unavailable after ``patience`` seconds, and may still be stored later. ``require`` raises an error if
-    the daemon serves another log, or an older copy of this one.
+    A request raises Unavailable after ``patience`` seconds, but may still be stored later. ``require`` raises an error
+    if the daemon serves another log, or an older copy of this one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DaemonClient:
     async def publish_as(self, producer: Producer, route: str, payload: bytes, *, seen: int, until: float) -> Durable:
         """Store columns under the caller's producer id and number, by the loop's time ``until``.
 
-        The caller knows all batches of the id up to the sequence ``seen``.
+        The caller knows all batches of the producer id up to the sequence ``seen``.
         """
         return _durable(await self._ask(_encode(route, payload, producer, columns=True, seen=seen), until))
 
@@ -115,7 +115,7 @@ class DaemonClient:
         await self._held.close()
 
     def deadline(self) -> float:
-        """Return the loop's time at which a request that starts now is given up."""
+        """Return the loop time at which a request that starts now is given up."""
         return self._loop.time() + self.patience
 
     async def _ask(self, request: DaemonRequest, end: float) -> str:
@@ -159,7 +159,7 @@ class DaemonClient:
         self._set_timer(min((end for end in self._ends.values() if end > now), default=math.inf))
 
     async def _explain(self, reason: OSError | ProtocolError) -> WaldError:
-        """Return the error of a request that was given up. Requests with the same reason share it."""
+        """Return the error of a request that was given up; requests given up for the same reason share it."""
         key = repr(reason)
         if (explaining := self._explaining.get(key)) is None:
             explaining = self._explaining[key] = asyncio.ensure_future(asyncio.to_thread(self._error, reason))
@@ -180,7 +180,7 @@ class DaemonClient:
         return self._held if request.route in self._held_routes else self._main
 
     async def _watch_status(self) -> None:
-        """Find the routes whose requests wait; all later requests on their connection wait too."""
+        """Find the routes whose requests wait, because later requests on the same connection wait too."""
         oldest: DaemonRequest | None = None
         while True:
             in_flight = self._main.requests.in_flight

@@ -1,4 +1,4 @@
-"""Idempotency keys, and the table of the parts that are stored under each.
+"""Idempotency keys, and the table of the parts stored under each.
 
 A client names a request with the header ``Idempotency-Key`` (draft-ietf-httpapi-idempotency-key-header-07). A key
 belongs to a client and a route. The first record of each part that is stored under a key has a mark in the log, a
@@ -6,10 +6,11 @@ header that only batches of the gates' own producer ids (:func:`slot_ids`) may h
 
     wald.idempotency    KEY/PART, the key in hexadecimal; KEY/PART/last for the last part of a body
 
-The table is in memory, and in ``gate/keys.log``, from which the next gate reads it. Keys that the file lacks, for
-example after a kill, come from the marks in the log. The file keeps the keys whose records were reclaimed. It has a
-header and entries of 72 bytes, which are only appended; once it is twice as long as needed, it is replaced. Only one
-gate on a log writes the file. A key is kept for a day after its last part, if that is one of the last million parts.
+The table is in memory, and in ``gate/keys.log``, from which the next gate reads it. Keys missing from the file, for
+example after a kill, are restored from the marks in the log. The file also keeps keys whose records were reclaimed. It
+has a header and entries of 72 bytes, which are only appended; once it is twice as long as needed, it is replaced. Only
+one gate on a log writes the file. A key is kept for a day after its last part, if that is one of the last million
+parts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ REPLAYED = "Idempotency-Replayed"
 SLOTS = 256  # producer ids, of the 1,024 that the daemon remembers; each has one request in flight
 KEPT = timedelta(days=1)
 KEPT_PARTS = 1_000_000
-_PORTION = 256  # batches, read and saved at a time; some ten milliseconds
+_PORTION = 256  # batches read and saved at a time, in some ten milliseconds
 _KEPT_NS = int(KEPT.total_seconds()) * 10**9
 _MAX_LENGTH = 255
 _STRING = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')  # RFC 8941, section 3.3.3
@@ -89,7 +90,7 @@ def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
 
 
 class Part(NamedTuple):
-    """Stored part of a body: its sequences, and a digest of its records, its number, and if more parts follow."""
+    """Stored part of a body: sequences, number, a digest of the records, and a flag for the last part."""
 
     first: int
     last: int
@@ -97,7 +98,7 @@ class Part(NamedTuple):
 
 
 def marked(payload: bytes, key: bytes, number: int, *, is_last: bool) -> bytes:
-    """Add the mark of part ``number``, counted from 1, to a payload of columns."""
+    """Add the mark of part ``number`` (from 1) to a payload of columns."""
     headers = first_headers(payload)
     fields = json.loads(headers) if headers else {}
     fields[_MARK_HEADER] = f"{key.hex()}/{number}{'/last' if is_last else ''}"
@@ -124,15 +125,15 @@ def _read_mark(batch: Batch) -> tuple[bytes, int, Part] | None:
 
 
 def slot_ids(log_id: bytes) -> list[int]:
-    """Return the producer ids under which the gates of this user store requests with a key, one for each slot.
+    """Return the producer ids, one per slot, under which the gates of this user store requests with a key.
 
-    Their small number keeps the daemon from forgetting other producers. The slot of a key is its first byte.
+    They are few, so that the daemon does not forget other producers. The slot of a key is its first byte.
     """
     return [int.from_bytes(blake2b(b"%d" % slot, key=log_id, digest_size=8).digest()) or 1 for slot in range(SLOTS)]
 
 
 class Entry(NamedTuple):
-    """Entry of the table and of its file: a part, or with number 0 the position up to which the log was read.
+    """Entry of the table and its file: a part or, with number 0, the position up to which the log was read.
 
     ``serial`` counts the parts. The position of a batch is its last sequence, and its checksum in ``last``.
     """
@@ -155,7 +156,7 @@ _NOTHING = bytes(16)
 
 
 class KeyFile:
-    """Append-only file of entries. Without its lock, or if it cannot be opened, it stores nothing."""
+    """Append-only file of entries; stores nothing if it is locked or cannot be opened."""
 
     def __init__(self, log: Log) -> None:
         self._disk = Disk()
@@ -183,7 +184,7 @@ class KeyFile:
         return self._end // _ENTRY_BYTES
 
     def read(self) -> Iterator[Entry | None]:
-        """Yield the entries, and None for each damaged one. Empty a file of another log or version."""
+        """Yield the entries, with None for each damaged one. Empty the file if it belongs to another log or version."""
         if self._descriptor is None:
             return
         try:
@@ -203,7 +204,7 @@ class KeyFile:
             yield None
 
     def append(self, entries: Iterable[Entry]) -> bool:
-        """Write entries; return False if they have to be written again later."""
+        """Write entries; return False if they must be written again later."""
         if self._descriptor is None:
             return True
         with self._reporting():
@@ -213,7 +214,7 @@ class KeyFile:
         return not self._has_failed
 
     def sync(self) -> None:
-        """Make the entries survive a power cut. Those that do not are read from the log, if it still has them."""
+        """Make the entries survive a power cut. Lost entries are read from the log, if it still has them."""
         if self._descriptor is not None:
             with self._reporting():
                 self._disk.sync(self._descriptor)
@@ -229,11 +230,11 @@ class KeyFile:
                 self._descriptor = None
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        """Replace the file by one with these entries; without space, keep the current one."""
+        """Replace the file with one that has these entries; keep the current one if the disk is full."""
         if self._descriptor is None:
             return
         data = self._header + _encode(entries)
-        with self._reporting():  # an error before the rename, or in the sync of the directory after it
+        with self._reporting():  # an error before the rename, or in the directory sync after it
             self._disk.replace(self._path, data)
         with self._reporting():
             descriptor = self._disk.open(self._path)
@@ -251,7 +252,7 @@ class KeyFile:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Log an error of the disk instead of raising it."""
+        """Log disk errors instead of raising them."""
         try:
             yield
         except OSError as error:
@@ -273,9 +274,9 @@ _PART = struct.Struct("<IQQ16s")
 
 
 def _place(packed: bytes, number: int) -> tuple[int, int]:
-    """Return where a part is in a key's sorted parts, or twice where it belongs."""
+    """Return the start and end of a part in a key's sorted parts; both are the insertion point if it is missing."""
     size = _PART.size
-    end = min(len(packed), _HEAD.size + number * size)  # as a rule, all parts before it are there
+    end = min(len(packed), _HEAD.size + number * size)  # usually all earlier parts are present
     while end > _HEAD.size:
         (found,) = struct.unpack_from("<I", packed, end - size)
         if found == number:
@@ -287,7 +288,7 @@ def _place(packed: bytes, number: int) -> tuple[int, int]:
 
 
 class KeyStore:
-    """Table of the parts that are stored under keys, and the numbers of the slots, kept up with the log.
+    """Table of the parts stored under keys, and the slots' numbers, kept current with the log.
 
     One thread uses it, except for :meth:`parts` and :meth:`add`. Once ``stopping`` is set, reading the log, which may
     take minutes, raises Unavailable. A key is one string of bytes, because there may be a million; the one whose last
@@ -350,7 +351,7 @@ class KeyStore:
         self._file.sync()
 
     def follow(self) -> None:
-        """Forget everything if another log, or another past of this one, is at its place."""
+        """Forget everything if another log, or an older copy of this one, is at the path."""
         if not self._is_continued():
             self._forget()
 
@@ -359,7 +360,7 @@ class KeyStore:
         return self._slot_ends.get(number, (0, 0))[1], self._seen
 
     def read_portion(self) -> bool:
-        """Read some of the records since the last reading; return True if there are more."""
+        """Read some of the records since the last call; return True if there are more."""
         if self._stopping.is_set():
             raise Unavailable("the gate is stopping", hint="send it again")
         view = self._log.view()
@@ -389,7 +390,7 @@ class KeyStore:
         return False
 
     def has_part(self, key: bytes, number: int, part: Part) -> bool:
-        """Return True if the log has this part at its place, or no longer has that place."""
+        """Return True if the log has this part at its position, or no longer has that position."""
         found = self._batches_at(part.first, part.last)
         return found is not None and (not found or _read_mark(found[0]) == (key, number, part))
 
@@ -441,7 +442,7 @@ class KeyStore:
         is_intact = True
         for entry in self._file.read():
             if entry is None:
-                is_intact = False  # the log is read again from the position before it
+                is_intact = False  # the log is read again from the preceding position
             elif entry.number:
                 self._add(entry.key, entry.number, Part(*entry[2:5]), entry.time_ns, entry.serial)
             elif is_intact:
@@ -466,7 +467,7 @@ class KeyStore:
         self._file.clear()
 
     def _is_continued(self) -> bool:
-        """Return True if the batch that was read last is still at its place."""
+        """Return True if the last batch read is still at its position."""
         if self._position is None:
             return True
         sequence, same = self._position.first, (self._position.time_ns, self._position.last)
@@ -488,12 +489,12 @@ class KeyStore:
         return max(self._position.first + 1 if self._position else 1, sequence_since(view, oldest_ns))
 
     def _see(self, first: int, last: int) -> None:
-        """Record that ``first`` to ``last`` are read; records between them and those read before are skipped."""
+        """Record that ``first`` to ``last`` have been read; any gap before them was skipped."""
         self._has_gap |= first > self._seen + 1
         self._seen = max(self._seen, last)
 
     def _read_slot_ends(self, view: View) -> None:
-        """Read the numbers of the slots from the state at the beginning of the newest segment, and its batches."""
+        """Read the slots' numbers from the state at the start of the newest segment and from its batches."""
         readable = [s for s in view.segments if s.base_sequence <= view.bound.segment and view.limit(s) != 0]
         if not readable:
             return
@@ -509,7 +510,7 @@ class KeyStore:
                     self._count(found.header.producer_id, found.header.base_sequence, found.header.producer_sequence)
 
     def _count(self, producer_id: int, sequence: int, number: int) -> bool:
-        """Update a slot's last batch; return False for other producers. A forgotten id may restart its numbers."""
+        """Update the last batch of a slot; return False for other producers. A forgotten id may restart its numbers."""
         slot = self._slots.get(producer_id)
         if slot is None:
             return False

@@ -1,10 +1,11 @@
 """Requests with an Idempotency-Key: each part of a body is stored once, however often the request is repeated.
 
-A body is cut into parts by its content alone, so a repeated request has the same parts. A part in the table is compared
-with the log and answered. Any other part is sent to the daemon under the producer id of the key's slot and that slot's
-next number, which the daemon stores once. If the number is taken, for example by another gate or one that was killed,
-the daemon refuses it, and the log is read to its end before the part is looked up again. The same happens if the daemon
-has forgotten the id and may have stored something under it since, and if the fate of the previous number is unknown.
+How a body is cut into parts depends only on its content, so a repeated request has the same parts. A part in the table
+is compared with the log and answered. Any other part is sent to the daemon under the producer id of the key's slot and
+that slot's next number, which the daemon stores once. If the number is taken, for example by another gate or one that
+was killed, the daemon refuses it, and the log is read to its end before the part is looked up again. The same happens
+if the daemon has forgotten the id and may have stored something under it since, and if the fate of the previous number
+is unknown.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from wald_gate.records_out.threads import SharedRead
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_READING_SECONDS = 10.0  # for which a request waits until the log is read
+_READING_SECONDS = 10.0  # how long a request waits until the log is read
 _SAVING_SECONDS = 10.0  # between two readings of the log, so that little is left to read at a start
 _PAUSE_SECONDS = 0.005
 
 
 OnStored = Callable[[Durable, int, bool], None]
-"""Takes the sequences of a part, its bytes, and True unless an earlier request stored it."""
+"""Called with the sequences of a part, its bytes, and True unless an earlier request stored it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     """Producer id, the number of its last batch, and the sequence up to which all its batches are known.
 
-    After an unanswered request it is unsure whether the last number is stored. ``readings`` counts how often the number
+    After an unanswered request, the last number may or may not be stored. ``readings`` counts how often the number
     was read from the log: parts that were looked up before that may be out of date.
     """
 
@@ -55,7 +56,7 @@ class _Slot:
 
 
 class IdempotentPublisher:
-    """Stores requests with a key. It does not read the log before the first."""
+    """Stores requests with a key; reads the log only when the first one arrives."""
 
     store: KeyStore  # once the log is read
     _saves: SharedRead[None]
@@ -73,7 +74,7 @@ class IdempotentPublisher:
 
     @asynccontextmanager
     async def request(self, key: bytes, route: str, on_stored: OnStored) -> AsyncIterator[KeyedRequest]:
-        """Begin a request; ``on_stored`` is called for each part of its body."""
+        """Start a request; ``on_stored`` is called for each part of its body."""
         if key in self._in_flight:
             message = "the first request with this Idempotency-Key has not been answered yet"
             raise HttpError(409, "under-way", message, hint="send it again", headers={"Retry-After": "1"})
@@ -98,11 +99,11 @@ class IdempotentPublisher:
             self._in_flight.discard(key)
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that waits for the disk, in the order of the calls."""
+        """Run a call that waits for the disk in a thread; calls run in order."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
 
     async def close(self) -> None:
-        """Give the table to the next gate. No request may be in flight."""
+        """Release the table to the next gate. No request may be in flight."""
         self._stopping.set()
         if self._upkeep is not None:
             self._upkeep.cancel()
@@ -114,7 +115,7 @@ class IdempotentPublisher:
         self._thread.shutdown(wait=True)
 
     async def read_slot(self, slot: _Slot) -> None:
-        """Read the log to its end, and take the slot's last number from it."""
+        """Read the log to its end, and update the slot's last number from it."""
         await self.in_thread(self.store.follow)
         while await self.in_thread(self.store.read_portion):  # other requests run between two portions
             pass
@@ -123,7 +124,7 @@ class IdempotentPublisher:
         slot.is_unsure = False
 
     async def _open(self) -> None:
-        """Wait until the log is read."""
+        """Wait until the log has been read."""
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._read_log())
         if self._opening.done():
@@ -134,7 +135,7 @@ class IdempotentPublisher:
             raise Unavailable("the keys of the last day are being read from the log", hint="send it again") from None
 
     async def _read_log(self) -> None:
-        """Read the log. The slots have the numbers at its end before a key is looked up."""
+        """Read the log to its end, so that the slots have current numbers before a key is looked up."""
         self.store = await self.in_thread(KeyStore, self._log, self._stopping)
         self._saves = SharedRead(self.store.save, self._thread)
         for index, slot in enumerate(self._slots):
@@ -152,7 +153,7 @@ class IdempotentPublisher:
 
 @asynccontextmanager
 async def _until(end: float, reason: str) -> AsyncIterator[None]:
-    """Run a block until this time of the loop; ``reason`` says why it takes longer."""
+    """Limit a block to this loop time; ``reason`` explains a timeout."""
     try:
         async with asyncio.timeout_at(end):
             yield
@@ -161,7 +162,7 @@ async def _until(end: float, reason: str) -> AsyncIterator[None]:
 
 
 class KeyedRequest:
-    """Request with a key, whose first part is stored within ``patience`` seconds; later ones have the client's."""
+    """Request with a key. Its first part is stored within ``patience`` seconds, later ones within the client's."""
 
     def __init__(
         self, publisher: IdempotentPublisher, key: bytes, slot: _Slot, route: str, on_stored: OnStored, patience: float
@@ -182,10 +183,10 @@ class KeyedRequest:
         return not self.stored
 
     async def add(self, payload: bytes, *, columns: bool) -> None:
-        """Add the next payload of the body; lines become columns.
+        """Add the next payload of the body; lines are converted to columns.
 
-        A part is stored when the next one has arrived, so that an invalid line never ends a part early: the corrected
-        body has the same parts before it.
+        A part is stored once the next one has arrived, so that an invalid line never ends a part early: the corrected
+        body has the same earlier parts.
         """
         for part in [payload] if columns else column_payloads(payload.split(b"\n")[:-1]):
             if self._pending:
@@ -197,7 +198,7 @@ class KeyedRequest:
             await self._publish(self._pending, is_last=True)
 
     async def _publish(self, payload: bytes, *, is_last: bool) -> None:
-        """Store the next part, unless it is stored."""
+        """Store the next part, unless it is already stored."""
         self._number += 1
         until = asyncio.get_running_loop().time() + self._patience
         self._patience = self._publisher.daemon.patience
@@ -212,7 +213,7 @@ class KeyedRequest:
         self._on_stored(Durable(found.first, found.last), len(payload), is_new)
 
     async def _store(self, payload: bytes, until: float) -> Durable | Part:
-        """Store a part by the loop's time ``until``, or return it as the log has it by now."""
+        """Store a part by the loop time ``until``, or return it if the log has it by now."""
         slot, publisher = self._slot, self._publisher
         async with _until(until, "earlier requests are not answered yet"):
             await slot.lock.acquire()
@@ -244,7 +245,7 @@ class KeyedRequest:
         self._parts = self._publisher.store.parts(self._key)
 
     async def _known_part(self) -> Part | None:
-        """Return the next part if the table and the log have it; HttpError 409 if it is forgotten."""
+        """Return the next part if the table and the log have it; raise HttpError 409 if it is forgotten."""
         publisher, part = self._publisher, self._parts.get(self._number)
         if part is not None and not await publisher.in_thread(publisher.store.has_part, self._key, self._number, part):
             await publisher.in_thread(publisher.store.rebuild)

@@ -1,7 +1,7 @@
-"""Records out: reading for one response, in chunks of the form that the client accepts.
+"""Records out: reading for one response, in chunks of the format that the client accepts.
 
-Threads read one chunk ahead of the client. A route may be rare, so that the next record is at the other end of the log.
-So a thread reads for a short time only, and waiting clients take turns.
+Threads read one chunk ahead of the client. The next record of a rare route may be at the other end of the log, so a
+thread reads for a short time only, and waiting clients take turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 
 
 class Form:
-    """Format of one response; a heartbeat of b"" means that the format has none."""
+    """Format of one response; a heartbeat of b"" means that the format has no heartbeat."""
 
     media_type: str
     heartbeat = b"\n"
@@ -60,7 +60,7 @@ class Form:
 
 
 class Raw(Form):
-    """Value and newline of each record. A heartbeat is an empty line, which looks like a record without a value."""
+    """Value and newline of each record. The heartbeat is an empty line, which looks like an empty record."""
 
     media_type = "application/octet-stream"
 
@@ -151,7 +151,7 @@ class Arrow(Form):
 
 
 class Gzipped(Form):
-    """Another form in gzip. A client can decompress each part when it arrives."""
+    """Another format, compressed with gzip. A client can decompress each part when it arrives."""
 
     heartbeat = b""
 
@@ -175,18 +175,18 @@ FORMS: Mapping[str, type[Raw | Ndjson | Json | Events | Arrow]] = {
     "arrow": Arrow,
 }
 BY_MEDIA_TYPE = {form.media_type: form for form in FORMS.values()} | {"text/plain": Raw}
-"""The form that an Accept header asks for."""
+"""Formats by the media type of an Accept header."""
 
 
 _CHUNK_BYTES = 256 << 10  # of values
 _CHUNK_RECORDS = 4096  # JSON may take eighty times as much as a value
-_OVER = -1  # no sequence: nothing more can be wanted
-_LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
+_OVER = -1  # in place of a sequence: no further record can match
+_LATE_NS = 2_000_000_000  # maximum time from a record's append time until it is durable
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The records that a request asks for; ``since_ns`` excludes those appended earlier."""
+    """The requested records; ``since_ns`` excludes those appended earlier."""
 
     route: str
     start: Start
@@ -210,13 +210,13 @@ class Wanted:
 
 
 class Reading:
-    """The read of one client; without a watch for new records, it ends at the end of the log."""
+    """One client's read; without a watch for new records, it ends at the end of the log."""
 
     def __init__(self, state: State, client: str, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
         self._state = state
         self._client = client
         self._watch = watch
-        self._arrived: int | None = None  # the first record that may have arrived since reading last resumed
+        self._arrived: int | None = None  # first record that may have arrived since reading last resumed
         self._wanted = wanted
         self.form = form
         self._error: WaldError | OSError | None = None  # ends the read, after the records found before it
@@ -237,7 +237,7 @@ class Reading:
         return self._is_complete() or self._state.following.is_over
 
     async def chunk(self, seconds: float | None = None) -> bytes | None:
-        """Return the next records; b"" at the end of the log; None if they were not found in time.
+        """Return the next records; b"" at the end of the log; None if the search took too long.
 
         After None, the search continues, and the next call waits for its result.
         """
@@ -303,7 +303,7 @@ class Reading:
             counts.streams -= follow
 
     def close(self) -> None:
-        """Close the read as soon as no thread uses it: a cancelled response leaves one behind."""
+        """Close the read once no thread uses it; a cancelled response may leave a thread running."""
         if self._pending is not None and not self._pending.cancel() and not self._pending.cancelled():
             self._pending.exception()  # read, so that asyncio does not report it
         self._state.readers.submit(self._close)
@@ -351,7 +351,7 @@ class Reading:
         return batches
 
     def _find(self) -> Generator[Batch | int | None]:
-        """Go through the log once; batches are split so that a chunk is short, and end at the limit."""
+        """Search the log once; batches are split so that chunks stay short, and end at the limit."""
         wanted = self._wanted
         onward = read_without_waiting(
             self._state.log.view(),
@@ -377,7 +377,7 @@ class Reading:
                     first += count
 
     def _resume_at(self) -> int:
-        """Return the first record to look at after the end of a view; 0 if it may be any."""
+        """Return the first record to check after the end of a view; 0 if it may be any."""
         first, self._arrived = self._arrived, None
         return first or 0
 
@@ -431,7 +431,7 @@ async def records(call: Call) -> Response:
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
     wanted = _wanted(call, query, is_events=isinstance(form, Events))
     if wanted.start == "cursor":
-        instead = "; ?from=earliest reads without one"  # not all records without being asked for them
+        instead = "; ?from=earliest reads without one"  # all records must be requested explicitly
         await call.state.in_thread(require_group, call.state.log, wanted.route, wanted.group, more=instead)
     seconds = wait_seconds(query.wait)
     headers = _HEADERS | (UNBUFFERED if follow or seconds else {"Vary": "Accept, Accept-Encoding"})

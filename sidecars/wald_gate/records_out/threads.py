@@ -1,4 +1,4 @@
-"""Threads for clients that read: reader threads, which clients use in turn, and the watcher of the head."""
+"""Threads for reading clients: reader threads, which clients use in turn, and the watcher of the head."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from wald.log import Log
 from wald.reading.scanner import Arrivals, read_arrivals
 
 T = TypeVar("T")
-STEP_SECONDS = 0.05  # after which a long read gives up its thread until its client's next turn
+STEP_SECONDS = 0.05  # after which a long read yields its thread until its client's next turn
 
 
 class ReadThreads(ThreadPoolExecutor):
-    """Thread pool that serves the client whose last turn is longest ago.
+    """Thread pool that serves clients in least-recently-served order.
 
     There are few threads, because they share the interpreter with writes. A client with many reads delays only its own.
     """
@@ -40,7 +40,7 @@ class ReadThreads(ThreadPoolExecutor):
         return await asyncio.wrap_future(running)
 
     async def walk(self, client: str, way: Generator[None, None, T]) -> T:
-        """Run a generator in steps, each when it is the client's turn; it yields where a step may end."""
+        """Run a generator in steps, one per turn of the client; it yields where a step may end."""
         while not (found := await self.run(client, partial(_step, way))):
             pass
         return found[0]
@@ -185,7 +185,7 @@ class HeadWatcher:
                 del self._watches[route]
 
     def look(self) -> None:
-        """Check the log now, because a client's record has become durable."""
+        """Check the log immediately, because a client's record has become durable."""
         if self._watches:
             self._look_now.set()
 
