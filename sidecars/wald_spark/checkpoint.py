@@ -1,22 +1,22 @@
 """Offsets of a stream in its logs, in Spark's checkpoint; and ``wald cursor from-checkpoint``, which reads them.
 
     commits/N    batch N is in the sink
-    offsets/N    where batch N ends, a line for each source of the stream; written before the batch is read
+    offsets/N    where batch N ends, one line per source of the stream; written before the batch is read
 
-A batch with offsets and without a commit does not count: Spark was stopped in it, and repeats it. Spark does not sync
+A batch with offsets but no commit does not count: Spark was stopped during it, and repeats it. Spark does not sync
 these files, so after a power cut the last ones may be empty: the last batch with two complete files counts.
 
-Both are text: the version, Spark's own JSON, and in offsets one line of each source: JSON as below, or the text of
+Both are text: the version, Spark's own JSON and, in offsets, one line per source: JSON as below, or the text of
 another source. In ``v2`` the name of the source and a colon precede it.
 
     {"version": 1, "logs": {"<32 hex>": 700}, "began": {"<32 hex>": 250}, "routes": ["access"],
      "starts": {"<32 hex>": [3, "<life>"]}}
 
-    logs     id of the log → the last sequence that was delivered; the stream continues with the next one
+    logs     id of the log → the last delivered sequence; the stream continues with the next one
     began    id of the log → the sequence after which the stream began; equal to ``logs`` if nothing was delivered yet
     routes   the routes that are read; null for all
-    starts   id of the log → epoch and life of the daemon's start when that sequence was read; missing in offsets of
-             older versions
+    starts   id of the log → epoch and life of the daemon when that sequence was read; missing in offsets of older
+    versions
 
 A stream may begin at any record of a log. It has not read earlier records, so ``began`` is kept. Equal offsets have
 equal bytes, because Spark compares them as text.
@@ -49,15 +49,15 @@ from wald_spark.locations import local_path
 
 VERSION = 1
 _LOG = re.compile(r"[0-9a-f]{32}")
-_CHECKPOINT_VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
+_CHECKPOINT_VERSIONS = ("v1", "v2", "v3")  # commits only: the last one
 
 
 class BadOffsets(ValueError):
-    """JSON that is not offsets of wald, or those of a newer version."""
+    """JSON that is not wald's offsets, or is from a newer version."""
 
 
 class Position(NamedTuple):
-    """Position in one log: records began < s ≤ last were delivered."""
+    """Position in one log: records with began < sequence ≤ last were delivered."""
 
     began: int
     last: int
@@ -74,7 +74,7 @@ class Offsets:
 
 
 def encode_offsets(offsets: Offsets) -> dict[str, object]:
-    """Return ``offsets`` as JSON values, always in the same order."""
+    """Return ``offsets`` as JSON values, in a fixed order."""
     logs = sorted(offsets.logs.items())
     starts = {log: [position.epoch, position.life] for log, position in logs if position.epoch}
     encoded: dict[str, object] = {
@@ -153,7 +153,7 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
 
 
 def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id: bytes) -> int:
-    """Return the sequence to which ``cursor`` may move: the stream has processed every record up to it."""
+    """Return the sequence to which ``cursor`` may move: the stream has processed all records up to it."""
     path, sources = _last_commit(checkpoint)
     log = log_id.hex()
     reading = [source for source in sources if log in source.logs]
@@ -168,7 +168,7 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
     setting = command_line(root.path, "cursor set")
     hint = f"{path} belongs to the log before the restore; move the cursor with {setting}, or use a new stream"
     for each in of_route:
-        if each.epoch:  # a cursor in a log with other records than the stream has read would skip some of them
+        if each.epoch:  # in a log with records other than those the stream read, a cursor would skip some
             Continuity(root, log_id, LastSeen(each.last, each.epoch, each.life), hint=hint).require()
     began = max(each.began for each in of_route)
     segments = list_segments(root).segments

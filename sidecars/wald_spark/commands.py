@@ -1,4 +1,4 @@
-"""Options that the commands on Spark share. What only a run needs is imported late, so that help is quick."""
+"""Options shared by the Spark commands. Anything that only a run needs is imported late, so that help is fast."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ damage_options = _all(
         "--partial",
         "is_partial",
         is_flag=True,
-        help="Accept a copy that lacks the oldest segments, which otherwise counts as damage.",
+        help="Accept a copy without the oldest segments; otherwise that counts as damage.",
     ),
 )
 spark_options = _all(

@@ -1,16 +1,16 @@
-"""Engine of ``wald-archive`` on Spark: executors measure the records of a run, then each bundle is made by one of them.
+"""Spark engine of ``wald-archive``: executors measure the records of a run, then each makes bundles.
 
-The driver reads no more of the log than the indexes and the batches in which bundles end. An executor reads the records
+The driver reads only indexes, and the batches in which bundles end. An executor reads the records
 of a bundle from the log, writes the bundle to the destination and reads it back; the driver checks that it exists. Log
 and destination need the same path on every machine, unless the destination is a URL.
 
-A retried task makes the same bytes, and continues the first attempt as after an interruption. In a directory two
+A retried task makes the same bytes, and continues the first attempt as an interrupted run would. In a directory two
 attempts may run at once, because both write the same bytes. In an object store only one of them succeeds; Spark makes
 such attempts only if spark.speculation is set.
 
 A bundle ends where the engine in one process would end it. A record adds the same number of bytes to a
-bundle in every batch, so it suffices to know the bytes of each stretch of records, and to read again the stretch in
-which a bundle ends.
+bundle in every batch, so it is enough to know the bytes of each stretch of records, and to reread the stretch in which
+a bundle ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 STRETCH_BYTES = (
     1 << 20
-)  # of payload; a stretch is three numbers for the driver, and is read again if a bundle ends in it
+)  # of payload; the driver gets three numbers per stretch, and rereads a stretch in which a bundle ends
 PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
@@ -54,7 +54,7 @@ def is_there() -> bool:
 
 
 def start(log: Log, destination: Destination, master: str | None, stack: ExitStack) -> Engine:
-    """Return the engine on ``master``, a URL of Spark; None for all cores of this machine.
+    """Return the engine on ``master``, a Spark URL; None for all cores of this machine.
 
     Spark starts with the first bundle, and stops when ``stack`` closes.
     """
@@ -70,7 +70,7 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
 
 
 class Stretch(NamedTuple):
-    """Consecutive records ``first`` to ``last`` of a route, and how much they add to a bundle."""
+    """Consecutive records ``first`` to ``last`` of a route, and the bytes they add to a bundle."""
 
     first: int
     last: int
@@ -136,7 +136,7 @@ def spark_bundles(
     on_record: Callable[[int], None],
 ) -> Iterator[Bundle]:
     """Make the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
-    from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for it
+    from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for PySpark
 
     location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
     view = location.view()
@@ -175,13 +175,13 @@ def _require_written(destination: Destination, run: Run, made: Bundle) -> None:
 
 
 def _measure(size: Size, piece: LogPiece) -> bytes:
-    """Return the stretches of a piece, as plain tuples: an executor does it."""
+    """On an executor, return the stretches of a piece as plain tuples."""
     _require(piece.location)
     return pickle.dumps([tuple(each) for each in stretches(piece.batches(), size)])
 
 
 def _make(run: Run, location: LogLocation, bound: Bound, share: Share) -> bytes:
-    """Make the bundle of a share, write it and read it back: an executor does it."""
+    """On an executor, make the bundle of a share, write it and read it back."""
     _require(location)
     route = frozenset([run.origin.route])
     batches = LogPiece(location, route, share.first, share.last, bound, 0).batches()
@@ -198,4 +198,4 @@ def _require(location: LogLocation) -> None:
 
 
 def _ignore(_: int) -> None:
-    """Ignore progress, which the results show."""
+    """Ignore progress; the results show it."""

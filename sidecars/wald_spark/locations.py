@@ -39,7 +39,7 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]
 
 @dataclass(frozen=True, slots=True)
 class Continued(Root):
-    """A log whose older segments are in ``more``."""
+    """A log continued from older segments in ``more``."""
 
     more: tuple[Path, ...] = ()
 
@@ -50,7 +50,7 @@ class Continued(Root):
 
 @dataclass(frozen=True, slots=True)
 class Shipped(Continued):
-    """Segments without the rest of a log, in a separate directory and in ``more``."""
+    """Shipped segments without the rest of their log, in a separate directory and in ``more``."""
 
     @property
     def segments(self) -> Path:
@@ -84,7 +84,7 @@ Location = LogLocation | ArchiveLocation
 
 
 def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Location]:
-    """Return the locations that ``paths`` name, once each and in order; parts of one log are one location."""
+    """Return the locations named by ``paths``, in order and without duplicates; parts of one log are one location."""
     found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
@@ -194,7 +194,7 @@ def _joined(parts: Sequence[LogLocation]) -> LogLocation:
 
 
 def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
-    """Refuse overlaps: the log was continued twice from a copy. A reader finds overlaps within one directory."""
+    """Refuse overlaps, which exist if two copies of a log were continued. Readers find overlaps within a directory."""
     for segment, following in pairwise(segments):
         if segment.path.parent != following.path.parent and _end(segment, log_id) > following.base_sequence:
             raise InvalidInput(

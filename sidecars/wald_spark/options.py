@@ -1,8 +1,8 @@
-"""Options of the data source, for queries and streams, checked once; and what they do with damage.
+"""Options of the data source for queries and streams, parsed once; and the handling of damage.
 
-The pages docs/spark/source.md and docs/spark/streams.md list them. A stream that continues from a checkpoint begins at
-the end of the checkpoint, and a log that appears later begins with its oldest record, regardless of
-``startingOffsets``. Names are case-insensitive, as everywhere in Spark.
+The pages docs/spark/source.md and docs/spark/streams.md list them. A stream with a checkpoint continues at its end,
+and a log that appears later is read from its oldest record, regardless of ``startingOffsets``. Names are
+case-insensitive, as everywhere in Spark.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PARTIAL_OPTION = '.option("partial", "true")'
 PARTIAL_HINT = (
     f"put the segments back; if this is a copy without them, {PARTIAL_OPTION} begins with the oldest record present"
 )
-_SHOWN = 10  # messages of one piece on stderr; the report has all
+_SHOWN = 10  # messages per piece on stderr; the report has all
 _LAST = (1 << 63) - 1
-_MILLISECONDS_DIGITS = 12  # since 1973; fewer digits are seconds by mistake, or a date
+_MILLISECONDS_DIGITS = 12  # since 1973; fewer digits are probably seconds, or a date
 _SEQUENCE = count(1, 10**18 - 1)
 _KNOWN = (
     *("path", "paths", "route", "routes", "timeZone", "maxBytesPerPartition", "maxValueBytes"),
@@ -49,14 +49,14 @@ _MEANT = {
     "maxrecordspertrigger": "only streams have it: spark.readStream",
     "maxbytespertrigger": "only streams have it: spark.readStream",
 }
-_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # forms that Spark's session time zone may have
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # forms of Spark's session time zone
 _log = logging.getLogger("wald.spark")
 _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Data that may be missing."""
+    """Tolerance for missing data."""
 
     damage: bool = False  # True to skip unreadable records (mode=PERMISSIVE)
     loss: bool = False  # True to skip records that RECLAIM has deleted (failOnDataLoss=false)
@@ -69,7 +69,7 @@ STRICT = Tolerance()
 
 @dataclass(slots=True)
 class DamageReport:
-    """Damage met in one piece; ``name`` identifies the piece."""
+    """Damage found in one piece; ``name`` identifies the piece."""
 
     tolerance: Tolerance
     name: str
@@ -114,7 +114,7 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Options:
-    """Parse the options of a query; further options, named in ``also``, are not parsed here."""
+    """Parse the options of a query; options named in ``also`` are allowed but not parsed here."""
     asked = _Given({name.lower(): value for name, value in given.items()})
     asked.check_names((*_KNOWN, *_QUERIES_ONLY, *also))
     options = Options(
@@ -145,7 +145,7 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Options as Spark passes them, names in lower case."""
+    """Options as passed by Spark, with names in lower case."""
 
     options: Mapping[str, str]
 
@@ -246,7 +246,7 @@ def _routes(asked: _Given) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one trigger; None for none."""
+    """Limits of one trigger; None for no limit."""
 
     records: int | None = None  # of the routes that are read
     raw_bytes: int | None = None  # size in a segment before compression
@@ -256,7 +256,7 @@ class Limits:
 class StreamOptions:
     """Options of a stream."""
 
-    starting: Literal["earliest", "latest"] = "earliest"  # where to begin in a log that ``first`` does not name
+    starting: Literal["earliest", "latest"] = "earliest"  # where to begin in logs that are not in ``first``
     first: Mapping[str, int] = field(default_factory=dict)  # id of the log, in hexadecimal → the first record to read
     limits: Limits = Limits()
 

@@ -1,9 +1,9 @@
-"""Reading plan of a log: blocks, and the pieces made of them, each of which a task reads in one go.
+"""Reading plan of a log: blocks, joined into pieces, each of which one task reads.
 
 A block is the smallest range of records worth reading individually. In a sealed segment it is a frame of the index. A
 raw segment has no such index, so it is read once, and its blocks are batches joined up to about the size of a frame.
-Damaged bytes may have contained any record: blocks around them have no gaps between them, so that a reader meets the
-damage, once.
+Damaged bytes may have contained any record, so the blocks around them are adjacent, and a reader finds the damage
+exactly once.
 
 The driver plans pieces, and executors read them as Arrow. A piece that is read again gives the same records.
 """
@@ -47,9 +47,9 @@ LEAST_BYTES = 8 << 20  # … unless each would read less than this, because a ta
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records first ≤ s < next of one segment, which take ``raw_bytes`` to read.
+    """Records first ≤ sequence < next of one segment; reading them takes ``raw_bytes``.
 
-    With next = first, it is the rest of a long record that began in an earlier segment.
+    If next = first, the block is the rest of a long record that began in an earlier segment.
     """
 
     segment: int
@@ -64,7 +64,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Records first ≤ s < next that are in no segment, or in one that cannot be opened (``error``)."""
+    """Records first ≤ sequence < next that are in no segment, or in one that cannot be opened (``error``)."""
 
     first: int
     next: int
@@ -82,7 +82,7 @@ class Range:
 
 
 def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Block | Unreadable]:
-    """Yield the blocks that may contain records of ``wanted``, in order, and the records missing between them."""
+    """Yield, in order, the blocks that may contain records of ``wanted``, and records missing between them."""
     due, base, bound = wanted.first, 0, view.bound
     while True:
         segment = _next_segment(view.listing, base, due)
@@ -97,7 +97,7 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
         if not active and segment.kind is Kind.RAW and segment.base_sequence == bound.segment:
             return
         successor = view.listing.next_after(segment.base_sequence)
-        following = None if successor is None else successor.base_sequence  # None if only its content can tell
+        following = None if successor is None else successor.base_sequence  # None if only its content shows that
         if segment.base_sequence == bound.segment or successor is None:
             following = None if bound.sequence is None else bound.sequence + 1
         try:
@@ -173,7 +173,7 @@ class _RawBlocks:
         self.end = base
         self._base = base
         self._routes = routes
-        self._blocks: list[tuple[bool, Block]] = []  # whether it is wanted
+        self._blocks: list[tuple[bool, Block]] = []  # True if it is wanted
 
     def add(self, header: BatchHeader, route: str) -> None:
         total, wanted = header.total_bytes, self._routes is None or route in self._routes
@@ -193,7 +193,7 @@ class _RawBlocks:
             self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
 
     def drop(self, dropped: SkippedBatches) -> None:
-        """Add batches of any route that shrinking has dropped: a reader must see them."""
+        """Add batches, of any route, that shrinking dropped: a reader must see them."""
         if dropped.first_sequence < dropped.next_sequence:
             self.end = dropped.next_sequence
             self._blocks.append((True, Block(self._base, dropped.first_sequence, self.end, 0)))
@@ -203,7 +203,7 @@ class _RawBlocks:
 
 
 def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
-    """Return the blocks extended to cover ``first`` to ``end``; none if that range is empty."""
+    """Return the blocks, extended to cover ``first`` to ``end`` without gaps; none if that range is empty."""
     if first >= end:
         return []
     if not blocks:
@@ -216,7 +216,7 @@ def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
 def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes: int) -> Iterator[Block]:
     """Join neighbouring blocks up to ``limit_bytes``, cut to ``first`` to ``last``; a larger block stays separate.
 
-    Frames between two blocks of one segment become part of the joined block; a reader skips them by the index.
+    Frames between two blocks of a segment become part of the joined block; readers skip them by the index.
     """
     joined: Block | None = None
     for block in blocks:
@@ -242,7 +242,7 @@ def _cut(block: Block, first: int, last: int) -> Block:
 
 
 def fair_share(total_bytes: int, most_bytes: int) -> int:
-    """Return the number of bytes that one task reads, at most ``most_bytes``."""
+    """Return the number of bytes for one task, at most ``most_bytes``."""
     return min(most_bytes, max(total_bytes // TASKS, LEAST_BYTES))
 
 
@@ -276,7 +276,7 @@ class LogPiece:
     bound: Bound  # end of the readable log at the time of planning
     raw_bytes: int  # estimated number of raw bytes to read
     tolerance: Tolerance = STRICT
-    gaps: bool = False  # True if records dropped by shrinking do not count as lost, because no sequences were requested
+    gaps: bool = False  # True if records dropped by shrinking are not lost, because no sequences were requested
     seen: LastSeen | None = None  # end of the log at the time of planning; None if unknown
 
     @property
@@ -314,7 +314,7 @@ class LogPiece:
 
 
 def first_record(view: View, *, partial: bool) -> int:
-    """Return the oldest record, or an earlier one that is missing without explanation unless ``partial``."""
+    """Return the oldest record or, unless ``partial``, an earlier one that is missing without explanation."""
     oldest = view.segments[0].base_sequence if view.segments else 1
     if partial or oldest == 1:
         return oldest
@@ -333,7 +333,7 @@ def pieces_of(
     tolerance: Tolerance = STRICT,
     gaps: bool = False,
 ) -> list[LogPiece]:
-    """Plan the pieces for ``wanted``: each is a fair share, up to ``limit_bytes``, or one larger block."""
+    """Plan the pieces for ``wanted``: each is a fair share of up to ``limit_bytes``, or one larger block."""
     location, bound = LogLocation(view.root, view.log_id), view.bound
     name = f"{location.log}-planning-{wanted.first:020d}{_suffix(wanted.routes)}"
     with closing(DamageReport(tolerance, name)) as damage:
@@ -350,7 +350,7 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """Search for the blocks to read, which reports records missing between them."""
+    """Search for blocks to read that also reports records missing between them."""
 
     history: History
     damage: DamageReport
@@ -367,7 +367,7 @@ class _Planning:
                 return
 
     def _report(self, view: View, wanted: Range, missing: Unreadable) -> View:
-        """Report missing records; if RECLAIM has undone their deletion, return a view that has them instead."""
+        """Report missing records; if reclaim undid their deletion, return instead a view that has them."""
         if errors := self._errors(view, missing):
             complete = view.including_restored(missing.first, missing.next - 1)
             if complete is not view:
@@ -383,7 +383,7 @@ class _Planning:
         return view
 
     def _errors(self, view: View, missing: Unreadable) -> list[Damaged]:
-        """Return the errors for missing records that no ledger explains, or for the ledger itself."""
+        """Return the errors for missing records that no ledger explains, or for the damaged ledger."""
         hint = PARTIAL_HINT if missing.oldest else f"{command_line(view.root.path, 'verify')} lists all damage"
         try:
             unexplained = list(self.history.unexplained_spans(missing.first, missing.next - 1))
@@ -399,7 +399,7 @@ class _Planning:
         ]
 
     def _report_loss(self, view: View, routes: frozenset[str] | None, first: int, last: int) -> None:
-        """Report the deletion of records that may belong to ``routes``."""
+        """Report deleted records that may belong to ``routes``."""
         last_of = self.history.routes_between(first, last)
         if routes is not None and last_of is not None and all(last_of.get(route, 0) < first for route in routes):
             return

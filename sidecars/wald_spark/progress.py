@@ -1,6 +1,6 @@
-"""Runs of a job: the records of a log that are new since the last run, and the directory that the run writes.
+"""Runs of a job: the records that are new since the last run, and the output directory.
 
-A record that has begun and not ended delays its route; the job continues with the others.
+An unfinished record delays its route; the job continues with the other routes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
 @dataclass(slots=True)
 class Run:
-    """One run of a job, at the time ``at``; ``spark`` is called only if there is something to do."""
+    """One run of a job at time ``at``; ``spark`` is called only if there is something to do."""
 
     tolerance: Tolerance
     at: str
@@ -70,7 +70,7 @@ class Run:
         return list(dict.fromkeys(json.loads(line)["message"] for line in lines))  # two ranges may report the same
 
     def lines(self, result: Sequence[str], passed_over: Sequence[str], raw_bytes: int, to: str = "") -> Iterator[str]:
-        """Yield the lines of a report: the delayed routes, the result, and what was read."""
+        """Yield the lines of a report: delayed routes, the result, and the amount read."""
         for each in self.held_back:
             yield (
                 f"{each['root']}: route {each['route']} waits: record {each['sequence']} has begun but not ended; "
@@ -85,7 +85,7 @@ class Run:
 
 @contextmanager
 def running(program: str, out: Path, failed: str, *, permissive: bool, is_partial: bool, master: str) -> Iterator[Run]:
-    """Lock ``out`` for one run of a program; ``failed`` is the state after an error."""
+    """Lock ``out`` for one run of a program; ``failed`` describes the state after an error."""
     at = utc(time.time_ns())
     tolerance = Tolerance(permissive, permissive, str(out / "_wald" / "passed-over" / at), is_partial)
     with locked_by(program, out / "_wald", Disk()), permissive_hint(failed):
@@ -116,7 +116,7 @@ def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
 
 @contextmanager
 def permissive_hint(outcome: str) -> Iterator[None]:
-    """Replace a hint about an option of the data source by one about ``--permissive``, and name the ``outcome``."""
+    """Replace a hint about a data source option with one about ``--permissive``, and name the ``outcome``."""
     try:
         yield
     except (Damaged, NotFound) as error:
@@ -138,14 +138,14 @@ class Progress:
     life: str = field(default="", compare=False)
 
     def to(self, end: LogEnd) -> Progress:
-        """Return the position reachable by ``end``; unchanged if the routes with unfinished records are unknown."""
+        """Return the position at ``end``; unchanged if the routes of unfinished records are unknown."""
         unknown = end.routes is None and (end.begun or self.held_back)
         if unknown or end.last < self.last:
             return self
         return Progress(end.last, {route: begun - 1 for route, begun in end.begun.items()})
 
     def ranges(self, after: Progress, end: LogEnd, wanted: frozenset[str] | None) -> list[Range]:
-        """Return ranges of ``wanted`` (None: all routes) with each record from here to ``after`` once."""
+        """Return ranges that contain each record of ``wanted`` (None: all routes) from here to ``after`` once."""
         apart = {*self.held_back, *after.held_back}
         apart = apart if wanted is None else apart & wanted
         others = (end.routes or frozenset()) - apart if apart else wanted
@@ -167,7 +167,7 @@ def raw_bytes_of(pieces: Iterable[LogPiece]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NewRecords:
-    """Records of one log that are new since the last run: ``pieces`` has all that are wanted after ``before``."""
+    """New records of one log: ``pieces`` has all wanted ones after ``before``."""
 
     location: LogLocation
     before: Progress
@@ -227,39 +227,39 @@ def new_records(
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """End of a log."""
+    """End of a log, and its unfinished records."""
 
-    last: int = 0  # of the records that have begun
+    last: int = 0  # of complete and unfinished records
     begun: Mapping[str, int] = field(default_factory=dict)  # the unfinished record of each route that has one
     routes: frozenset[str] | None = frozenset()  # the requested ones that have had records; None if unknown
 
     @property
     def complete(self) -> int:
-        """The last sequence up to which every record is complete; 0 if no record is."""
+        """The last sequence before the first incomplete record; 0 if no record is complete."""
         return min((sequence - 1 for sequence in self.begun.values()), default=self.last)
 
 
 def log_end(view: View, routes: frozenset[str] | None) -> LogEnd:
     """Return the end of ``routes`` (None: all).
 
-    A record whose end is lost to damage does not delay its route: a reader of it meets the damage.
+    A record whose end is lost to damage does not delay its route: its reader reports the damage.
     """
     return LogEndTracker(routes).end(view)
 
 
 class LogEndTracker:
-    """:func:`log_end` for repeated calls, each of which reads only new records."""
+    """Incremental :func:`log_end`: each call reads only new records."""
 
     def __init__(self, routes: frozenset[str] | None) -> None:
         self._routes = routes
         self._seen: Bound | None = None
         self._base = 0
-        self._position = FIRST_BATCH  # in the segment of this base; everything in front of it has been read
+        self._position = FIRST_BATCH  # in the segment of this base; everything before it has been read
         self._state = LogState()  # at that position
         self._all_routes = True  # whether the state has all routes
 
     def end(self, view: View) -> LogEnd:
-        """Return the end of the log; reads no file if the bound has not moved."""
+        """Return the end of the log; read no file if the bound has not moved."""
         bound = view.bound
         if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not show changes
             self._read_newest(view)

@@ -1,6 +1,6 @@
 """Query planner: turns options and paths into pieces of logs and bundles to read.
 
-Bundles are planned by their manifests, and read as Arrow part by part.
+Bundles are planned from their manifests, and read as Arrow one part at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALWAYS = (-(1 << 63), (1 << 63) - 1)
 
 @dataclass(frozen=True, slots=True)
 class BundlePiece:
-    """Records ``first`` to ``last`` of one bundle, appended at ``from_ns`` ≤ t < ``until_ns``."""
+    """Records ``first`` to ``last`` of one bundle that were appended at ``from_ns`` ≤ t < ``until_ns``."""
 
     location: ArchiveLocation
     log: str
@@ -77,7 +77,7 @@ class BundlePiece:
 def bundle_pieces(
     location: ArchiveLocation, options: Options, others: Sequence[ArchiveLocation] = ()
 ) -> list[BundlePiece]:
-    """Plan the pieces of an archive, one of bundles with the same records; ``others`` may have earlier bundles."""
+    """Plan the pieces of an archive, with one bundle for each set of records; ``others`` may have earlier bundles."""
     destination, tolerance = open_destination(location.address, Disk()), options.tolerance
     routes, first, last = options.routes, options.first or 1, options.last
     begin = _ALWAYS[0] if options.from_ns is None else options.from_ns
@@ -116,7 +116,7 @@ Piece = LogPiece | BundlePiece
 
 
 def plan_query(options: Options) -> list[Piece]:
-    """Plan all pieces to read, location by location and in order."""
+    """Plan all pieces to read, in order, one location after the other."""
     locations = find_locations(options.paths)
     require_routes(locations, options.routes or frozenset())
     pieces: list[Piece] = []
@@ -131,7 +131,7 @@ def plan_query(options: Options) -> list[Piece]:
 
 
 def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
-    """Check that no record comes from two locations, such as a log and an archive of it."""
+    """Check that no record is read from two locations, such as a log and its archive."""
     spans: dict[tuple[str, Location], tuple[int, int]] = {}
     for piece in pieces:
         first, last = spans.get((piece.log, piece.location), (piece.first, piece.last))
@@ -146,10 +146,10 @@ def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
 
 
 def _how_to_read_both(one: Location, span: tuple[int, int], two: Location, other_span: tuple[int, int]) -> str:
-    """Return the hint for two locations with the same records; ``one`` begins first, or else ends first."""
+    """Return the hint for two overlapping locations; ``one`` begins first or, if both begin together, ends first."""
     (begin, last), (first, end) = span, other_span
     contained = [(one, two)] * (begin == first) + [(two, one)] * (end <= last)
-    archives = [pair for pair in contained if isinstance(pair[0], ArchiveLocation)]  # it may have one of several routes
+    archives = [pair for pair in contained if isinstance(pair[0], ArchiveLocation)]  # an archive may lack other routes
     for less, more in archives or contained * (begin == first):
         return f"leave out {_name(less)}: {_name(more)} has records with all of these numbers"
     return (

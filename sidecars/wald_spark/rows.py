@@ -1,6 +1,6 @@
-"""Rows as Spark expects them: the schema of the data source, and Arrow batches that match it exactly.
+"""Rows in Spark's format: the schema of the data source, and Arrow batches that match it exactly.
 
-The columns are those of Spark's Kafka source, as far as wald has them; docs/spark/source.md lists them. A query with
+The columns follow Spark's Kafka source where possible; docs/spark/source.md lists them. A query with
 its own schema gets only those columns, in that order. Key and value may be STRING, too; bytes that are not UTF-8 then
 appear as U+FFFD. If a query asks for JSON, there are two columns instead of the value:
 
@@ -19,15 +19,15 @@ number is not a string, 1.5 and 1e2 are not integers, and nothing may be out of 
     TIMESTAMP                       "2026-11-21T10:00:00.25Z", or with "+01:00", or in UTC without a zone
     ARRAY<…>, STRUCT<…>             of these
 
-Three things are bad here on which Arrow's parser and ``json.loads`` disagree: an object with a wanted field twice, half
-of a surrogate pair, and a number that no double can hold.
+Three things on which Arrow's parser and ``json.loads`` disagree are bad here: an object with a duplicate wanted field,
+half of a surrogate pair, and a number that no double can hold.
 
 Arrow parses the values of a batch as one text, joined by newlines. It reads "{}{}" as two rows and ignores where a
-value ends, so a bad value could shift those behind it. Three facts prevent that. Every value begins with ``{`` and ends
-with ``}``, and in JSON no ``{`` follows an object, so no value continues in the next one. A string does not either,
+value ends, so a bad value could shift the values after it. Three facts prevent that. Every value begins with ``{`` and
+ends with ``}``, and in JSON no ``{`` follows an object, so no value continues in the next one. No string does either,
 because it must not contain a newline. There are as many rows as values, so each value is one row. A text that Arrow
-rejects is split until the bad value is isolated. That is fast for a few bad values; if there are more, :class:`Weed`
-first removes those that ``json.loads`` rejects.
+rejects is split until the bad value is isolated. That is fast if there are few bad values; if there are more,
+:class:`Weed` first removes those that ``json.loads`` rejects.
 
 Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are not dictionaries, and every
 column is nullable. A batch holds up to 8 MiB, because the JVM copies each as a whole, or one longer value.
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from wald_spark.query import Piece
 
 _BLANKS = " \t\r\n"
-_ROW = re.compile(r" in row (\d+)$")  # Arrow names the bad row in some errors; for others it is searched
+_ROW = re.compile(r" in row (\d+)$")  # Arrow names the bad row in some errors; otherwise, it is found by splitting
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _DATE_TIME = re.compile(_DATE.pattern + r"(?:[ T](\d\d)(?::?(\d\d)(?::?(\d\d))?)?|$)", re.ASCII)
 _REFUSALS = 16  # texts of one batch that Arrow may reject before it is weeded
-_WEEDED_CHARACTERS = 1 << 20  # Python objects of a longer value take many times its memory
+_WEEDED_CHARACTERS = 1 << 20  # the Python objects of a longer value need many times its memory
 _TIME = pa.timestamp("us", "UTC")
 _EXACT_TIME = pa.timestamp("ns", "UTC")
 _SCALARS: dict[str, Any] = {
@@ -117,7 +117,7 @@ class JsonValues:
     schema: pa.Schema
 
     def parse(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray]:
-        """Return the columns of the schema, and flags of the bad values (nulls too), which are null in every column."""
+        """Return the columns of the schema, and a flag for each bad value or null, which is null in all of them."""
         rows = np.flatnonzero(_enclosed(values))
         found = self._found(_Text.of(_taken(values, rows)), most_refusals=_REFUSALS)
         if found is None:
@@ -135,7 +135,7 @@ class JsonValues:
         return columns, pa.array(bad)
 
     def _found(self, text: _Text, *, most_refusals: float = math.inf) -> list[tuple[int, pa.Table]] | None:
-        """Return the values that fit, in order: the number of the first of a group, and the group's columns.
+        """Return the values that fit, in order, as groups: the number of the first value, and the columns.
 
         Return None if Arrow rejects more than ``most_refusals`` texts.
         """
@@ -158,14 +158,14 @@ class JsonValues:
             if refusals > most_refusals:
                 return None
             if read == 0 or end - first == 1:
-                waiting.append((first + 1, end))  # the first row begins in the first value: that one is bad
+                waiting.append((first + 1, end))  # the first row begins in the first value, so that value is bad
             else:
                 middle = first + (read if read is not None and read < end - first else (end - first) // 2)
                 waiting += [(middle, end), (first, middle)]
         return found
 
     def _read(self, part: pa.Buffer, count: int, wires: list[pa.Schema]) -> pa.Table | int | None:
-        """Return the columns of ``count`` values; or the row that does not fit, None if it is unknown."""
+        """Return the columns of ``count`` values; or the number of the row that does not fit, None if unknown."""
         row = None
         for wire in wires:
             try:
@@ -183,7 +183,7 @@ class JsonValues:
 
 
 class Weed:
-    """Filter of values that are certainly bad for ``json.loads``; it must not find one that Arrow would accept."""
+    """Filter for values that ``json.loads`` rejects; it must keep every value that Arrow accepts."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fits = _check_of_fields(list(schema))
@@ -192,7 +192,7 @@ class Weed:
             self._loads = json.JSONDecoder(parse_float=Decimal).decode
 
     def keeps(self, values: pa.BinaryArray) -> np.ndarray:
-        """Return a flag for each value, False if it is bad; every value is text in braces."""
+        """Return a flag for each value, False if it is bad; all values are text in braces."""
         return np.fromiter(map(self._keeps, values.view(pa.string()).to_pylist()), bool, len(values))
 
     def _keeps(self, text: str) -> bool:
@@ -207,11 +207,11 @@ class Weed:
         return self._fits(found)
 
 
-_Check = Callable[[Any], bool]  # of a value that json.loads has returned
+_Check = Callable[[Any], bool]  # check of a value returned by json.loads
 
 
 def _check_of(kind: Any) -> _Check:
-    """Return a function that returns False for a value that cannot be of ``kind``; null fits every type."""
+    """Return a function that checks if a value can be of type ``kind``; null fits every type."""
     if pa.types.is_boolean(kind):
         return lambda value: value is None or type(value) is bool
     if pa.types.is_integer(kind):
@@ -357,7 +357,7 @@ def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
 
 
 def _parsed_type(kind: Any, time: Any) -> Any:
-    """Return the type to ask Arrow for instead of ``kind``: it parses no dates, and all times in one unit."""
+    """Return the type to request from Arrow instead of ``kind``: Arrow parses no dates, and all times in one unit."""
     if pa.types.is_date(kind):
         return pa.string()
     if pa.types.is_timestamp(kind):
@@ -378,7 +378,7 @@ _NAMES_BYTES = 64  # of log and route, in each row
 _ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "binary": pa.binary()}
 
 
-# The DDL types of each column, the default first, and the column of the log that it is made from.
+# The DDL types of each column, default first, and the log column that it is made from.
 _COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "log": (("string",), ""),
     "route": (("string",), "route"),
@@ -402,7 +402,7 @@ def schema_ddl(json_ddl: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Pieces as rows of one schema."""
+    """Converter of pieces to rows of one schema."""
 
     schema: pa.Schema  # of the batches, as Spark expects them
     json: JsonValues | None
@@ -503,7 +503,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _microseconds(times: pa.Array) -> pa.Array:
-    """Round nanoseconds down to microseconds; a cast and Arrow's division round towards 1970."""
+    """Round nanoseconds down to microseconds; a cast or Arrow's division would round towards 1970."""
     numbers = times.view(pa.int64())
     quotient = compute.divide(numbers, 1000)
     before = compute.greater(compute.multiply(quotient, 1000), numbers)
@@ -532,7 +532,7 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def _only(values: pa.Array, kept: np.ndarray) -> pa.Array:
-    """Replace the values that are not ``kept`` by nulls without their bytes, which ``if_else`` would keep."""
+    """Replace values that are not ``kept`` with nulls, without their bytes, which ``if_else`` would keep."""
     return values.take(pa.array(np.arange(len(values)), mask=~kept))
 
 

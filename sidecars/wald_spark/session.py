@@ -1,4 +1,4 @@
-"""Spark sessions for the jobs: with a suitable Java, in UTC, quiet, and with workers that run this Python."""
+"""Spark sessions for the jobs: a suitable Java, UTC, little output, and workers that run this Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLDEST = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 LOCAL = "local[*]"
 _PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
-ATTEMPTS = 4  # of each task, as on a cluster; a local master without this tries once
+ATTEMPTS = 4  # of each task, as on a cluster; by default a local master tries once
 _LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
 _THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
 _STANDALONE = "spark://"
@@ -55,7 +55,7 @@ class Java:
 
 @cache
 def find_java() -> Java | None:
-    """Return the first Java that is new enough: that of JAVA_HOME, of PATH, then those of the distribution."""
+    """Return the first Java that is new enough: from JAVA_HOME, PATH, then the distribution."""
     for home in _homes():
         with suppress(OSError, subprocess.SubprocessError):
             line = [str(home / "bin" / "java"), "-version"]
@@ -113,7 +113,7 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
 
 def _start(app: str, master: str, settings: Mapping[str, str]) -> SparkSession:
     os.environ["JAVA_HOME"] = str(require_java().home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is on the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers run the python3 on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     require_spark()
     from pyspark.errors import PySparkException
@@ -138,7 +138,7 @@ def _start(app: str, master: str, settings: Mapping[str, str]) -> SparkSession:
                 reason = _last_line(printed()) or reason
             hint = "--master 'local[2]' needs no cluster"
             raise Unavailable(f"Spark does not start on {master}: {reason}", hint=hint) from error
-        except BaseException:  # interrupted: the JVM would continue
+        except BaseException:  # interrupted; otherwise the JVM would continue
             for pid in _children() - started_before:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -172,7 +172,7 @@ def _await_executor(session: SparkSession, master: str) -> None:
 
 
 def _last_line(printed: list[str]) -> str:
-    """Return the last line printed by the JVM that is not a stack frame; "" if there is no such line.
+    """Return the JVM's last output line that is not a stack frame; "" if there is none.
 
     >>> _last_line(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
     'org.apache.SparkException: no'
@@ -196,7 +196,7 @@ def _children() -> set[int]:
 
 
 def _set_elsewhere() -> set[str]:
-    """Return the names of settings made elsewhere, which those of a builder would replace."""
+    """Return the names of settings made elsewhere, which a builder's settings would replace."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM has them
         from pyspark import SparkConf, SparkContext
 

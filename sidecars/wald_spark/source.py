@@ -1,4 +1,4 @@
-"""Data source ``wald``: logs, shipped segments and archives as a DataFrame, once or as a stream.
+"""Data source ``wald``: logs, shipped segments and archives as batch or streaming DataFrames.
 
     spark.read.format("wald").load("/var/spool/wald")
     spark.readStream.format("wald").load("/var/spool/*")
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class WaldDataSource(DataSource):
-    """Data source that Spark calls ``wald``."""
+    """The data source ``wald`` of Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -104,7 +104,7 @@ class QueryReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a stream: one process plans its triggers, and copies of it read on executors."""
+    """Reader of a stream: one process plans the triggers, and copies of the reader run on executors."""
 
     def __init__(self, options: Options, rows: Rows) -> None:
         from wald_spark.options import parse_stream_options
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._rows, partition)
 
     def _limits_within(self, limit: ReadLimit) -> Limits:
-        """Return the limits with that of Spark, which has one at a time; the limit of bytes is kept here."""
+        """Return the limits combined with Spark's, which is a single one; the limit of bytes is kept."""
         from wald_spark.options import Limits
 
         if isinstance(limit, ReadMaxRows):
@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """Stream that cannot be read, because PySpark loses the reason of an error raised before a reader exists."""
+    """Placeholder for an unreadable stream: PySpark loses the reason of errors raised before a reader exists."""
 
     def __init__(self, error: WaldError) -> None:
         self._error = error
@@ -167,14 +167,14 @@ class RefusedStream(DataSourceStreamReader):
 
 @contextmanager
 def with_hint() -> Iterator[None]:
-    """Add the hint of an error to its message, because Spark shows the message only."""
+    """Add the hint of an error to its message, because Spark shows only the message."""
     try:
         yield
     except WaldError as error:
         message = f"{error.message}\n  hint: {error.hint}" if error.hint else error.message
         explained = type(error)(message, hint=error.hint)
         if error.hint:
-            explained.__notes__.clear()  # the message has it
+            explained.__notes__.clear()  # the message contains the hint
         raise explained from error
 
 
@@ -186,7 +186,7 @@ def _tasks(pieces: Sequence[Piece], options: Options) -> list[InputPartition]:
 
 
 def _read(rows: Rows, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task; Spark also makes a task without pieces if there is nothing to read."""
+    """Yield the rows of one task; if there is nothing to read, Spark makes a task without pieces."""
     with with_hint():
         for piece in partition.pieces if isinstance(partition, Task) else ():
             yield from rows.read(piece)

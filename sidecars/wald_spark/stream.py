@@ -1,16 +1,16 @@
 """Streams: where a stream begins in each log, where the next trigger ends, and the pieces to read for it.
 
-A trigger covers the records of each log from the end of the last trigger to the last sequence up to which all records
-are complete, or fewer if limits apply. So triggers neither overlap nor leave gaps. Each log gets an equal share of the
-limits, and other logs get the part of a share that a log does not need, so no log starves. Every trigger reads
-something: if the next record of every log is too long, the log whose turn it is gets one record.
+A trigger covers the records of each log from the end of the last trigger up to the first incomplete record, or fewer
+if limits apply. So triggers neither overlap nor leave gaps. Each log gets an equal share of the limits, and other logs
+get the part of a share that a log does not need, so no log starves. Every trigger reads something: if the next record
+of every log is too long, the log whose turn it is gets one record.
 
 The first trigger that meets a log decides where the stream begins in it, and the offsets record that. So the trigger is
 the same when Spark plans it again after a crash, even if records were appended or deleted in between.
 
 A poll of an unchanged log only reads its head; for shipped segments it lists their directory. The paths are searched
 again every few seconds, because a pattern may match more logs by then; matches that are not logs are ignored. Counting
-reads no records: a sealed segment has a table of batches in its index; of a raw one the headers are read.
+reads no records: the index of a sealed segment has a table of batches; in a raw segment, the headers are read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Triggers:
         self.latest: Offsets | None = None  # where the last trigger would have ended without a limit
 
     def start(self) -> Offsets:
-        """Return the offsets of a new stream, which has met no log yet."""
+        """Return the offsets of a new stream, which knows no log yet."""
         return Offsets(routes=self._options.routes)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Triggers:
         self._last = {log: found.end for log, found in self._poll().items()}
 
     def end(self, start: Offsets, limits: Limits) -> Offsets:
-        """Return the end of the trigger after ``start``; ``start`` itself if there are no new records."""
+        """Return the end of the trigger that begins at ``start``; ``start`` itself if there are no new records."""
         self._require_same_routes(start)
         logs = self._poll()
         for log, position in start.logs.items():
@@ -83,7 +83,7 @@ class Triggers:
         backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
 
         def moved(ends: Iterable[int]) -> Offsets:
-            """Return the positions at ``ends``; one that does not move stays equal, even after a restart."""
+            """Return the positions at ``ends``; a position that does not move stays equal, even after a restart."""
             there = {log: end for log, end in zip(backlogs, ends, strict=True) if end != positions[log].last}
             return Offsets(
                 {**positions, **{log: logs[log].at(positions[log], there[log]) for log in there}}, start.routes
@@ -97,7 +97,7 @@ class Triggers:
     def _backlogs(
         self, logs: Mapping[str, StreamLog], positions: dict[str, Position], *, new: bool
     ) -> Iterator[tuple[str, Backlog]]:
-        """Yield the logs with new records, and give a position to each log that is met for the first time."""
+        """Yield the logs with new records, and assign a position to each log seen for the first time."""
         for log, found in logs.items():
             end = found.end if self._last is None else self._last.get(log)
             if end is None:
@@ -145,7 +145,7 @@ class Triggers:
         )
 
     def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
-        """Return the position at which the stream begins in a log: in a new one, the oldest record."""
+        """Return the position at which the stream begins in a log; in a log that appeared later, the oldest record."""
         assert found.view is not None
         if new and self._stream.starting == "latest":
             began = end
@@ -163,7 +163,7 @@ class Triggers:
         return found.at(Position(began, began), began)
 
     def _require_same_routes(self, offsets: Offsets) -> None:
-        """Refuse other routes, whose earlier records the stream has skipped."""
+        """Refuse a change of routes: the stream has skipped earlier records of others."""
         if offsets.routes != self._options.routes:
             before, now = _named(offsets.routes), _named(self._options.routes)
             raise Refused(
@@ -184,7 +184,7 @@ def _named(routes: frozenset[str] | None) -> str:
 
 
 class StreamLog:
-    """One log at its last poll."""
+    """One log, as of its last poll."""
 
     def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
         self.location = location
@@ -230,7 +230,7 @@ class StreamLog:
             self._verified = position
 
     def at(self, position: Position, last: int) -> Position:
-        """Return ``position`` moved to ``last``, with the daemon's start that the last poll has seen."""
+        """Return ``position`` moved to ``last``, with the daemon start seen by the last poll."""
         seen = self._continuity.last_seen
         return Position(position.began, last, seen.epoch, seen.life) if seen else Position(position.began, last)
 
@@ -271,7 +271,7 @@ class StreamLogs:
         return self._logs
 
     def _search(self) -> None:
-        """Find the current logs; at the first search, each path that is not a pattern must be one."""
+        """Find the current logs; in the first search, each path that is not a pattern must be a log."""
         first, names = self._next_search is None, list[str]()
         if remote := next(filter(is_remote, self._paths), None):
             raise _not_streamable(remote)
@@ -306,7 +306,7 @@ def _holds_log(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive wanted records, ``count`` starting at ``first``; with count 0, more bytes of an earlier record."""
+    """``count`` consecutive wanted records from ``first``; a count of 0 means more bytes of an earlier record."""
 
     first: int
     count: int
@@ -317,7 +317,7 @@ class Extent:
         return self.first + self.count - 1
 
     def between(self, first: int, last: int) -> Extent:
-        """Return its records from ``first`` to ``last``, at least one, with an equal share of the bytes for each."""
+        """Return the records from ``first`` to ``last``, at least one, with an equal share of the bytes for each."""
         first, last = max(first, self.first), min(last, self.last)
         count = last - first + 1
         return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
@@ -334,7 +334,7 @@ class Extent:
 class Backlog:
     """New records of one log."""
 
-    start: int  # its last record that was read
+    start: int  # last record read
     end: int
     extents: Iterable[Extent]  # the wanted records, in order; consumed only as far as needed
 
@@ -362,7 +362,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
 
 
 class _Lane:
-    """One log at one trigger, which reads up to ``end``."""
+    """One log in one trigger, read up to ``end``."""
 
     def __init__(self, backlog: Backlog) -> None:
         self.backlog, self.end, self.done = backlog, backlog.start, False
@@ -424,9 +424,9 @@ class Extents:
         self._table: _Table | None = None
 
     def between(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """Yield the extents of records start < s ≤ end, in order; a segment that cannot be read is one extent.
+        """Yield the extents of records start < s ≤ end, in order; an unreadable segment is one extent.
 
-        The bytes of a long record count where it begins, or in the last extent before its remaining pieces.
+        The bytes of a long record count where the record begins, or in the last extent before its remaining pieces.
         """
         held: Extent | None = None
         for extent in self._behind(view, start, end):
@@ -442,7 +442,7 @@ class Extents:
             yield held
 
     def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """Yield the extents after ``start`` of segments that may have records up to ``end``, or the last one's rest."""
+        """Yield the extents after ``start`` in segments that may have records up to ``end``, or the rest of the last one."""
         number = view.listing.index_covering(start + 1)
         since = start
         while number < len(view.segments):
@@ -469,7 +469,7 @@ class Extents:
                     self._table = _Table.of(opened.index, self._routes)
             except SegmentGone:
                 raise
-            except (Damaged, BadSealed):  # a reader of the segment meets it
+            except (Damaged, BadSealed):  # a reader of the segment reports it
                 following = view.listing.next_after(segment.base_sequence)
                 end = _LAST if following is None else following.base_sequence
                 yield Extent(segment.base_sequence, end - segment.base_sequence, 0)

@@ -1,4 +1,4 @@
-"""Work on executors: a function is called with each piece, and results are returned as they become available.
+"""Work on executors: a function is called with each piece; results are returned as they become available.
 
 A result is sent as an update of an accumulator. Spark passes it to the driver when a task ends, once for each task even
 if it was tried several times. So the first result arrives while the last piece still waits, unlike with ``collect``,
@@ -86,7 +86,7 @@ def run(
 
 
 class _Inbox(list[_Outcome]):
-    """Driver's value of the accumulator: additions go into a queue."""
+    """The driver's accumulator value: additions go into a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,10 +125,10 @@ class _Task(Generic[P]):
 
 
 def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
-    """Let this process end when its parent ends, if ``program`` is on the command line of the parent.
+    """Make this process end when its parent ends, if ``program`` is on the parent's command line.
 
     PySpark forks workers from a separate process. If that process is killed with the driver, a worker would not notice
-    until it has finished its piece, and would still write while the next run does.
+    until it has finished its piece, and would still write during the next run.
     """
     parent = os.getppid()
     try:

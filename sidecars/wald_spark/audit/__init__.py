@@ -1,9 +1,9 @@
 """Audit of logs: every byte is as written, nothing is missing, and every deletion was allowed.
 
-    segments    the checks of ``wald verify``, each segment on an executor, joined in order here
-    journals    of work groups, as ``wald verify`` checks them, here
+    segments    the checks of ``wald verify``: executors check segments, the driver joins the results in order
+    journals    of work groups, checked on the driver as ``wald verify`` does
     deletions   each line of reclaim.jsonl by the cursors in it, compared with the contents of the segment
-    archives    the proof of ``wald-archive verify``, each bag on an executor, joined here
+    archives    the proof of ``wald-archive verify``: executors check bags, the driver joins the results
 
-An audit changes nothing, and no finding ends it: the report has them all.
+An audit changes nothing and continues after each finding: the report has them all.
 """

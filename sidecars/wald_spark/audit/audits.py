@@ -1,4 +1,4 @@
-"""Audits of logs and archives: work for executors, the judgement of its outcomes, and the report."""
+"""Audits of logs and archives: work for executors, evaluation of the outcomes, and the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
 _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
-# Missing credentials or packages, a store that does not answer: nothing is known about the bytes.
+# Such as missing credentials or packages, or an unreachable store: nothing is known about the bytes.
 UNREAD = (DiskFailure, InvalidInput, NotPermitted, PermissionError)
 
 
@@ -66,7 +66,7 @@ class SegmentWork:
     stored_bytes: int
 
     def outcome(self) -> CheckResult | None:
-        """Return the result; None if the segment was sealed or deleted since it was listed."""
+        """Return the result; None if the segment has been sealed or deleted since it was listed."""
         try:
             return check(self.key)
         except FileNotFoundError:
@@ -76,12 +76,12 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Findings about a bag, and the data with which :class:`Bags` judges it together with others."""
+    """Findings about a bag, and the data that :class:`Bags` needs to judge it together with others."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None
     digests: dict[str, str]
-    unread: Finding | None = None  # reason why the bag, which may be good, could not be read to its end; None if it was
+    unread: Finding | None = None  # why the bag, which may be good, could not be read completely; None if it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def pickled_outcome(work: Work) -> bytes:
 
 
 class Outcomes(dict[Hashable, bytes]):
-    """Outcomes of work by its key, kept pickled because there may be very many."""
+    """Outcomes by the key of their work; kept pickled because there may be very many."""
 
     def of(self, key: Hashable) -> Any:  # the type depends on the work; None if there was no such work
         return pickle.loads(self[key]) if key in self else None  # noqa: S301 - from executors of ours
@@ -136,7 +136,7 @@ def _require(directory: Path) -> None:
 
 
 class LogAudit:
-    """Audit of one log, of which records before ``first`` may be missing."""
+    """Audit of one log; records before ``first`` may be missing."""
 
     def __init__(self, root: Root, *, first: int = 1) -> None:
         self.root = root
@@ -174,7 +174,7 @@ class LogAudit:
         return Report(counts, tuple(found))
 
     def _journals(self) -> Iterator[checker.Finding]:
-        """Yield findings about work groups; none if the log's id is unknown, which the verification reports."""
+        """Yield findings about work groups; none if the log's id is unknown, which verification reports."""
         with suppress(Damaged, UnsupportedFormat):
             for _, finding in check_journals(self.root, read_identity(self.root).log_id):
                 yield finding
@@ -208,13 +208,13 @@ def _stored_bytes(target: SegmentToCheck) -> int:
 
 
 class ArchiveAudit:
-    """Audit of one destination of ``roots``; an archive that cannot be read is neither proven nor an error."""
+    """Audit of one archive destination of ``roots``. An unreadable archive is neither proven nor an error."""
 
     def __init__(self, place: str, roots: Iterable[Root]) -> None:
         self.address = place
         self.work: list[BagWork] = []
         lines = chain.from_iterable(readable_entries(root.ledger / "archive.jsonl") for root in roots)
-        # Bags at a destination that no ledger names are proven by themselves.
+        # Bags at a destination that no ledger names are proven individually.
         self._recorded = replace(recorded_at(lines, place), elsewhere=())
         self._findings: list[Finding] = []
         self.unread: list[Finding] = []  # about bags that could not be read, so that nothing is known about them
@@ -244,7 +244,7 @@ class ArchiveAudit:
         return found
 
     def report(self, findings: list[Finding]) -> Report:
-        """Return the report, which counts the proven bundles, and the bytes of all that could be listed."""
+        """Return the report; it counts proven bundles, and the bytes of everything that could be listed."""
         found = [AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK]
         found += [AuditFinding(f.level, f.name, None, f.message, unread=True) for f in self.unread]
         proven = sum(finding.level is Level.OK for finding in findings)
@@ -289,7 +289,7 @@ class Plan:
 
     @property
     def work(self) -> list[Work]:
-        """Work for executors, the largest first, so that the last task to start is short."""
+        """Work for executors, largest first, so that the last task to start is short."""
         work: chain[Work] = chain(*(log.work for log in self.logs), *(archive.work for archive in self.archives))
         return sorted(work, key=lambda each: each.stored_bytes, reverse=True)
 
@@ -297,7 +297,7 @@ class Plan:
 def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) -> Plan:
     """Plan the audit of ``roots``, of the archives that their ledgers name, and of those at ``destinations``."""
     for destination in destinations:
-        with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
+        with suppress(InvalidInput, DiskFailure):  # unreachable: reported when it is audited
             require_bags(destination)
     logs = [LogAudit(Root(path), first=first) for path in dict.fromkeys(path.absolute() for path in roots)]
     named = (destination for log in logs for destination in log.destinations)
@@ -307,7 +307,7 @@ def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) 
 
 
 def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
-    """Read and judge everything; call ``on_bytes`` with the number of stored bytes read since the last call."""
+    """Read and evaluate everything; call ``on_bytes`` with the number of stored bytes read since the last call."""
     from wald_spark.tasks import run  # needs PySpark, unlike planning
 
     began = time.perf_counter()
@@ -323,7 +323,7 @@ def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """A remark or an error; ``where`` is a path or an address, ``offset`` is in bytes."""
+    """A notice or an error; ``where`` is a path or an address, ``offset`` is in bytes."""
 
     level: Level
     where: str

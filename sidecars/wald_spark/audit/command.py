@@ -1,4 +1,4 @@
-"""``wald-audit``: reads and judges many logs, the archives that their ledgers name, and all bags in these."""
+"""``wald-audit``: audit of many logs and of the archives that their ledgers name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Run of a compaction: executors reduce new records, and Spark merges them with the last generation.
+"""Compaction run: executors reduce new records, and Spark merges the results with the last generation.
 
-An executor finds the last record of each key in a chunk without a loop over records.
+An executor finds the last record of each key in a chunk without looping over records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
     ]
 )
 _NO_LIMIT = (1 << 31) - 1
-CHUNK_BYTES = 256 << 20  # of raw records, for one task, which holds as much in memory if few keys are equal
+CHUNK_BYTES = 256 << 20  # of raw records for one task, which keeps that much in memory if most keys differ
 _DDL = (
     "route STRING, key BINARY, value BINARY, log STRING, seq BIGINT, timestamp TIMESTAMP, event_time TIMESTAMP, "
     "headers STRING"
@@ -60,7 +60,7 @@ def compact(
     write: Callable[[str], None],
     **settings: Any,
 ) -> None:
-    """Make the next generation, if there are new records, and report it; ``settings`` are those of :func:`running`."""
+    """Make the next generation if there are new records, and report it; ``settings`` are for :func:`running`."""
     locations = find_logs(roots, routes)
     with running("wald-compact", out, "nothing has changed", **settings) as run:
         done = next_generation(Generations(out, Disk()), routes, run, locations)
@@ -131,14 +131,14 @@ class _LastRows:
 
 
 def last_of(table: pa.Table) -> pa.Table:
-    """Return the last row of each route and key, in order."""
+    """Return the last row of each route and key, in the original order."""
     numbered = table.select(["route", "key"]).append_column("row", pa.array(np.arange(table.num_rows)))
     found = numbered.group_by(["route", "key"], use_threads=False).aggregate([("row", "max")])
     return table.take(pa.array(np.sort(found.column("row_max").to_numpy())))
 
 
 def _write(table: pa.Table, directory: Path) -> None:
-    """Write a file that has its name only when it is complete; another attempt at the same task replaces it."""
+    """Write a file that gets its name once it is complete; another attempt at the same task replaces it."""
     if not table.num_rows:
         return
     temporary = directory / f"_{uuid.uuid4().hex}.tmp"
@@ -164,7 +164,7 @@ class Compacted:
 def next_generation(
     generations: Generations, routes: tuple[str, ...] | None, run: Run, locations: Sequence[LogLocation]
 ) -> Compacted:
-    """Make the next generation, if there are new records."""
+    """Make the next generation if there are new records."""
     before, counts = generations.read(), Counter(records=0, unkeyed=0)
     if before is not None and before.routes != routes:
         raise Refused(
@@ -229,14 +229,14 @@ _NAME = re.compile(r"gen-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Contents of a generation: positions in ``logs``, and sums over all runs."""
+    """Description of a generation: positions in ``logs``, and totals over all runs."""
 
     routes: tuple[str, ...] | None
     logs: dict[str, Progress]
     keys: int = 0  # its rows
     deleted: int = 0  # those of them whose value is null
     records: int = 0
-    unkeyed: int = 0  # those of the records without a key, which are in no row
+    unkeyed: int = 0  # number of records without a key, which have no row
     passed_over: int = 0  # reports about unreadable records
     at: str = ""
 

@@ -1,7 +1,7 @@
-"""Run of an export: planned here, written by executors, and committed to the output.
+"""Export run: planned by the driver, written by executors, and committed to the output.
 
-Files are staged, listed in the file of their log, and moved to their names, in steps that the next run can finish or
-undo.
+Files are staged, listed in the file of their log, and moved to their final names, in steps that the next run can
+finish or undo.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Contents of files: the same for every run of a log and, except for the routes, for every log of an export."""
+    """Shape of the files: equal for all runs of a log and, except for the routes, for all logs of an export."""
 
     routes: tuple[str, ...] | None = None  # None for all
     names: tuple[str, ...] = ()  # fields of JSON whose types are inferred; empty if the types were given
@@ -60,12 +60,12 @@ class ExportedFile:
     name: str  # below the directory of the export
     records: int
     bytes: int
-    corrupt: int = 0  # number of its records that are not JSON of these columns
+    corrupt: int = 0  # number of records that are not JSON with these columns
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedLog:
-    """Progress of the export of one log, with sums over all runs."""
+    """Export progress of one log, with totals over all runs."""
 
     log: str
     shape: Shape
@@ -124,7 +124,7 @@ class Output:
         self._disk.replace(path, json.dumps(content, indent=1).encode() + b"\n")
 
     def recover(self) -> list[ExportedLog]:
-        """Move the files of a run that was interrupted while it moved them, and remove those of any other."""
+        """Finish moving the files of a run interrupted at that step; remove those of other interrupted runs."""
         finished = [entry for entry in self.entries().values() if entry.pending]
         for entry in finished:
             self._move(entry)
@@ -140,7 +140,7 @@ class Output:
         return staging
 
     def commit(self, entries: Sequence[ExportedLog], staging: Path) -> None:
-        """List the staged files in the files of their logs, and move them to their names.
+        """List the staged files in the files of their logs, and move them to their final names.
 
         A crash leaves each log either unchanged or complete, once :meth:`recover` has been called.
         """
@@ -153,7 +153,7 @@ class Output:
         shutil.rmtree(self._stagings, ignore_errors=True)
 
     def refuse_strays(self, log: str) -> None:
-        """Refuse files of a log that has no file in the catalog."""
+        """Refuse files of a log that is not in the catalog."""
         stray = next(self._out.glob(f"route=*/date=*/{log}-*.parquet"), None)
         if stray is not None:
             raise Refused(
@@ -197,12 +197,12 @@ def _read(path: Path) -> ExportedLog:
 
 
 def private(out: Path) -> Path:
-    """Return the directory for files that are not for readers."""
+    """Return the directory for files that readers ignore."""
     return out / "_wald"
 
 
 def staged_name(name: str) -> str:
-    """Return the name of a staged file: it has no directories, and matches no pattern of readers."""
+    """Return the name of a staged file; it has no directories, and matches no reader's pattern."""
     return name.replace("/", ",") + ".staged"
 
 
@@ -222,7 +222,7 @@ def export(
     warn: Callable[[str], None],
     **settings: Any,
 ) -> None:
-    """Export the records since the last run, and report them; ``settings`` are those of :func:`running`."""
+    """Export the records since the last run, and report them; ``settings`` are for :func:`running`."""
     locations = find_logs(roots, shape.routes)
     with running("wald-export", out, "nothing of this run is exported", **settings) as run:
         output = Output(out, Disk())
@@ -247,7 +247,7 @@ class LogResult:
     """Result of a run for one log."""
 
     new: NewRecords
-    before: ExportedLog  # its export before the run
+    before: ExportedLog  # its progress before the run
     entry: ExportedLog
     files: list[ExportedFile]
     passed_over: list[str]  # messages about unreadable records
@@ -315,7 +315,7 @@ class Exporter:
         return results
 
     def _written(self, wanted: Sequence[NewRecords], shape: Shape, staging: Path) -> list[list[ExportedFile]]:
-        """Return the files of each log, which executors write to ``staging``."""
+        """Let executors write to ``staging``; return the files of each log."""
         files: list[list[ExportedFile]] = [[] for _ in wanted]
         with progress("export", sum(new.raw_bytes for new in wanted)) as advance, self.run.spark() as spark:
             cores = spark.sparkContext.defaultParallelism
@@ -343,7 +343,7 @@ def chunks_of(new: NewRecords, shape: Shape, *, file_bytes: int, cores: int) -> 
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
-    """Return ``shape`` with the types that an earlier run has inferred for its names."""
+    """Return ``shape`` with the types that an earlier run inferred for its names."""
     logs = {location.log for location in locations}
     for log, entry in entries.items():
         other = entry.shape
@@ -358,7 +358,7 @@ def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Se
 
 
 def rows_of(json_ddl: str) -> Rows:
-    """Return the rows as the files have them, with these columns of JSON; needs a running session."""
+    """Return the row format of the files, with these JSON columns; needs a running session."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
@@ -418,7 +418,7 @@ def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
 
 
 ROW_GROUP_BYTES = 32 << 20
-BUFFERED_BYTES = 128 << 20  # of all files that a task is writing
+BUFFERED_BYTES = 128 << 20  # total of all files that a task is writing
 OPEN_FILES = 128
 _SMALL_BYTES, _MIXED_BYTES = 256 << 10, 16 << 20
 _DAY_US = 86_400_000_000
@@ -450,7 +450,7 @@ class ChunkExport:
 
 
 def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """Yield rows by route and day since 1970, in UTC; those of one route in order.
+    """Yield rows by route and day since 1970, in UTC; the rows of one route are in order.
 
     Batches that are small, or have several routes or days, are joined and then split, so that the parts are large
     enough even with a hundred routes. The parts are copied: a few waiting records would keep whole frames in memory.
@@ -472,7 +472,7 @@ def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, i
 
 
 def _is_uniform(batch: pa.RecordBatch) -> bool:
-    """Return True if all rows are of one route and day; times never decrease within a route."""
+    """Return True if all rows have the same route and day; times never decrease within a route."""
     days = _days(batch)
     return len(batch.column("route").dictionary) == 1 and bool(days[0] == days[-1])
 
@@ -574,7 +574,7 @@ class _Files:
             use_dictionary=self._repetitive,
             write_statistics=self._compared,
             column_encoding={"seq": "DELTA_BINARY_PACKED"},
-            store_schema=False,  # else a reader might read a column as a dictionary
+            store_schema=False,  # otherwise a reader might read a column as a dictionary
         )
         return _File(path, writer, self._log, first=batch.column("seq")[0].as_py())
 
@@ -594,7 +594,7 @@ class _Files:
 
 
 def _leaves(kind: pa.DataType, path: str) -> Iterator[str]:
-    """Yield the columns of Parquet that make up one column of Arrow."""
+    """Yield the Parquet columns that make up one Arrow column."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(field.type, f"{path}.{field.name}")
