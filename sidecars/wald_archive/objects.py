@@ -220,7 +220,7 @@ class ObjectStore:
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except Exception as error:  # ImportError, ValueError, or whatever a store raises without its library
             text = shorten(str(error), _REASON_MAX, placeholder=" …") or type(error).__name__
-            hint = "use use use a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
+            hint = "use a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
             if isinstance(error, ImportError):
                 hint = (
                     "install the package that this names for the same Python, or mount the store and name the directory"

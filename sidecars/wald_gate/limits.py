@@ -45,14 +45,14 @@ class Open(Protocol):
         """Close it once its requests are answered."""
 
     def distrust(self) -> None:
-        """Forget the client's certificate, and close the connection after its answers if it had one."""
+        """Drop the client's certificate; if there was one, close the connection after its answers."""
 
 
 @dataclass
 class ConnectionPool:
     """All connections of a gate, with their limits.
 
-    ``idle`` has functions that close connections without a request and unfinished handshakes, longest idle one first.
+    ``idle`` has functions that close idle connections and unfinished handshakes, longest idle first.
     """
 
     limits: LimitSettings  # SIGHUP may replace them
@@ -65,7 +65,7 @@ class ConnectionPool:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # of the requests in flight
 
     def enter(self, client: str) -> bool:
-        """Count a new connection; return False if it does not fit. :meth:`leave` must follow in any case."""
+        """Count a new connection; return False if it exceeds a limit. :meth:`leave` must follow in either case."""
         self.count += 1
         self.open_from[client] += 1
         limits = self.limits
@@ -145,8 +145,8 @@ class MemoryReservation:
 class Limits:
     """The current limits and hosts, which SIGHUP may change, and the memory in use.
 
-    That is the memory of all requests, without 128 KiB for each: unfinished records, and leased ones until their client
-    has received them.
+    The memory is that of all requests beyond 128 KiB each: unfinished records, and leased ones until their client has
+    received them.
     """
 
     settings: LimitSettings
@@ -174,7 +174,7 @@ class Allowances:
         self._rates = (0, 0)
 
     def begin(self, client: str) -> Allowance:
-        """Begin a request; its end decrements ``in_flight``."""
+        """Start a request; its end decrements ``in_flight``."""
         limits = self._limits.settings
         rates = limits.requests_per_second, limits.bytes_per_second
         if rates != self._rates:  # they have changed: all buckets are full
@@ -195,7 +195,7 @@ class Allowances:
         return found
 
     def _refill(self, client: str, found: Allowance) -> None:
-        """Add the tokens of the time that has passed, and take that of a request; HttpError 429 without any."""
+        """Refill the buckets, and take a token for a request; raise HttpError 429 if none is left."""
         requests, sent_bytes = self._rates
         now = time.monotonic()
         passed, found.at = now - found.at, now

@@ -442,7 +442,7 @@ class Extents:
             yield held
 
     def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """Yield the extents after ``start`` in segments that may have records up to ``end``, or the rest of the last one."""
+        """Yield the extents after ``start`` in segments that may have records up to ``end``, or the last one's rest."""
         number = view.listing.index_covering(start + 1)
         since = start
         while number < len(view.segments):

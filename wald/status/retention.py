@@ -88,7 +88,7 @@ def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, 
     kept = f"everything {cursor.route} ever received is kept"
     if cursor.of_work_group:
         said = f"Group {cursor.group} of {cursor.route} is a work group: some records of its lag may be done."
-        yield f"{said} What its oldest record waits for", f"{wald_} group show {cursor.route} {cursor.group}"
+        yield f"{said} To see what its oldest record waits for", f"{wald_} group show {cursor.route} {cursor.group}"
     if not is_route(cursor.group):
         yield f"{cursor.message}. Until then {kept}", ""
     elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):

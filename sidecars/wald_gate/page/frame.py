@@ -1,4 +1,4 @@
-"""Pages as HTML: text of strangers made visible, templates, headers, live parts, and errors as pages."""
+"""Pages as HTML: escaping of untrusted text, templates, headers, live parts, and error pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wald_gate.problems import HttpError, problem
 from wald_gate.responses import Stream
 from wald_gate.shapes import Problem
 
-# Printable by their category, and yet nothing is to be seen of them (Unicode: Default_Ignorable_Code_Point, and two).
+# Printable by category but invisible (Unicode: Default_Ignorable_Code_Point, and two more).
 _BLANKS = ("\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0")
 _BLANK_SPANS = (("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef"))
 
@@ -78,7 +78,7 @@ Sent = dict[str, tuple[int, dict[str, int]]]
 
 
 def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
-    """Return the changed rows of a part, the whole part, or nothing.
+    """Return a part's changed rows, the whole part, or nothing.
 
     A row is a ``tr``, or a ``g`` of a drawing, with an id. If rows were added or removed, the whole part is sent.
     """
@@ -93,7 +93,7 @@ def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
 _TYPES = {"wald.css": "text/css", "wald.js": "text/javascript", "wald.svg": "image/svg+xml"}
 _CONTENT = {name: files(__package__).joinpath("assets", name).read_bytes() for name in _TYPES}
 BUILD = hashlib.sha256(b"".join(_CONTENT.values())).hexdigest()[:16]
-"""Changes with them: a page of an older gate is loaded again, and a browser may keep them for ever."""
+"""Changes with the assets: pages of an older gate are reloaded, and browsers may cache the assets forever."""
 
 
 async def asset(call: Call) -> Response:
@@ -171,7 +171,7 @@ def failed(request: Request, error: Exception) -> Response:
 
 
 def bare(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
-    """Render a page without the frame, which says nothing of the log."""
+    """Render a page without the frame, so it reveals nothing about the log."""
     return _html(template, {"base": base_of(call.request), **facts}, status)
 
 
@@ -180,7 +180,7 @@ def redirect(request: Request, path: str) -> Response:
 
 
 def base_of(request: Request) -> str:
-    """Return the relative address of the overview, which all links begin with.
+    """Return the relative address of the overview, the prefix of all links.
 
     A proxy may have removed a prefix from the path, so the gate does not know any absolute address.
     """
@@ -188,14 +188,14 @@ def base_of(request: Request) -> str:
 
 
 async def _changes(call: Call, template: str, facts: Callable[[PageSnapshot], Facts]) -> AsyncGenerator[bytes]:
-    """Yield the changed parts for each new snapshot; the browser's reading sets the pace."""
+    """Yield the changed parts of each new snapshot, at the pace of the browser."""
     sent: Sent = {}
     number = due = failures = 0
     event: tuple[str, object]
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
     with call.state.watching.looked_at():
         while (picture := await call.state.watching.newer(number)) is not None:
-            if call.state.rights.edition != call.edition:  # the browser asks again and is judged by the new file
+            if call.state.rights.edition != call.edition:  # the browser reconnects and is checked against the new file
                 break
             number = picture.number
             if number < due:
@@ -203,10 +203,10 @@ async def _changes(call: Call, template: str, facts: Callable[[PageSnapshot], Fa
             try:
                 event = "parts", await call.read(_changed, call, template, facts, picture, sent)
                 failures = 0
-            except (WaldError, OSError) as error:  # the next picture may do
+            except (WaldError, OSError) as error:  # the next snapshot may work
                 event = "problem", str(call.shown(error))
                 failures = 0
-            except Exception as error:  # noqa: BLE001 - a bug; the page is old then and says so
+            except Exception as error:  # noqa: BLE001 - a bug; the page then shows its age
                 if not failures:
                     _log.exception("no page: %s", call.request.url.path)
                 failures += 1
@@ -244,14 +244,14 @@ def _html(template: str, facts: Facts, status: int = 200) -> Response:
 
 
 def _shown(value: object) -> object:
-    """Return the value of an expression in a template: all text passes through :func:`visible`."""
+    """Return the value of a template expression; all text passes through :func:`visible`."""
     if value is None:
         return "–"
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _about(seconds: float) -> str:
-    """Format a duration in one unit if that is enough, so that it does not change every second."""
+    """Format a duration in a single unit if possible, so that it does not change every second."""
     number, unit, *rest = format_seconds(seconds).split(" ")
     return f"{number} {unit}" if float(number) >= 10 else " ".join((number, unit, *rest))
 
