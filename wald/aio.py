@@ -41,9 +41,9 @@ _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.001, 0.050
 
 
 class _Thread:
-    """Thread that runs one call after the other; after it has ended, calls run in asyncio's threads.
+    """Thread that runs calls in sequence; after it has ended, calls run in asyncio's threads.
 
-    A call whose task is cancelled runs nevertheless, even if it has not started yet.
+    A call runs even if its task is cancelled before the call starts.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Consumer:
 
 
 class _Polling(AsyncIterator[T]):
-    """Asynchronous iterator over ``source``, which yields None where a reader has to wait.
+    """Asynchronous iterator over ``source``, which yields None when a reader has to wait.
 
     If a task is cancelled during a step, the step continues in the thread, and the next call receives its result.
     """
@@ -187,8 +187,8 @@ class WorkGroup:
     """Asynchronous :class:`wald.WorkGroup`, opened by ``async with``.
 
     Tasks may share a work group. A task that waits for a record needs no thread, and all calls of one round of the
-    event loop share one sync. The records of a cancelled lease are returned at once, which counts as one try for each
-    of them. Any other cancelled call is applied all the same.
+    event loop share one sync. The records of a cancelled lease are returned at once, which counts as one try each. Any
+    other cancelled call still takes effect.
 
     Example::
 
@@ -267,7 +267,7 @@ class WorkGroup:
         lease_for: float = 30.0,
         wait: float = float("inf"),
     ) -> Worker:
-        """See :meth:`wald.WorkGroup.worker`, but iterate with ``async for``."""
+        """Like :meth:`wald.WorkGroup.worker`, but iterate with ``async for``."""
         return Worker(self, name, max_records, max_bytes, lease_for, wait)
 
     async def lease(
@@ -294,7 +294,7 @@ class WorkGroup:
         *,
         done: Collection[int] = (),
     ) -> T:
-        """See :meth:`lease`, but return an answer made by ``make``, such as JSON.
+        """Like :meth:`lease`, but return an answer made by ``make``, such as JSON.
 
         Args:
             make: called in the event loop, usually during the sync, with the records in shares of one batch each, and
@@ -340,7 +340,7 @@ class WorkGroup:
         return await self._tasks.call(self._work.requests.claim(min_idle))
 
     async def pending(self) -> list[Pending]:
-        """See :meth:`wald.WorkGroup.pending`, all at once."""
+        """Like :meth:`wald.WorkGroup.pending`, but return a list."""
         return await self._tasks.call(self._work.requests.pending())
 
     def _open(self) -> None:
@@ -357,7 +357,7 @@ class WorkGroup:
     @property
     def _tasks(self) -> _TaskCalls:
         if self._task_calls is None:
-            raise RuntimeError("a WorkGroup for asyncio is used in an async with block")
+            raise RuntimeError("use a WorkGroup for asyncio in an async with block")
         return self._task_calls
 
 
@@ -409,7 +409,7 @@ class Worker:
 
 
 class _TaskCalls:
-    """Calls by the tasks of the running event loop: the requests of one round go to the commit loop together."""
+    """Calls from tasks of the running event loop; requests of one loop iteration go to the commit loop together."""
 
     def __init__(self, group: wald.work.group.WorkGroup) -> None:
         self.group = group
@@ -423,7 +423,7 @@ class _TaskCalls:
         request.receiver = self
         self._unanswered[request] = answered = self._loop.create_future()
         if not self._requests:
-            self._loop.call_soon(self._submit)  # after the other tasks that run in this round
+            self._loop.call_soon(self._submit)  # after the other tasks of this loop iteration
         self._requests.append(request)
         try:
             await answered

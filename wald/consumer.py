@@ -1,4 +1,4 @@
-"""Consumer that reads a route for a group, and moves the group's cursor after many records at a time."""
+"""Consumer that reads a route for a group, and moves the group's cursor once for many records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger("wald.consumer")
 
 
 class Consumer:
-    """Iterator over the records of a route that a consumer group has not processed, which moves the group's cursor.
+    """Iterator over a consumer group's unprocessed records of a route; it moves the group's cursor.
 
     A record counts as processed when the program requests the next one. Moving the cursor takes two syncs of the disk,
     so it moves after ``commit_records`` records, ``commit_bytes`` bytes or ``commit_seconds`` seconds, whichever comes
@@ -231,7 +231,7 @@ class Consumer:
 
 
 class _Progress:
-    """Sequence that a group has processed, and the time at which to move its cursor there."""
+    """Sequence up to which a group has processed a route, and the time at which to move its cursor."""
 
     def __init__(self, log: Log, route: str, group: str, records: int, size: int, seconds: float) -> None:
         self.sequence = 0

@@ -59,7 +59,7 @@ class Histogram:
 
 
 Samples = dict[tuple[str, ...], float | Histogram]
-"""Values of a metric; each key has the values of the metric's labels, in order."""
+"""Values of a metric; each key is a tuple of label values, in order."""
 
 
 @dataclass(frozen=True, slots=True)

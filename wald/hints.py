@@ -1,4 +1,4 @@
-"""Hints: the command to type, or the thing to do, for each case of an error.
+"""Hints: the command to type, or the action to take, for each error case.
 
 An error has a message, a case and facts: ``Refused("…: beyond the end", case="cursor-beyond-head", root=root)``. Each
 case has a template, a text or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path;
@@ -75,7 +75,7 @@ def _permission_denied(path: Path) -> str:
     except OSError:  # the file was removed in the meantime
         return listing
     if user_id == 0:
-        return f"lsattr -d {file}; {listing}"  # no mode keeps root out
+        return f"lsattr -d {file}; {listing}"  # no mode denies root access
     if user_id == status.st_uid:
         return f"chmod u+rwX {file}; {listing}"
     if status.st_uid == 0 and directory.st_uid == user_id:  # root ran a program on this user's log

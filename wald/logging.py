@@ -78,7 +78,7 @@ class WaldHandler(logging.Handler):
         self._capacity = capacity
         self._block_for = block_for
         self._close_for = close_for
-        self._in_flight: Sequence[_Entry]  # removed from the queue and not yet durable
+        self._in_flight: Sequence[_Entry]  # removed from the queue but not yet durable
         self.begin()
         _HANDLERS.add(self)
 
@@ -90,7 +90,7 @@ class WaldHandler(logging.Handler):
         return bool(filtered)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record within ``block_for`` seconds, or else write it to stderr."""
+        """Queue the record within ``block_for`` seconds; otherwise write it to stderr."""
         try:
             headers = {"level": _as_utf8(str(record.levelname)), "logger": _as_utf8(str(record.name))}
             entry = _Entry(_as_utf8(self.format(record)), int(record.created * 1e9), headers)

@@ -1,4 +1,4 @@
-"""Main loops of programs: wait for changed files or for a time, and stop on a signal."""
+"""Main loops of programs: wait for file changes or a timeout, and stop on a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TICK_MS = 500
 class _Stop(threading.Event):
     """Event that a signal handler sets: ``is_set`` is true at once; waiting threads wake a moment later.
 
-    In a thread that leaves signals to the main thread, ``is_set`` is true even before the main thread has got the CPU.
+    In a thread that leaves signals to the main thread, ``is_set`` is true even before the main thread runs.
     """
 
     signalled = False
@@ -37,7 +37,7 @@ class _Stop(threading.Event):
 
 
 def outlive_signals() -> None:
-    """Let a forked child survive the terminal's signals while it waits for another process."""
+    """Make a forked child ignore the terminal's signals while it waits for another process."""
     # Caught, not ignored: a program that this process starts would inherit ignored signals.
     for number in (*SIGNALS, signal.SIGHUP):
         if number in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
@@ -62,13 +62,13 @@ def threads_without_signals() -> Iterator[None]:
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 
-    A SIGHUP that is already ignored or handled remains so: a process under ``nohup`` continues.
+    A SIGHUP that is already ignored or handled stays so: a process under ``nohup`` continues.
 
     Args:
         again: called in the main thread for each further Ctrl-C.
 
     Yields:
-        the event. The end of the block restores the previous handlers.
+        the event; the end of the block restores the previous handlers.
 
     Example::
 
@@ -82,7 +82,7 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.is_set():
             again()
-        stop.signalled = True  # so that no work starts before the thread has run
+        stop.signalled = True  # so that no work starts before that thread runs
         # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
@@ -103,7 +103,7 @@ def watch_files(
     on_tick: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Yield at once, after each change of a relevant file in ``directories``, and once a period, until ``stop``.
+    """Yield at once, after each change of a relevant file in ``directories``, and once per period, until ``stop``.
 
     Events may be lost or unavailable (network file systems, no watches left): check everything after each yield.
     Subdirectories are not watched: other users may create any number, and the kernel limits watches.

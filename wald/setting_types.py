@@ -1,4 +1,4 @@
-"""Kinds of values of settings and options."""
+"""Types of settings and options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _quoted = '"{}"'.format
 
 
 class SettingType(NamedTuple):
-    """Kind of value: how to read, check and show it."""
+    """Type of a value: how to parse, check and show it."""
 
     bounds: str  # as text
     read: Callable[[object], Any]  # returns None for a malformed value; raises ValueError if out of bounds

@@ -61,7 +61,7 @@ def setting(type_: SettingType, default: object, meaning: str) -> Any:
 
 
 def _optional(type_: SettingType, default: object, meaning: str, *, unset: object = None) -> Any:
-    """Return a field whose value is ``unset`` unless the file sets it."""
+    """Return a dataclass field with the value ``unset`` unless the file sets it."""
     return field(default=unset, metadata={"type": type_, "default": type_.parse(default), "meaning": meaning})
 
 
@@ -220,7 +220,7 @@ class Config:
         metadata={"bounds": "tables", "meaning": "routes to create at start, each in a table [routes.NAME]"},
     )
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """The variable, or file and line, that set each setting. Not a setting."""
+    """The variable, or file and line, that set each setting (not itself a setting)."""
 
     def reload(self, loaded: Config) -> tuple[Config, set[str], set[str]]:
         """Return the settings after SIGHUP, the changed names, and the names that need a restart."""

@@ -24,7 +24,7 @@ class Systemd:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         is_for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
         microseconds = environ.get("WATCHDOG_USEC", "")
-        # A quarter of systemd's timeout, because input that arrives during a check looks as if it had stalled.
+        # A quarter of systemd's timeout, because input that arrives during a check looks stalled.
         self.watchdog_seconds = int(microseconds) / 4e6 if is_for_this_process and microseconds.isdigit() else 0.0
         self._inherited = _inherited(environ)
 

@@ -1,6 +1,6 @@
 """The command line. Only its modules print and exit.
 
-Commands are imported when they are called, because their start has a budget (``wald append``: 150 ms).
+Commands are imported when they are called, to keep their start-up fast (``wald append``: 150 ms).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _collects = gc.isenabled()
-gc.disable()  # imports make many objects and no garbage
+gc.disable()  # imports create many objects but no garbage
 
 import click  # noqa: E402
 
@@ -72,7 +72,7 @@ _SECTIONS = {
     "Maintain": ("route", "cut", "reclaim", "archive", "verify", "repair", "clock", "export, compact, audit"),
     "Run": ("run", "init", "hold", "gate"),
 }
-# former name → what replaces it
+# former name → replacement
 _REMOVED = {
     "dump": "inspect --content FILE",
     "file": "inspect FILE",
@@ -105,5 +105,5 @@ def cli(ctx: click.Context, root: Path | None) -> None:
 
 
 def main() -> None:
-    gc.freeze()  # modules live as long as the process, so that its end need not search them for garbage
+    gc.freeze()  # modules live as long as the process, so exclude them from garbage collection at exit
     sys.exit(run(cli, "wald", sys.argv[1:]))

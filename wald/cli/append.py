@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from wald.client.producer import Durable, Producer
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
-"""Whole lines, the name of their source, the number of the first line → payloads, in order."""
+"""Whole lines, the name of their source, the number of the first line → payloads in order."""
 
 Due = Callable[[], int]
-"""Returns the time at which lines sent now are due, in ns since 1970."""
+"""Returns the due time of lines sent now, in ns since 1970."""
 
 _READ_BYTES = 128 << 10  # one request's worth
 _STDIN = "-"
@@ -52,7 +52,7 @@ _STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 )
 @due_option("--at", "--delay", "Deliver records to workers at this time, not before; a past time means at once.")
 @duration_option(
-    "--retry-for", "30s", "How long to wait for a daemon to return; if none runs at the start, only 2s unless given."
+    "--retry-for", "30s", "How long to wait for a daemon to come back; if none runs at the start, 2s unless given."
 )
 @click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all records.")
 @duration_option("--processed-within", "30s", "With --wait-processed: the time limit, once all records are durable.")
@@ -186,7 +186,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _due(delay: float | None, at: int | None) -> Due | None:
-    if delay is not None:  # counts from when a line is sent, which may be long after the command began
+    if delay is not None:  # relative to the time when a line is sent, which may be long after the command began
         delay_ns = int(delay * 1e9)
         return lambda: time.time_ns() + delay_ns
     return None if at is None else lambda: at
@@ -207,7 +207,7 @@ def _encoder(separator: bytes | None, *, jsonl: bool, due: Due | None) -> Encode
             keys = [key if found else None for key, found, _ in parts]
             values = [value if found else line for line, found, value in parts]
         if due is None:
-            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be cut
+            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be split
         else:
             headers = [encode_headers(with_not_before(None, due()))] * len(values)
             yield from column_payloads(values, keys=keys, headers=headers)
@@ -251,7 +251,7 @@ def _payloads(name: str, producer: Producer, encode: Encode | None) -> Iterator[
 
 
 def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
-    """Yield the bytes that ``read`` returns as payloads of whole lines; the last line gets a newline."""
+    """Yield the bytes returned by ``read`` as payloads of whole lines; add a newline to the last line."""
     pending: list[bytes] = []
     pending_bytes = offset = 0
     while chunk := read():
@@ -271,7 +271,7 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
 
 
 class Awaited:
-    """Records sent to ``route`` that ``group`` has not processed yet."""
+    """Records sent to ``route`` that ``group`` has not yet processed."""
 
     def __init__(self, root: Path, route: str, group: str) -> None:
         from wald.work.snapshot import Progress, Unprocessed

@@ -1,4 +1,4 @@
-"""Commands with short help, groups that import a command when it is called, and how a command runs.
+"""Commands with short help, groups that import commands on demand, and the way commands run.
 
 Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
 5 another process does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
@@ -36,12 +36,12 @@ ROOT = "wald.root"  # key in the context: the log of the command
 
 
 def examples(*lines: str) -> str:
-    """Return the epilog of a command: examples, which click must not wrap."""
+    """Return the epilog of a command: examples that click does not wrap."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Command(click.Command):
-    """A command whose ``--help`` leaves out hidden options and ``tables`` of settings, which ``--help-all`` shows."""
+    """A command with hidden options and ``tables`` of settings, which ``--help-all`` shows and ``--help`` omits."""
 
     def __init__(
         self, *args: Any, tables: Callable[[], Iterable[tuple[str, list[Setting]]]] | None = None, **kwargs: Any
@@ -84,7 +84,7 @@ def _described(setting: Setting) -> tuple[str, str]:
 
 
 class LazyCommand(NamedTuple):
-    """Location of a command, and its line in the help of the group."""
+    """Location of a command, and its line in the group's help."""
 
     module: str
     function: str
@@ -100,7 +100,7 @@ class Program(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group whose help and completion import no command; ``wald NAME`` also runs the program ``wald-NAME``."""
+    """A group whose help and completion import no commands; ``wald NAME`` also runs the program ``wald-NAME``."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class LazyGroup(click.Group):
 
 
 class _ProgramCommand(click.Command):
-    """Runs a program with the arguments unchanged, behind the root that was given before its name."""
+    """Runs a program with unchanged arguments, preceded by the root given before its name."""
 
     def __init__(self, name: str, program: Program) -> None:
         super().__init__(name, add_help_option=False)
@@ -182,7 +182,7 @@ class _ProgramCommand(click.Command):
 
 
 def run(command: click.Command, program: str, arguments: list[str]) -> int:
-    """Run ``command`` and return the exit code of the process.
+    """Run ``command`` and return the exit code for the process.
 
     ``eval "$(_WALD_COMPLETE=bash_source wald)"`` completes in bash; for ``wald-archive`` it is _WALD_ARCHIVE_COMPLETE.
     """

@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald-archive pack": ("route", "..."),
     "wald-archive restore": ("", "route", "..."),
 }
-"""The kinds of a command's arguments; "..." repeats the kind before it, "" is any other kind."""
+"""The kinds of a command's arguments; "..." repeats the preceding kind, "" is any other kind."""
 
 OPTIONS = {
     "--group": "group",
@@ -69,7 +69,7 @@ _STARTS = ("earliest", "end", "cursor")
 
 
 def complete(command: click.Command, program: str, variable: str, instruction: str) -> int:
-    """Print completions, or the script for the shell, for an instruction such as ``bash_complete``, ``zsh_source``."""
+    """Print completions or the shell script for an instruction such as ``bash_complete`` or ``zsh_source``."""
     from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
     shell, _, what = instruction.partition("_")
@@ -104,7 +104,7 @@ def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | N
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """The words of a command line so far; ``arguments`` are those after the command, without options."""
+    """The typed words of a command line; ``arguments`` are those after the command, without options."""
 
     root: Path | None
     command: str
@@ -154,7 +154,7 @@ def _groups(typed: _Typed, *, suffix: str) -> list[str]:
 
 
 def _listed(directory: Path) -> list[str]:
-    """The names in a directory, read without what checks a log, which takes longer to import than to use."""
+    """The names in a directory, read without wald's checks, which take long to import."""
     try:
         return sorted(os.listdir(directory))
     except OSError:

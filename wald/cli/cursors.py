@@ -1,4 +1,4 @@
-"""``wald cursor``: how far a consumer group has processed a route, and past a record that it cannot process."""
+"""``wald cursor``: show and move the positions of consumer groups."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
-    """Print its sequence; report on stderr if it is new, or needs records that RECLAIM has deleted."""
+    """Print the cursor's sequence; report on stderr if it is new, or needs records that reclaim has deleted."""
     click.echo(cursor.sequence)
     _warn(news, cursor.message)
 
@@ -182,14 +182,14 @@ def _warn(*messages: str) -> None:
 
 
 def _unprocessed(log: Log, cursor: Cursor) -> dict[str, Any]:
-    """Return the JSON object about the records that a group has not processed; missing and lost are upper limits."""
+    """Return the JSON object about a group's unprocessed records; ``missing`` and ``lost`` are upper limits."""
     from wald.retention.progress import last_sequences, measure_lags
     from wald.status.schema import time_fields
 
     view, route, group = log.view(), cursor.route, cursor.group
     gone: list[Missing] = []
     following = log.records(route, cursor.effective + 1, limit=1, on_missing=gone.append)
-    first = next(following, None)  # even without a record left, this finds removed ones
+    first = next(following, None)  # finds removed records even if none is left
     last = None if first is None else last_sequences(view).get(route)
     fields: dict[str, Any] = {"route": route, "group": group, "state": cursor.state.value, "sequence": cursor.sequence}
     fields |= {"message": cursor.message, "lag_records": measure_lags(view, [cursor])[route, group].records}
@@ -200,7 +200,7 @@ def _unprocessed(log: Log, cursor: Cursor) -> dict[str, Any]:
 
 
 def _lost_behind(log: Log, first: Record) -> int:
-    """Return the upper limit of the route's records after ``first`` that a repair has given up, from the ledger."""
+    """Return an upper limit, from the ledger, of the route's records after ``first`` that repairs gave up."""
     from wald.retention.history import History
     from wald.retention.missing import count_missing
     from wald.segments.seek import end_sequence
@@ -234,7 +234,7 @@ def _unprocessed_text(log: Log, cursor: Cursor, fields: dict[str, Any]) -> Itera
     rows = [("route", cursor.route), ("group", cursor.group), ("cursor", at)]
     if first is None:
         left = "no record that the log still has" if missing else "none: every record was processed"
-        if fields["lag_records"]:  # the next one has begun and not ended
+        if fields["lag_records"]:  # the next record is unfinished
             left = counted(fields["lag_records"], "record")
         rows.append(("left", left))
     else:
@@ -313,7 +313,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
 
 @contextmanager
 def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
-    """Record a skip before making it, and its outcome afterwards; a killed command leaves only the first line."""
+    """Record a skip before it is made, and its outcome afterwards; a killed command leaves only the first line."""
     from wald.files.uptime import now as uptime_now
 
     def append(event: str, **more: object) -> None:
@@ -330,7 +330,7 @@ def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
 
 
 def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
-    """Return the number of records that a skip passes over, and an upper limit of those that were removed before."""
+    """Return the number of records that a skip passes over, and an upper limit of removed ones among them."""
     route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
         setting = f"cursor set {route} SEQUENCE --group {found.group} --rewind"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wald.segments.view import State
 
 _OVER = {"block": "wait", "reject": "are refused"}
-_NAMED = 3  # groups shown of one segment; --json shows all
+_NAMED = 3  # groups shown per segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "PINS", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
@@ -116,7 +116,7 @@ class _Stretch:
 
 
 def _stretches(statuses: Iterable[SegmentStatus]) -> Iterator[_Stretch]:
-    """Only the ends of a stretch are kept: there may be thousands of segments, each with thousands of pins."""
+    """Yield stretches. Only their ends are kept: there may be thousands of segments, each with thousands of pins."""
     stretch: _Stretch | None = None
     for status in statuses:
         if stretch and _kind(stretch.last) == _kind(status) and stretch.last.pins.has_same_groups(status.pins):
@@ -228,12 +228,12 @@ def _outlook(growth: Growth | None, free: int) -> str:
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until_full(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; its growth rate is unknown: that takes {format_seconds(MIN_SECONDS)} of records."
+        return f"{left}; the growth rate of the log is not known before {format_seconds(MIN_SECONDS)} have passed."
     rate = format_bytes(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."
 
 
-_LINES = 500  # that are written at once
+_LINES = 500  # written at once
 
 
 @click.command(epilog=examples("wald history --since 1d", "wald history --route access --json"))

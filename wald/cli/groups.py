@@ -277,7 +277,7 @@ def _next(log: Log, found: FoundGroup) -> str:
 
 
 def _only_waits(found: FoundGroup) -> str:
-    """Describe when the next record is due; "" if something can be delivered before."""
+    """Describe when the next record is due; "" if one can be delivered earlier."""
     work, due = found.work(), [each.due_ns for each in found.seen.snapshot.waiting()]
     if found.left or found.behind.records or not due or work.waiting_records < work.open_records:
         return ""
@@ -484,7 +484,7 @@ def _require_no_command(log: Log, seen: GroupStatus, worker: str) -> None:
 def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
     if owner.pid is None:
         return f"stop it first: fuser -v {file.lock} names it"
-    if any(name in owner.command for name in ("wald-gate", "wald_gate")):  # it works for other groups too
+    if any(name in owner.command for name in ("wald-gate", "wald_gate")):  # it may own other groups, too
         asking = f"DELETE /v1/routes/{file.route}/groups/{file.group}"
         return (
             f"ask it: {asking}; or wait: it releases the group 30 s after the last request, once no worker has a record"
@@ -493,7 +493,7 @@ def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
 
 
 def _changeable(log: Log, route: str, group: str) -> GroupStatus:
-    """The group, if this user may change it."""
+    """Return the group if this user may change it."""
     from wald.work.snapshot import read_status, work_file
 
     file = work_file(log.root, route, group)
@@ -511,7 +511,7 @@ def _changeable(log: Log, route: str, group: str) -> GroupStatus:
 def _carried_out(
     log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
 ) -> int:
-    """Let the owner apply a change; without an owner, apply it here."""
+    """Let the owner apply a change; without an owner, apply it in this process."""
     from wald.work.control import OwnerGone, ask_owner
     from wald.work.group import WorkGroup
     from wald.work.ownership import Ownership
@@ -519,7 +519,7 @@ def _carried_out(
     file = seen.file
     while True:
         try:
-            with (  # even while a command that was left behind runs
+            with (  # even while a leftover command runs
                 Ownership(log.root, file.route, file.group, Disk()) as ownership,
                 WorkGroup(log, file.route, file.group, ownership=ownership) as work,
             ):

@@ -113,7 +113,7 @@ def _damage(root: Root | None, path: Path, named: RecognizedFile) -> str | None:
 
 
 def _active_damage(root: Root, path: Path) -> str | None:
-    """Return the damage of an active segment up to its durable end; None if another one is meant."""
+    """Return the damage of the active segment up to its durable end; None if ``path`` is another file."""
     from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
     from wald.segments.view import State, read_view
 
@@ -186,7 +186,7 @@ def _with_times(item: Item) -> Item:
 
 
 def _line(item: Item) -> str:
-    """``kind key=value …``; the value of a record, which may be any bytes, is shown as JSON."""
+    """Format ``kind key=value …``; a record's value, which may be any bytes, is printed as JSON."""
     parts = [str(item["kind"])]
     for key, value in item.items():
         if key != "kind" and value not in (None, [], {}):
@@ -196,7 +196,7 @@ def _line(item: Item) -> str:
 
 
 class Verdict(NamedTuple):
-    """Permission to delete a file, if that loses nothing and breaks nothing; ``instead`` is what to type instead."""
+    """Verdict on deleting a file: allowed if that neither loses nor breaks anything; ``instead`` is a safe command."""
 
     allowed: bool
     why: str

@@ -1,7 +1,7 @@
 """``wald metrics``: metrics of the directory for Prometheus.
 
-The daemon runs this command when its ``/metrics`` is asked for, in a separate process: reading the index of every
-segment holds the interpreter's lock, which would delay a commit round.
+The daemon runs this command in a separate process for each scrape of its ``/metrics``: reading every segment's index
+holds the interpreter lock, which would delay commit rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wald.retention.backlog import Backlog, Condition, GroupBacklog, Growth, con
 from wald.retention.cursors import CursorState
 from wald.status.retention import WorkCounts, work_counts
 
-GROUPS_MAX = 5000  # each has some samples, and any cursor owner can create any number of groups
+GROUPS_MAX = 5000  # each has several samples, and any cursor owner can create any number of groups
 
 
 def directory_metrics(log: Log, *, needed_bytes: int) -> Iterator[Metric]:
@@ -38,7 +38,7 @@ def directory_metrics(log: Log, *, needed_bytes: int) -> Iterator[Metric]:
         segment_bytes[condition] += status.stored_bytes
         damaged += bool(status.problem)
     groups = [group for group in backlog.groups.values() if not group.retired]
-    groups.sort(key=lambda group: (-group.pinned_bytes, -group.lag.records))  # those that pin the most come first
+    groups.sort(key=lambda group: (-group.pinned_bytes, -group.lag.records))  # the groups that pin the most come first
     named = {(group.cursor.route, group.cursor.group): group for group in groups[:GROUPS_MAX]}
     work = work_counts(log, list(named))
     runs = list(_runs(log.root))
@@ -65,7 +65,7 @@ def directory_metrics(log: Log, *, needed_bytes: int) -> Iterator[Metric]:
 
 
 def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
-    """Yield metrics without samples if the growth is unknown: the log is too young, or the clock is wrong."""
+    """Yield growth metrics, without samples if the log is too young or the clock is wrong."""
     rates: Samples = {} if growth is None else {(): growth.bytes_per_second}
     seconds: Samples = {}
     if growth is not None:
@@ -117,7 +117,7 @@ def _work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metri
 
 
 def _runs(root: Root) -> Iterator[Metric]:
-    """Yield the last runs of the programs, by the ends of their ledgers; no sample for a program without a line."""
+    """Yield the last run of each program, from the end of its ledger; no sample without a line."""
 
     def newest(ledger: str, *events: str) -> Iterator[Entry]:
         return newest_entries(root.ledger / ledger, *events)

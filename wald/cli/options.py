@@ -1,4 +1,4 @@
-"""Options and arguments that several programs share: the times, and the daemon, that they name."""
+"""Options and arguments shared by several programs, including times and the daemon."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 GROUP_HELP = f"The consumer group; '{DEFAULT_GROUP}' if not given."
-START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log
+START_SECONDS = 10.0  # a daemon that holds the lock but does not listen yet is recovering the log
 _NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has just started one
 _DAY = 86400
 _TO_COME = ("14:00", "2026-12-01T09:00:00+01:00")
@@ -36,11 +36,11 @@ _LATEST_NS = (1 << 63) - 1  # the limit of a record
 
 
 class DefaultGroup(click.Group):
-    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
+    """A group whose first command is the default: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
 
     def __init__(self, *args: Any, alone: bool = False, takes_command: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._alone = alone  # it may be left out even without arguments
+        self._alone = alone  # it is the default even without arguments
         # Only the first command takes a command line after "--"; a word before "--" is then no name of another command.
         self._takes_command = takes_command
 
@@ -98,7 +98,7 @@ def config_option(help_text: str) -> Callable[[F], F]:
 
 
 class SequenceNumber(click.IntRange):
-    """A sequence; times and names are refused."""
+    """A sequence; refuses times and names."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -115,7 +115,7 @@ class SequenceNumber(click.IntRange):
 def count_option(
     *names: str, help_text: str, count_min: int = 1, count_max: int | None = None, hidden: bool = False
 ) -> Callable[[F], F]:
-    """An option that takes a number of things; None if it is not given."""
+    """An option for a count; None if not given."""
     kind = click.IntRange(count_min, count_max)
     return click.option(*names, type=kind, metavar="N", hidden=hidden, help=help_text)
 
@@ -123,13 +123,13 @@ def count_option(
 def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1, hidden: bool = False
 ) -> Callable[[F], F]:
-    """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
+    """An option for a duration in seconds or like "10s", "5m", "1h", "7d"; None if not given and without a default."""
     kind = duration(seconds_min, days_max * _DAY)
     return setting_option(name, kind, "DURATION", default, help_text, "30s", hidden=hidden)
 
 
 def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
-    """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
+    """An option for a size in bytes or like "64KiB", "1GiB"; None if not given and without a default."""
     return setting_option(name, size(0, 1 << 50), "SIZE", default, help_text, "64MiB")
 
 
@@ -143,7 +143,7 @@ def setting_option(
     *,
     hidden: bool = False,
 ) -> Callable[[F], F]:
-    """An option whose value is checked as that of a setting; ``example`` is for the hint."""
+    """An option whose value is checked like a setting's; ``example`` is for the hint."""
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
@@ -157,7 +157,7 @@ def setting_option(
 
 
 def time_option(name: str, help_text: str) -> Callable[[F], F]:
-    """An option that takes a time; None if it is not given."""
+    """An option for a time; None if not given."""
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> datetime | None:
         return None if given is None else parse_time_option(name, given, now())
@@ -166,7 +166,7 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
 
 
 def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
-    """An option that takes a future time, in ns since 1970; ``counted`` is the option for a delay from now."""
+    """An option for a future time, in ns since 1970; ``counted`` is the option for a delay from now."""
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> int | None:
         if given is None:
@@ -183,7 +183,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
 
 
 def now() -> datetime:
-    """Return the time at which the command started, the same for all its options, in the local time zone."""
+    """Return the start time of the command in the local time zone, the same for all options."""
     from wald.status.schema import local_now
 
     context = click.get_current_context(silent=True)
@@ -193,7 +193,7 @@ def now() -> datetime:
 
 
 def warn_of_wrong_times(root: Path, since: object, until: object) -> None:
-    """Warn if a clock that was far ahead decides which records are in a range of times."""
+    """Warn if append times from a clock that was far ahead affect a range of times."""
     since_ns = nanoseconds(since) if isinstance(since, datetime) else None
     until_ns = nanoseconds(until) if isinstance(until, datetime) else None
     if since_ns is None and until_ns is None:
@@ -241,7 +241,7 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
 
 
 def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float, insists: bool) -> Producer:
-    """A connection that sends records to ``route``; ``insists``: wait ``retry_for`` seconds for a first daemon, too."""
+    """Yield a connection that sends records to ``route``. ``insists``: also wait for a first daemon."""
     from wald.client.producer import Producer
 
     read_identity(Root(root))

@@ -1,8 +1,8 @@
 """Output of commands: tables, JSON, a progress bar, and the standard streams.
 
-A parent may have closed a stream (cron, ssh), and a stream may be full or broken. The next file that is opened would
-get a closed descriptor from 0 to 2, and that may be a file of the log. So the descriptor is opened on /dev/null first,
-in the wrong direction: reading or writing still fails.
+A parent may have closed a stream (cron, ssh), and a stream may be full or broken. The next opened file, possibly a
+file of the log, would get a closed descriptor from 0 to 2. So the descriptor is first opened on /dev/null in the wrong
+direction, so that reading or writing still fails.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _STDIN, _STDOUT, _STDERR = range(3)
 _WRONG_WAY = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_RDONLY}
-_ignored = [False]  # whether stdout may fail
-_ERRORS = "wald.escaped"  # how a stream writes characters that its encoding lacks
+_ignored = [False]  # True if stdout may fail
+_ERRORS = "wald.escaped"  # error handler for characters that the encoding lacks
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
     """Yield the rows as lines of a table, in which ``numeric`` columns, from 0, are aligned to the right."""
-    # What cannot be printed is escaped, so that no name ends a line or moves the cursor of a terminal.
+    # Unprintable characters are escaped, so that no name ends a line or moves a terminal's cursor.
     shown = [[each if each.isprintable() else repr(each)[1:-1] for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -67,7 +67,7 @@ def _is_printable(text: str) -> bool:
 
 
 def print_result(command: str, as_json: bool, fields: object, lines: Iterable[object]) -> None:
-    """Print the object of a command with --json, otherwise lines of text."""
+    """Print a command's result: an object with --json, otherwise lines of text."""
     click.echo(json_line(command, fields) if as_json else "\n".join(map(str, lines)))
 
 
@@ -77,7 +77,7 @@ def counted(count: int, noun: str) -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar, if stderr is a terminal; gives a function to call with how much has been done since the last call."""
+    """Show a progress bar if stderr is a terminal; yield a function to call with each amount done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -102,7 +102,7 @@ codecs.register_error(_ERRORS, _escaped)
 
 
 def prepare_streams() -> None:
-    """Open closed streams, and make failures of stdout an error; call this before any file is opened."""
+    """Open closed streams, and turn failures of stdout into errors; call this before opening any file."""
     for descriptor, direction in _WRONG_WAY.items():
         try:
             fcntl.fcntl(descriptor, fcntl.F_GETFD)
@@ -115,12 +115,12 @@ def prepare_streams() -> None:
 
 
 def ignore_stdout() -> None:
-    """Ignore failures of stdout: the command does its work elsewhere, and only reports it on stdout."""
+    """Ignore failures of stdout, for a command that only reports on stdout."""
     _ignored[0] = True
 
 
 def stdout_is_a_report(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a command whose work is done elsewhere: its exit code does not depend on stdout."""
+    """Mark a command that only reports on stdout, so its exit code does not depend on stdout."""
 
     @wraps(function)
     def command(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -162,7 +162,7 @@ class _Stderr(io.FileIO):
 
 
 def _write(data: memoryview) -> int:
-    """Write some of ``data`` to stdout; return how much."""
+    """Write some of ``data`` to stdout; return the number of bytes."""
     try:
         return os.write(_STDOUT, data)
     except OSError as error:

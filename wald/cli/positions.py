@@ -1,4 +1,4 @@
-"""``wald head``, ``where`` and ``show``: how far the log is durable, and what became of a record."""
+"""``wald head``, ``where`` and ``show``: the durable end of the log, and the fate of a record."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def where(
 
 
 def _coverage(log: Log, route: str | None, since: datetime, until: datetime | None, *, as_json: bool) -> int:
-    """Report if all records between two times are in the log, and what became of the others; return the exit code."""
+    """Report if all records between two times are in the log, and the fate of the others; return the exit code."""
     from wald.retention.history import History  # reads ledgers, which one sequence does not need
     from wald.status.schema import time_fields
 
@@ -167,7 +167,7 @@ def _missing_text(log: Log, missing: Missing, route: str | None, *, archived: bo
 
 
 def warn_without_daemon(root: Root) -> None:
-    """Report on stderr that no daemon runs, and how the last one ended."""
+    """Report on stderr if no daemon runs, and how the last one ended."""
     from wald.files.disk import Disk
     from wald.writing.run_reports import no_daemon_message
 
@@ -216,7 +216,7 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
 
 
 def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:
-    """Return the record from its bundle or from the given archive; None if neither has it."""
+    """Return the record from its bundle or the given archive; None if neither has it."""
     entry = found.bundle_entry
     address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
     from importlib.metadata import entry_points

@@ -175,7 +175,7 @@ def _search(log: Log, asked: Asked, wanted: Range, matcher: Matcher, output: _Ou
 
 
 def _committing(log: Log, route: str, group: str) -> _Commits:
-    """Replace the workers of a work group, if that repeats no record that they have processed."""
+    """Take over a group from its workers, unless that would repeat records they have processed."""
     if log.cursor(route, group).of_work_group:
         from wald.work.ownership import succeed_workers
 
@@ -186,7 +186,7 @@ def _committing(log: Log, route: str, group: str) -> _Commits:
 
 
 class _Output:
-    """Formatter of records. ``senders`` is None for the raw format; ``found`` counts records that match."""
+    """Formatter of records. ``senders`` is None for the raw format; ``found`` counts matching records."""
 
     def __init__(self, asked: Asked, matcher: Matcher | None, senders: Senders | None) -> None:
         self._senders, self._matcher = senders, matcher
@@ -241,7 +241,7 @@ class _Output:
             write_stdout(part)
 
     def _lines(self, batch: Batch, records: list[tuple[int, bytes]]) -> bytes:
-        """Format all records at once, which is much faster than one after the other."""
+        """Format all records at once, which is much faster than one by one."""
         time = _time(batch) if self._times else b""
         if self._prefix:
             line = b"%%d %b %b%%b\n" % (batch.route.encode(), time)
@@ -264,7 +264,7 @@ def _time(batch: Batch) -> bytes:
 
 @dataclass(slots=True)
 class _Gaps:
-    """Reporter of damaged and of reclaimed records, which may also be an error."""
+    """Reporter of damaged and reclaimed records; reclaimed records may be an error."""
 
     on_missing: str | None
     asked: Asked
@@ -288,7 +288,7 @@ class _Gaps:
 
 
 class _Commits:
-    """Moves a cursor to :attr:`processed` at intervals and at the end; while following, even if no record arrives.
+    """Moves a cursor to :attr:`processed` periodically and at the end; while following, even if no records arrive.
 
     The cursor never moves backwards: records that are read again stay processed.
     """
@@ -408,7 +408,7 @@ class Asked:
         return Range(begin, end)
 
     def again(self) -> str:
-        """Return the options to repeat when reading starts again from another record."""
+        """Return the options to repeat when reading restarts at another record."""
         given = [(option, getattr(self, name)) for name, option in _REPEATED.items()]
         given = [each for each in given if each != ("--format", "raw")]
         values = [f" {option} {quote(str(value))}" for option, value in given if not isinstance(value, bool | None)]
@@ -464,7 +464,7 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
 
 
 def _of_latest_counted(log: Log, asked: Range, route: str | None, count: int, matcher: Matcher | None) -> Range | None:
-    """Find the last ``count`` records across clock steps, by reading all wanted records."""
+    """Find the last ``count`` records across clock steps by reading all matching records."""
     latest: deque[int] = deque(maxlen=count)
     for batch in log.batches(route, asked.start, asked.stop, on_damage=lambda _: None, on_missing="skip"):
         records = matcher.matching_records(batch) if matcher else batch.records()

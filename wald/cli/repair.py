@@ -129,7 +129,7 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     from wald.writing.daemon_lock import require_free
 
     here = Root(root)
-    recover_identity(here)  # fails before anything is written if this is not a log, or its identity is uncertain
+    recover_identity(here)  # fails, before anything is written, if this is not a log or its identity is uncertain
     if dry_run:
         with _hinting(here):
             require_free(here, Disk())
@@ -171,7 +171,7 @@ def _locked(root: Root) -> Iterator[Lock]:
         with _hinting(root):
             lock = Lock(root, disk, now=utc(time.time_ns()))
         stack.callback(lock.release)
-        for directory in (root.ledger, root.quarantine):  # repair writes into both
+        for directory in (root.ledger, root.quarantine):  # repair writes to both
             disk.make_directory(directory)
         disk.sync_directory(root.path)
         for name, owner in _OWNERS.items():
@@ -191,7 +191,7 @@ def _hinting(root: Root) -> Iterator[None]:
 def _report(
     plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, accept_loss: bool, as_json: bool
 ) -> int:
-    """Print the remaining errors, or everything as JSON; return the exit code."""
+    """Print the remaining errors, or with --json everything; return the exit code."""
     refused = plan.loses_data and not accept_loss
     code = Refused.exit_code if refused else Damaged.exit_code if left or (dry_run and plan.damage) else 0
     if as_json:

@@ -154,7 +154,7 @@ def step(root: Path, socket: Path | None, as_json: bool) -> None:
     print_result("clock.step", as_json, {"stepped": what == "stepped", "sequence": int(base)}, [text])
 
 
-_REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
+_REFRESH_SECONDS = 1.0  # between searches for new or replaced FIFOs
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -179,7 +179,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
             raise InvalidInput(
                 f"{here.fifo(route)}: there is no FIFO", hint=command_line(root, f"route add {route} --fifo")
             )
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # closing the terminal must not make producers fail
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so that closing the terminal does not make producers fail
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     held: dict[str, int] = {}
     _hold(here, routes, held)
@@ -196,7 +196,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
 
 
 def _hold(root: Root, routes: Sequence[str], held: dict[str, int]) -> None:
-    """Open both ends of the FIFOs, or of all, because a pipe without a writer is at its end.
+    """Open both ends of these FIFOs or of all, because a pipe without a writer is at its end.
 
     A FIFO that was replaced is released, so that the daemon reads it to its end.
     """

@@ -1,4 +1,4 @@
-"""``wald status``: whether the daemon is alive and the log in order, with an exit code for monitoring."""
+"""``wald status``: the state of the daemon and the log, with an exit code for monitoring."""
 
 from __future__ import annotations
 

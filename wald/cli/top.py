@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from wald.log import Log
     from wald.status.rates import HeadSample, LogSample, Sampler, Snapshot
 
-_INTERVAL_MIN_SECONDS = 0.1  # a person reads no faster
-_PLAIN_CELLS = 200  # enough for a row of the table
+_INTERVAL_MIN_SECONDS = 0.1  # people read no faster
+_PLAIN_CELLS = 200  # enough for one row of the table
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)
 _CAUGHT = (*_ENDING, signal.SIGWINCH)
 _SAMPLED = b"\0"
@@ -119,7 +119,7 @@ class _Samplers:
 
 
 def _watch(samplers: _Samplers, interval_seconds: float, console: Console) -> None:
-    """Show the screen until it is quit; between Ctrl-Z and ``fg`` the terminal belongs to the shell."""
+    """Show the screen until the user quits; between Ctrl-Z and ``fg`` the terminal belongs to the shell."""
     from rich.live import Live
 
     # Never closed: a sampler that is at work when the screen ends still writes to it.
@@ -138,7 +138,7 @@ def _watch(samplers: _Samplers, interval_seconds: float, console: Console) -> No
 
 
 def _show(samplers: _Samplers, live: Live, woken: int) -> bytes:
-    """Draw whenever something changes; return the signals that ended it, none if a key did."""
+    """Draw on every change; return the signals that ended it, none if a key did."""
     from wald.cli.top_screen import drawn
 
     keys = sys.stdin.fileno()
@@ -158,7 +158,7 @@ def _show(samplers: _Samplers, live: Live, woken: int) -> bytes:
 
 @contextmanager
 def _signals_to(wake: int) -> Iterator[None]:
-    """Signals do nothing but write their number to the descriptor ``wake``."""
+    """Let signals only write their number to the descriptor ``wake``."""
     before = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
@@ -171,7 +171,7 @@ def _signals_to(wake: int) -> Iterator[None]:
 
 @contextmanager
 def _keys(descriptor: int) -> Iterator[None]:
-    """Keys arrive one by one and are not echoed."""
+    """Read keys one by one, without echo."""
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:

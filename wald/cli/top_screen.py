@@ -1,4 +1,4 @@
-"""A snapshot as lines of a given width, coloured and cut to the height there is; it knows no terminal.
+"""A snapshot as coloured lines, cut to a given width and height; independent of any terminal.
 
     wald top  /var/spool/wald                                      q leaves
     daemon    which one writes
@@ -50,10 +50,10 @@ _CURSOR_WORDS = {
 }
 _HEADINGS = ("ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "PINS")
 _NAMES = (0, 3)
-_LEAST_FIRST = (1, 6, 4, 7, 2, 3, 5)  # columns, in the order in which they go where the screen is narrow
+_LEAST_FIRST = (1, 6, 4, 7, 2, 3, 5)  # columns, in the order in which they are dropped on a narrow screen
 
 Cell = tuple[str, str]
-"""A text and its style."""
+"""Text and its style."""
 
 
 def drawn(snapshot: Snapshot, *, width: int, height: int) -> Group:
@@ -169,7 +169,7 @@ def _urgency(inventory: Inventory) -> str:
 
 
 def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
-    """The headings and as many rows as there is room for; the last line sums up the others."""
+    """The headings and the rows that fit; the last line summarises the others."""
     if not rows:
         yield _line(Text("no routes yet", "bright_black"))
         return
@@ -236,7 +236,7 @@ def _summed_up(rows: Sequence[Row]) -> str:
 
 
 def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:
-    """Pieces after a label, in as many lines as they need; no piece is broken."""
+    """Pieces after a label, in as many lines as needed; no piece is broken."""
     room = max(1, width - _LABEL_CELLS)
     line = Text()
     for text, style in pieces:
@@ -253,7 +253,7 @@ def _labelled(label: str, line: Text) -> Text:
 
 
 def _line(line: Text) -> Text:
-    """The text as one line: cut at the edge, never wrapped."""
+    """The text as one line, cut at the edge, never wrapped."""
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
@@ -273,5 +273,5 @@ def _bytes_rate(per_second: float | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text without control characters: those of a file name could move the cursor of the terminal."""
+    """Text without control characters, because those in a file name could move the terminal's cursor."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -32,15 +32,15 @@ from wald.errors import Refused, Replaced, WaldError
 from wald.format.names import check_route
 from wald.format.protocol import ProtocolError, Publish, encode_publish
 
-_OUTSIDE = "a Producer for asyncio is used in an async with block"
+_OUTSIDE = "use a Producer for asyncio in an async with block"
 
-_UNSENT_BYTES = 4 << 20  # buffered by a connection; with more, requests wait
-_JOINED_BYTES = 64 << 10  # sent at once, without waiting for the end of the round
+_UNSENT_BYTES = 4 << 20  # buffered by a connection; above this, requests wait
+_JOINED_BYTES = 64 << 10  # sent at once, without waiting for the end of the loop iteration
 
 
 @dataclass(slots=True, eq=False)
 class DaemonRequest(Request):
-    """Request of a task, which awaits its answer."""
+    """Request of a task that awaits the answer."""
 
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     failure: OSError | ProtocolError | None = None
@@ -51,22 +51,22 @@ class DaemonRequest(Request):
         return self.answer.done()
 
     def give_up(self) -> None:
-        """End the wait; the daemon may still store the records."""
+        """End the task's wait; the daemon may still store the records."""
         if not self.answer.done():
             self.answer.set_exception(TimeoutError())
 
 
 class DaemonConnection(asyncio.Protocol):
-    """Connection that is made when there is something to send, and made again when it is lost.
+    """Connection that opens when there is something to send, and reopens when it is lost.
 
-    A request that the daemon refuses for now is sent again after a pause. With ``in_order``, so are those behind it,
-    and nothing is sent after a permanent error.
+    A temporarily refused request is resent after a pause. With ``in_order``, so are the requests after it, and nothing
+    is sent after a permanent error.
 
     Args:
         seconds: how long one attempt to connect may take.
-        resend: sends a request again that was lost or refused; by default over this connection.
+        resend: resends a lost or refused request; by default over this connection.
         require: called for each new connection; if it raises, the waiting requests fail with that error.
-        on_repeat: called with the number of requests that are sent again.
+        on_repeat: called with the number of requests that are resent.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class DaemonConnection(asyncio.Protocol):
         """Close the connection; requests in flight may or may not be stored."""
         self._task.cancel()
         try:
-            await asyncio.wait([self._task])  # unlike awaiting it, this tells its cancellation from that of the caller
+            await asyncio.wait([self._task])  # unlike awaiting the task, this tells its cancellation from the caller's
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """Abort the connection; requests in flight are sent again."""
+        """Abort the connection; requests in flight are resent."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -120,7 +120,7 @@ class DaemonConnection(asyncio.Protocol):
         self.abort()
 
     def send(self, request: DaemonRequest) -> None:
-        """Send a request, or keep it until there is a connection with room for it."""
+        """Send a request, or queue it until a connection has room for it."""
         self.requests.waiting[request] = None
         if self._transport is None:
             self._wanted.set()
@@ -150,7 +150,7 @@ class DaemonConnection(asyncio.Protocol):
                 request.failure = reply
                 self._is_refused = True
                 self.abort()
-                return  # the replies behind it are errors too
+                return  # the replies after it are errors too
             elif not request.answer.done():
                 request.failure = reply
                 self._on_repeat(1)
@@ -186,7 +186,7 @@ class DaemonConnection(asyncio.Protocol):
                 self._flush()
 
     def _flush(self) -> None:
-        """Send the requests of a round of the event loop with one system call."""
+        """Send the requests of one event loop iteration with one system call."""
         unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
         if unsent and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(unsent)
@@ -284,8 +284,8 @@ class AsyncReceipt:
 class Producer:
     """:class:`wald.Producer` for asyncio. It connects when its ``async with`` block begins.
 
-    Tasks may share a producer: records are sent in the order of the calls. A call whose task is cancelled runs
-    nevertheless. No thread waits for the daemon.
+    Tasks may share a producer: records are sent in the order of the calls. A call still takes effect if its task is
+    cancelled. No thread waits for the daemon.
 
     Example::
 
@@ -368,7 +368,7 @@ class Producer:
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
     ) -> AsyncReceipt:
-        """See :meth:`wald.Producer.send`; waits only if more than a few requests are in flight.
+        """See :meth:`wald.Producer.send`; waits only if many requests are in flight.
 
         Returns:
             a receipt; ``await`` it for the sequences.
@@ -445,7 +445,7 @@ class Producer:
         self._in_flight.popleft()
         request.payload = b""  # receipts keep the request
         self._durable[request] = request.durable
-        connection.requests.window = WINDOW  # a new producer may start at any number, so its first request goes alone
+        connection.requests.window = WINDOW  # a new producer may start at any number, so its first one goes alone
         self._start_timer()
 
     def _start_timer(self) -> None:

@@ -18,7 +18,7 @@ from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import check_not_before, encode_columns, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
-_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # by the suffix of a field whose bytes are not text
+_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # by the suffix of a field with non-text bytes
     "_hex": ("hexadecimal", bytes.fromhex),
     "_base64": ("base64", partial(base64.b64decode, validate=True)),
 }
@@ -159,7 +159,7 @@ def _parse_time(name: str, time: object, check: Callable[[int], int] | None = No
 
 
 def _headers_with_due_time(headers: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Encode headers. Their due time is ``own_due_ns``, or else the later of the header's and ``due_ns``."""
+    """Encode headers. The due time is ``own_due_ns`` or, without it, the later of the header's and ``due_ns``."""
     if not isinstance(headers, dict | None) or not all(isinstance(value, str) for value in (headers or {}).values()):
         raise ValueError("headers is not a JSON object with string values")
     encoded = None if headers is None else encode_headers(headers)
@@ -238,7 +238,7 @@ def column_payloads(
 ) -> Iterator[bytes]:
     """Split records into payloads of up to :data:`FRAME_MAX_BYTES`, or of one longer record.
 
-    In each payload, all records have a time or none does.
+    In each payload, either all records have a time or none does.
     """
     lengths = [_RECORD_BYTES + len(value) for value in values]
     for column in (keys, headers):

@@ -1,4 +1,4 @@
-"""Producer that sends records over the daemon's socket, each stored exactly once.
+"""Producer that sends records over the daemon's socket; each is stored exactly once.
 
 Every request carries the producer's id and a number: after a lost connection, the producer resends requests and the
 daemon deduplicates them. Up to 8 requests are in flight, with their payloads in memory.

@@ -1,4 +1,4 @@
-"""Sans-IO client of the daemon, which all clients share, and the session that a blocking producer makes of it."""
+"""Sans-IO protocol client shared by all clients, and the session of a blocking producer built on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Durable(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Request until it is answered; ``route`` is empty for a command."""
+    """Request and its reply; ``route`` is empty for a command."""
 
     route: str
     line: bytes
@@ -65,7 +65,7 @@ class Request:
         """Number of records that are not answered, counted thread-safely."""
         from wald.format.records import decode_columns
 
-        payload = self.payload  # before the look at the reply, which frees it
+        payload = self.payload  # before checking the reply, which frees it
         request = parse_request(self.line)
         if self.reply is not None or not isinstance(request, Publish):
             return 0
@@ -78,7 +78,7 @@ R = TypeVar("R", bound=Request)
 class Pipeline(Generic[R]):
     """Sans-IO state of a connection: waiting requests, and up to ``window`` in flight, in the order of replies.
 
-    An interruption may leave a request among both, until :meth:`lose`.
+    An interruption may leave a request in both, until :meth:`lose`.
     """
 
     def __init__(self, window: int) -> None:
@@ -110,7 +110,7 @@ class Pipeline(Generic[R]):
         at = 0
         try:
             for line in lines:
-                if self.in_flight:  # otherwise the daemon says why it closes the connection
+                if self.in_flight:  # otherwise the daemon reports why it closes the connection
                     request = self.in_flight[0]
                     try:
                         yield request, parse_reply(line)
@@ -122,7 +122,7 @@ class Pipeline(Generic[R]):
             self._received = b"\n".join([*lines[at:], rest])
 
     def lose(self) -> int:
-        """Let the requests in flight wait again, first; return their number. Drop those that are done."""
+        """Move requests in flight back to the front of the queue; return their number. Drop finished ones."""
         lost = [request for request in self.in_flight if not request.is_done]
         waiting = [request for request in self.waiting if not request.is_done]
         self.waiting = OrderedDict.fromkeys([*lost, *waiting])
@@ -132,13 +132,13 @@ class Pipeline(Generic[R]):
 
 
 class Session:
-    """Requests and answers of one producer, across reconnections.
+    """Requests and replies of one producer, across reconnections.
 
     The session ends with a permanent error, or after ``retry_for`` seconds without progress. ``number`` is that of the
     producer's previous request. Not thread-safe, except :attr:`unanswered`.
 
-    A signal handler may raise an exception at any point, as Ctrl-C does. The next call then drops the connection, and
-    sends again what is not answered: the daemon recognises it.
+    A signal handler may raise an exception at any point, as Ctrl-C does. The next call then drops the connection and
+    resends unanswered requests, which the daemon deduplicates.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
@@ -152,10 +152,10 @@ class Session:
         # second, it would refuse the first as too old.
         self._pipeline: Pipeline[Request] = Pipeline(1)
         self._durable: dict[int, Durable] = {}  # by first sequence
-        self._deadline: float | None = None  # of the current failure, which only an answer ends
+        self._deadline: float | None = None  # of the current failure; only an answer resets it
         self._last_error: ProtocolError | None = None  # the daemon's, in the current failure
         self._pause = PAUSE_SECONDS
-        self._is_calling = False  # also after a call that was interrupted
+        self._is_calling = False  # still true after an interrupted call
         self._is_reading = False  # replies are between the socket and their requests
         self.end_reason = ""
 
@@ -232,10 +232,10 @@ class Session:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if self._is_calling:  # the last call was interrupted, or has ended the session
+        if self._is_calling:  # the last call was interrupted or ended the session
             self._lose_connection()
             for request in [each for each in self._pipeline.waiting if not each.route]:
-                del self._pipeline.waiting[request]  # the interrupted call does not await it any more
+                del self._pipeline.waiting[request]  # the interrupted call no longer awaits it
         self._is_calling = True
         yield
         self._is_calling = False
@@ -275,7 +275,7 @@ class Session:
         return descriptor in ready
 
     def _read(self) -> ProtocolError | None:
-        """Process what has arrived, without waiting. Raise OSError if nothing has, or the connection has ended."""
+        """Process received data without waiting. Raise OSError if there is none, or the connection has ended."""
         connection = self._require_socket()
         self._is_reading = True
         try:
@@ -296,7 +296,7 @@ class Session:
         return error
 
     def _process(self, data: bytes = b"") -> ProtocolError | None:
-        """Store the replies received so far; return the first error, which stays unread."""
+        """Process the replies received so far; return the first error, which stays unread."""
         self._is_reading = True
         error = None
         for request, reply in self._pipeline.receive(data):
@@ -314,10 +314,10 @@ class Session:
         return error
 
     def _send(self, request: Request, number: int) -> None:
-        """Send a request, after which ``number`` is the producer's last one."""
+        """Send a request, and set the producer's last number to ``number``."""
         deadline = self._start_deadline()
         self._pipeline.waiting[request] = None
-        self._number = number  # no call in between, where a signal handler could raise
+        self._number = number  # no call in between, during which a signal handler could raise
         try:
             self._transmit(deadline)
         except OSError as error:
@@ -389,7 +389,7 @@ class Session:
                 return
 
     def _lose_connection(self) -> ProtocolError | None:
-        """Process the answers from before the connection broke, and close it. Return a temporary error behind them."""
+        """Process the replies received before the connection broke; close it. Return a temporary error after them."""
         error = None
         if self._socket is not None and not self._is_reading:
             error = self._read_available()
@@ -426,7 +426,7 @@ def permanent_error(error: ProtocolError, request: bytes, *, root: Path | None, 
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
         case Code.NO_ROUTE:
-            message, _, _ = error.message.partition("; ROUTE ")  # the rest is for clients without a library
+            message, _, _ = error.message.partition("; ROUTE ")  # other codes concern clients without this library
             if "retired" in error.message:
                 return NotFound(message, case="route-retired-at-daemon", root=root, route=route, socket=socket)
             return NotFound(message, case="route-missing-at-daemon", root=root, route=route)

@@ -1,4 +1,4 @@
-"""Answers about a log, for the commands and the gate; docs/json.md describes them.
+"""Information about a log for the commands and the gate; docs/json.md describes it.
 
 ::
 

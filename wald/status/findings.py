@@ -1,4 +1,4 @@
-"""Liveness of the daemon, and the problems of a log: facts are read once, and findings follow from them."""
+"""Liveness of the daemon, and problems of a log. Facts are read once; findings are derived from them."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ _NAMED = 3  # of the routes whose directories are gone
 class Life(Enum):
     """State of the daemon.
 
-    The kernel releases the lock when the process ends, so an old pid in its file decides nothing. The list of locks
-    names the process, but not one of another PID namespace. The daemon of this log and epoch must answer STAT, which
-    a frozen process does not.
+    The kernel releases the lock when the process ends, so an old pid in the lock file means nothing. The kernel's list
+    of locks names the process, unless it is in another PID namespace. The daemon of this log and epoch must answer
+    STAT; a frozen process does not.
     """
 
     RUNS = "runs"
-    STARTS = "starts"  # it has the lock, and nothing listens yet
+    STARTS = "starts"  # it has the lock, but nothing listens yet
     FROZEN = "frozen"  # a signal or a debugger has stopped its process
-    SILENT = "silent"  # it has the lock, and does not answer
-    UNKNOWN = "unknown"  # this user may see neither the lock nor the answer
+    SILENT = "silent"  # it has the lock, but does not answer
+    UNKNOWN = "unknown"  # this user may neither see the lock nor query the daemon
     DEAD = "dead"
     NEVER = "never-ran"
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """State of the daemon, and the facts that it follows from."""
+    """State of the daemon, and the facts that establish it."""
 
     life: Life
     message: str
@@ -81,7 +81,7 @@ class Liveness:
 
 
 def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) -> Liveness:
-    """Find out whether the daemon of a log is alive; it has ``seconds`` to answer."""
+    """Determine the state of a log's daemon, which has ``seconds`` to answer."""
     wrote = last_daemon_fields(root)
     if not is_locked(root.lock, Disk()):
         if is_lock_hidden(root) and not next(run_reports(root), {}).get("ended"):
@@ -123,7 +123,7 @@ def socket_of(root: Root) -> Path:
 
 
 def over_quota(root: Root, *, seconds: float) -> list[Mapping[str, Any]]:
-    """Return the routes over their quota, for which the daemon accepts nothing; none if it does not answer."""
+    """Return the routes over quota, whose records the daemon does not accept; none if it does not answer."""
     try:
         found = ask_status(socket_of(root), seconds=seconds).get("over_quota")
     except OSError:
@@ -132,7 +132,7 @@ def over_quota(root: Root, *, seconds: float) -> list[Mapping[str, Any]]:
 
 
 def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wrote: Mapping[str, object]) -> Liveness:
-    """Ask a daemon that holds the lock and is not stopped."""
+    """Query a daemon that holds the lock and is not stopped."""
     who, elsewhere = f"{_who(pid, wrote)} has the log", "; --socket PATH"
     looking = "journalctl -u wald" if pid is None else f"cat /proc/{pid}/stat; journalctl -u wald"
     try:
@@ -156,7 +156,7 @@ def _asked(identity: Identity, socket: Path, seconds: float, pid: int | None, wr
 
 
 def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
-    """Name the daemon that has the lock, and its process if it is known here."""
+    """Describe the daemon that has the lock, and its process if known."""
     own, process = wrote.get("pid"), f"pid {pid}"
     if pid is None and own is None:
         process = "whose process this user may not see"
@@ -186,7 +186,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Facts that need a walk through all segments and directories."""
+    """Facts that require a walk through all segments and directories."""
 
     groups: tuple[GroupBacklog, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()  # message and hint of each problem of a segment or the log
@@ -198,7 +198,7 @@ class Contents:
 
     @property
     def waiting(self) -> list[GroupBacklog]:
-        """The groups with records to process, without those of retired routes, the longest wait first."""
+        """The groups with unprocessed records, except those of retired routes, the longest wait first."""
         found = [group for group in self.groups if group.lag.records and not group.retired]
         return sorted(found, key=lambda group: group.lag.oldest_ns or 0)
 
@@ -209,8 +209,8 @@ class Facts:
 
     root: Path
     daemon: Liveness
-    crash: CrashReport | None  # the last crash that a report knows of
-    report: Mapping[str, Any]  # of the last run, as its start wrote it
+    crash: CrashReport | None  # the last reported crash
+    report: Mapping[str, Any]  # of the last run, written at its start
     head: Head | None
     head_damage: Damaged | None  # the damage of the head; ``head`` is then None
     free_bytes: int
@@ -284,7 +284,7 @@ def _contents(log: Log, now_ns: int) -> Contents:
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
-    """Return the problems, the worst first; a record may wait ``lag_max`` seconds for a group, None: forever."""
+    """Return the problems, worst first; a record may wait ``lag_max`` seconds for a group (None: forever)."""
     found = [*_of_daemon(facts), *_of_log(facts, now_ns, lag_max)]
     return sorted(found, key=lambda finding: -finding.severity)
 
@@ -353,7 +353,7 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
 
 
 def named(routes: Sequence[str]) -> str:
-    """List the first few routes, and the number of the others."""
+    """List the first few routes and the number of others."""
     more = f" and {len(routes) - _NAMED} more" if len(routes) > _NAMED else ""
     return ", ".join(routes[:_NAMED]) + more
 

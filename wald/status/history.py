@@ -1,4 +1,4 @@
-"""Events of a log as sentences and as JSON, the newest first."""
+"""Events of a log as sentences and as JSON, newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wald.writing.run_reports import crash_reports, run_reports
 CRASH = "crash"
 STARTED = "started"
 ENDED = "ended"
-LIVES = "lives"  # in place of a ledger: the reports of the starts
+LIVES = "lives"  # in place of a ledger: the reports of daemon starts
 CLOCK = "clock.jsonl"
 CLOCK_STEP = "clock-step"
 
@@ -31,7 +31,7 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Format of numbers in a sentence; other values of a ledger are written unchanged."""
+    """Format of numbers in sentences; other ledger values are written unchanged."""
 
     number: Callable[[object], str]
     size: Callable[[object], str]
@@ -57,7 +57,7 @@ class Excerpt:
 def excerpt(
     audit: DeletionAudit, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
 ) -> Excerpt:
-    """Return the newest events, or those before the end of another excerpt; at most ``at_most`` are read."""
+    """Return the newest events, or those that precede another excerpt; read at most ``at_most``."""
     reached, events, looked_at = dict(before), list[Event](), 0
     bound = before.get(CLOCK, 1 << 64)
     steps = [event for event in reversed(clock_events(audit.root)) if event.number < bound]
@@ -74,7 +74,7 @@ def excerpt(
 
 
 def crash_events(root: Root) -> Iterator[Event]:
-    """Yield the crashes that a later start has found, oldest first."""
+    """Yield the crashes found by later starts, oldest first."""
     for crash in sorted(crash_reports(root), key=lambda crash: crash.found_ns or 0):
         if crash.found_ns is not None:
             entry = {"event": CRASH, "epoch": crash.epoch, "why": crash.how, "lost": list(crash.lost)}
@@ -82,7 +82,7 @@ def crash_events(root: Root) -> Iterator[Event]:
 
 
 def clock_events(root: Root) -> list[Event]:
-    """Return the clock steps, in the order of their records."""
+    """Return the clock steps in record order."""
     events = []
     for number, step in enumerate(read_steps(root), start=1):
         entry = {"event": CLOCK_STEP, "sequence": step.base, **time_fields("before", step.before_ns)}
@@ -176,7 +176,7 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
 
 
 def _shrunk(before: object, after: object, figures: Figures) -> str:
-    """Write two sizes; exact ones share the unit."""
+    """Format two sizes; exact sizes share the unit."""
     return f"{figures.size(before)} became {figures.number(after) if figures is EXACT else figures.size(after)}"
 
 
@@ -216,7 +216,7 @@ def _judgement(event: Event) -> str:
 
 
 def _of_routes(held: object, number: Callable[[object], str]) -> str:
-    """List the numbers of records of the first few routes."""
+    """List the record counts of the first few routes."""
     counts = []
     for each in held if isinstance(held, list) else []:
         match each:

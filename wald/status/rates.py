@@ -1,6 +1,6 @@
-"""Numbers of ``wald top``, ``wald status --latency`` and the gate's page.
+"""Figures for ``wald top``, ``wald status --latency`` and the gate's page.
 
-Sources take samples, and two samples make a rate: their difference divided by the time between them.
+Sources take samples. The difference of two samples, divided by the time between them, is a rate.
 
     HeadSample    head, sealer, daemon                      quick for a log of any size
     LogSample     a walk: states of segments, groups, disk  seconds at 10,000 segments
@@ -37,7 +37,7 @@ from wald.writing.daemon_lock import describe_daemon
 from wald.writing.run_reports import last_daemon_fields
 
 MEASURED = ("commit_seconds", "sync_seconds", "round_records", "round_bytes")
-_SLOW_SECONDS = 0.01  # producers do not notice a commit that takes less on average
+_SLOW_SECONDS = 0.01  # producers do not notice shorter commits on average
 _MOST = 0.5  # of the time of a commit
 Item = Mapping[str, Any]  # JSON
 
@@ -58,7 +58,7 @@ def measured(before: Item, after: Item, root: Path) -> dict[str, Any]:
 
 
 def conclusion(found: Item, root: Path) -> str:
-    """Say in a sentence what producers wait for."""
+    """Describe in a sentence what producers wait for."""
     commit, sync = found["commit_seconds"], found["sync_seconds"]
     if found["degraded"]:
         explain = command_line(root, "explain")
@@ -118,7 +118,7 @@ class Amount:
 
 
 class SegmentSeen(NamedTuple):
-    """A segment, in little memory: there may be tens of thousands."""
+    """A segment, stored compactly: there may be tens of thousands."""
 
     base: int
     condition: Condition
@@ -147,7 +147,7 @@ class LogSample:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Rates of the last head samples; ``durable_seconds`` is the age of the last commit, None before the first."""
+    """Rates from the last head samples; ``durable_seconds`` is the age of the last commit, None before the first."""
 
     sequence: int
     durable_seconds: float | None
@@ -178,7 +178,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Rates of the last log samples; the rows that pin the most come first."""
+    """Rates from the last log samples; the rows that pin the most come first."""
 
     age_seconds: float
     states: Mapping[Condition, Amount]
@@ -191,7 +191,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything on the screen; a part is None before its first sample, and after one that failed."""
+    """Everything on the screen; a part is None before its first sample, and after a failed one."""
 
     root: str
     activity: Activity | None
@@ -217,7 +217,7 @@ def activity(head_samples: Sequence[HeadSample], *, now_ns: int) -> Activity | N
 
 
 def inventory(log_samples: Sequence[LogSample], *, now: float, now_ns: int) -> Inventory | None:
-    """Return the numbers of the last two log samples, or of the only one; ``now`` is on the monotonic clock."""
+    """Return the figures from the last two log samples or the only one; ``now`` is a monotonic time."""
     if not log_samples:
         return None
     before, after = log_samples[0], log_samples[-1]
@@ -264,7 +264,7 @@ def _row(
 
 
 def _rate(difference: int, seconds: float) -> float | None:
-    """Return None if no time has passed, or if another log has replaced the sampled one."""
+    """Return a rate; None if no time has passed, or another log has replaced the sampled one."""
     return difference / seconds if seconds > 0 and difference >= 0 else None
 
 
@@ -285,7 +285,7 @@ def message_of(error: WaldError | OSError) -> str:
 
 
 class Sampler(Generic[T]):
-    """The last two samples of one kind; none after a failure, because the last numbers may be wrong by now."""
+    """The last two samples of one kind; none after a failure, because the last figures may be outdated."""
 
     def __init__(self, sample: Callable[[float], T]) -> None:
         self._sample = sample
@@ -365,8 +365,9 @@ class HeadSource:
     def _daemon(self) -> str:
         """Describe the running daemon; "" if none runs.
 
-        The test takes the lock for a moment, and a daemon that starts in that moment would find the root locked. So a
-        root without a daemon is tested again only after its lock file has changed, which a daemon does on taking it.
+        The test holds the lock for a moment, and a daemon that starts then would find the root locked. So a root
+        without a daemon is tested again only after its lock file has changed; a daemon changes it when it takes the
+        lock.
         """
         root = self._log.root
         try:

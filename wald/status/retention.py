@@ -1,4 +1,4 @@
-"""Pins of segments, and work groups with the states of their records; nothing takes a lock or disturbs an owner."""
+"""Pins of segments, and work groups with the states of their records; takes no locks and disturbs no owner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wald.status.findings import over_quota
 from wald.work.ownership import RunningCommand, commands_of
 from wald.work.snapshot import GroupStatus, Out, Waiting, WorkFile, read_status, work_files
 
-PINS_MAX = 100  # of one segment: each of thousands of groups may pin each of thousands of segments
+PINS_MAX = 100  # of one segment: thousands of groups may each pin thousands of segments
 QUOTA_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
 _FIRST = 30  # runs of records in the same state
 
@@ -75,7 +75,7 @@ def counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Coun
 
 
 def state_of(status: SegmentStatus) -> str:
-    """Return the state that the headline counts; a complete segment may be free before it is sealed."""
+    """Return the state for the headline; a complete segment may be free before it is sealed."""
     condition = condition_of(status)
     if condition in (Condition.FREE, Condition.WAITING):
         return "newest" if status.is_newest else "free"
@@ -83,7 +83,7 @@ def state_of(status: SegmentStatus) -> str:
 
 
 def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, str]]:
-    """Yield problems of a cursor that counts, each with the command that helps; "" without one."""
+    """Yield problems of a cursor that pins records, each with a command that helps, or ""."""
     wald_ = command_line(root)
     kept = f"everything {cursor.route} ever received is kept"
     if cursor.of_work_group:
@@ -174,11 +174,11 @@ class WorkCounts(NamedTuple):
     waiting: int = 0
     giving_up_to: tuple[str, ...] = ()  # the route of the dead letter of each record that is being given up
     unusable: bool = False  # True if its journal is damaged
-    first: tuple[Out | Waiting, ...] = ()  # the first runs that are leased, and the first that wait
+    first: tuple[Out | Waiting, ...] = ()  # the first leased runs, and the first delayed ones
 
 
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
-    """Count the records of those groups that are work groups; the cost is proportional to their journals."""
+    """Count the records of the work groups among these groups; the cost is proportional to their journals."""
     found = {}
     files: dict[tuple[str, str], WorkFile] = {}
     for route in {route for route, _ in groups}:

@@ -1,6 +1,7 @@
 """Objects of the JSON that commands print with ``--json`` and the gate serves; docs/json.md describes their keys.
 
-The gate makes its OpenAPI document from the same classes. None of them needs more of wald than its facts.
+The gate makes its OpenAPI document from the same classes. The classes depend only on the facts that wald passes to
+them.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ RecordWord = Literal[
 
 
 class Shown:
-    """An object of the JSON, made of the facts that are shown."""
+    """A JSON object, made from facts."""
 
     __slots__ = ()
 
     @classmethod
     def made_of(cls, *sources: object, **known: object) -> Self:
-        """Take each field from ``known``, or from the first source that has it; a time also as text."""
+        """Take each field from ``known`` or the first source that has it; add each time as text."""
         names = [each.name for each in fields(cls) if each.init]  # type: ignore[arg-type]  # subclasses are dataclasses
         return cls(**{name: known[name] if name in known else _found(sources, name) for name in names})
 
@@ -73,7 +74,7 @@ def _found(sources: Iterable[object], name: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Head(Shown):
-    """The durable head: the last record, and the position at which its bytes end."""
+    """The durable head: the last record, and the position where its bytes end."""
 
     sequence: int
     segment: int
@@ -90,7 +91,7 @@ class Head(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Where(Shown):
-    """Location or fate of a record; null is unknown or does not apply."""
+    """Location or fate of a record; null means unknown or not applicable."""
 
     sequence: int
     state: RecordWord
@@ -181,7 +182,7 @@ class FifoProblem:
 
 @dataclass(frozen=True, slots=True)
 class OverQuota:
-    """A route that accepts no records because too many of its bytes are unread."""
+    """A route that accepts no records because it has too many unread bytes."""
 
     kind: Literal["quota"] = field(default="quota", init=False)
     route: str
@@ -193,7 +194,7 @@ class OverQuota:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> OverQuota:
-        """Make it from the daemon's answer, which may be of another version."""
+        """Create the object from the daemon's answer, which may be from another version."""
         return cls(*[answer.get(name) for name in cls.__dataclass_fields__ if name != "kind"])  # type: ignore[arg-type]
 
 
@@ -278,7 +279,7 @@ Explained = FifoProblem | OverQuota | PinnedSegment | PinningGroup | WholeLog
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that owns a group; the pid is null in another PID namespace, and the command is only for admins."""
+    """The process that owns a group; the pid is null in another PID namespace; only admins get the command."""
 
     process: int | None
     command: str
@@ -345,7 +346,7 @@ class Out(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Waits(Shown):
-    """Records that are not due yet, and the reason for which they were returned."""
+    """Records that are not due yet, and why they were returned."""
 
     kind: Literal["waiting"] = field(default="waiting", init=False)
     first: int
@@ -404,7 +405,7 @@ def segment_fields(file: str | None) -> dict[str, Any]:
 
 
 def ledger_fields(line: Mapping[str, Any]) -> dict[str, object]:
-    """Return a ledger line with the keys and times of all JSON, without the links between lines."""
+    """Return a ledger line with the usual JSON keys and times, without the hash chain."""
     keys = _LEDGER_KEYS | ({"base": "first"} if line.get("event") == "skipped" else {})
     fields: dict[str, object] = {}
     for key, value in line.items():
@@ -412,7 +413,7 @@ def ledger_fields(line: Mapping[str, Any]) -> dict[str, object]:
             fields["first"] = fields["segment"]
         if key in _LEDGER_TIMES and isinstance(value, int):
             fields |= time_fields(key, value)
-        elif key == "routes" and isinstance(value, list):  # the sealer writes routes without keys
+        elif key == "routes" and isinstance(value, list):  # the sealer writes routes as lists
             routes = [each if isinstance(each, Mapping) else zip(_LEDGER_ROUTE, each, strict=False) for each in value]
             fields[key] = [ledger_fields(dict(route)) for route in routes]
         elif key not in _LEDGER_CHAIN:
@@ -429,7 +430,7 @@ def local_now() -> datetime:
 
 
 def no_daemon_message(root: Root) -> str:
-    """Report that no daemon runs; "" if one does."""
+    """Return a message that no daemon runs; "" if one does."""
     from wald.files.disk import Disk
     from wald.writing import run_reports
 

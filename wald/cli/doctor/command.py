@@ -39,7 +39,7 @@ _COLORS = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Out
 _MOST_COLUMNS = 120
 _EXAMINE_SECONDS = 5.0
 _CANARY_SECONDS = 10.0
-_EXPLAIN_SECONDS = 1.2  # for the client to find out why the daemon does not answer
+_EXPLAIN_SECONDS = 1.2  # for the client to determine why the daemon does not answer
 
 
 @click.command(cls=Command, epilog=examples("wald doctor", "wald doctor --canary"))
@@ -123,7 +123,7 @@ def _promises(findings: list[Finding], outcomes: Collection[Outcome]) -> set[int
 
 
 class _Step(NamedTuple):
-    """A completed step: connected, appended, head, read or acknowledged; ``sequence`` is 0 before there is one."""
+    """A completed step: connected, appended, head, read or acknowledged; ``sequence`` is 0 before the append."""
 
     name: str
     seconds: float
@@ -132,7 +132,7 @@ class _Step(NamedTuple):
 
 
 def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> None:
-    """Print each step when it is complete; with --json all of them, even if a step fails."""
+    """Print each step once it is complete; with --json, print all at the end, even if a step fails."""
     steps: list[_Step] = []
     error = None
     try:
@@ -202,6 +202,6 @@ def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[_Step]:
     try:
         log.set_cursor(ROUTE, sequence)
     except Refused:
-        if log.cursor(ROUTE).effective < sequence:  # otherwise another canary has acknowledged both
+        if log.cursor(ROUTE).effective < sequence:  # otherwise another canary has already acknowledged both
             raise
     yield _Step("acknowledged", time.monotonic() - begun, sequence, f"the cursor of {DEFAULT_GROUP} is at the record")

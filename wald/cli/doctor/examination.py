@@ -29,7 +29,7 @@ class Subject:
     config_path: Path | None
     socket: Path | None
     scratch: Path = Path()
-    untried: str = ""  # the reason why nothing can be tried out; empty if ``scratch`` exists
+    untried: str = ""  # why nothing can be tested; empty if ``scratch`` exists
     removed: int = 0  # number of leftover scratch directories that were removed
 
     @cached_property
@@ -70,7 +70,7 @@ class Subject:
         return log.count_fifos(self.root)
 
     def prepare(self, stack: ExitStack) -> None:
-        """Remove leftover scratch directories, and create one that ``stack`` removes."""
+        """Remove leftover scratch directories, and create a new one, which ``stack`` removes."""
         user = log.user(self.place)
         if self.place.kind is log.Kind.UNFIT:
             self.untried = "not tested, because no log can exist here"
@@ -91,12 +91,12 @@ class Subject:
 
 
 Needs = Literal["nothing", "log", "scratch"]
-"""Prerequisite of a check."""
+"""Prerequisites of a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question about a directory and its host; ``probe`` returns the facts, which answer it."""
+    """One check of a directory and its host; ``probe`` returns the facts that decide it."""
 
     name: str
     facts: type[Facts]
@@ -143,7 +143,7 @@ CHECKS = (
 
 
 def examine(root: Path, *, config_path: Path | None, socket: Path | None, within: float) -> list[Finding]:
-    """Return the findings of all checks; those not reached ``within`` seconds are unknown."""
+    """Return the findings of all checks; those not reached within the time limit are unknown."""
     subject = Subject(root, config_path, socket)
     with ExitStack() as stack:
         subject.prepare(stack)

@@ -1,4 +1,4 @@
-"""File operations that the log needs, tried out in a scratch directory."""
+"""File operations that a log needs, tested in a scratch directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wald.setting_types import format_bytes
 _PREFIX = "wald-doctor-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCAL_DISK = "put the root on a local file system, such as ext4 or xfs"
-_ALLOCATED_BYTES = 1 << 20  # small, because a running daemon may need the rest
+_ALLOCATED_BYTES = 1 << 20  # small, because a running daemon may need the remaining space
 _EVENT_SECONDS = 1.0
 _IN_CREATE = 0x100
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -102,14 +102,14 @@ def _remove(parent: int, name: str, descriptor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Facts):
-    """Duration of an operation; ``error`` is the operating system's, empty if it worked."""
+    """Duration of an operation; ``error`` is from the operating system, empty if it worked."""
 
     error: str = ""
     seconds: float = 0.0
 
 
 class Replacement(_Attempt):
-    """Replacement of a file in one step, synced with its directory, as for a cursor."""
+    """Atomic replacement of a file, synced with its directory, as for a cursor."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -118,7 +118,7 @@ class Replacement(_Attempt):
 
 
 def replace(scratch: Path) -> Replacement:
-    """Replace a file twice, so that the second replacement finds the first."""
+    """Replace a file twice, so that the second replacement finds an existing file."""
     path, disk = scratch / "replaced", Disk()
 
     def replace_twice() -> None:
@@ -130,7 +130,7 @@ def replace(scratch: Path) -> Replacement:
 
 
 class Links(_Attempt):
-    """A hard link, with which a log gets its identity."""
+    """Hard links, which create the identity of a log."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -153,7 +153,7 @@ def links(scratch: Path) -> Links:
 
 
 class Fifos(_Attempt):
-    """Use of a FIFO and of a unix socket."""
+    """FIFOs and unix sockets."""
 
     def verdict(self, paths: Paths) -> Verdict:
         if self.error:
@@ -180,7 +180,7 @@ def fifos(scratch: Path) -> Fifos:
 
 @dataclass(frozen=True, slots=True)
 class Locks(Facts):
-    """Exclusion of another process by flock."""
+    """Mutual exclusion of processes by flock."""
 
     type: str
     excludes: bool = False
@@ -215,7 +215,7 @@ def locks(scratch: Path, file_system: str) -> Locks:
 
 @dataclass(frozen=True, slots=True)
 class Events(Facts):
-    """Report of a new file by inotify, as --watch needs."""
+    """Detection of new files by inotify, which --watch needs."""
 
     error: str = ""
     arrived: bool = False
@@ -249,7 +249,7 @@ def events(scratch: Path) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Allocation(Facts):
-    """Reservation of space for a segment before it is written."""
+    """Preallocation of space for a segment."""
 
     type: str
     asked_bytes: int = 0
@@ -296,7 +296,7 @@ def allocation(scratch: Path, file_system: str) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Mapping(Facts):
-    """Bytes written through a memory map, as for the head, and read at once by another process."""
+    """Memory-mapped writes, as for the head, that another process reads immediately."""
 
     error: str = ""
     is_coherent: bool = False
@@ -324,7 +324,7 @@ def mapping(scratch: Path) -> Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Names(Facts):
-    """Names as long as those of wald, and names that differ only in case."""
+    """File names as long as wald's, and names that differ only in case."""
 
     longest_bytes: int
     error: str = ""
@@ -366,7 +366,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _in_child(question: Callable[[], bool]) -> bool:
-    """Answer a question in a child process; an error in the child is raised here."""
+    """Run a test in a child process; raise the child's error here."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -375,7 +375,7 @@ def _in_child(question: Callable[[], bool]) -> bool:
         except OSError as error:
             os.write(writer, struct.pack("ii", 0, error.errno or errno.EIO))
         finally:
-            os._exit(0)  # without the cleanup that the parent will do
+            os._exit(0)  # without cleanup, which the parent does
     os.close(writer)
     try:
         answer = os.read(reader, 8)

@@ -1,4 +1,4 @@
-"""Outcomes, verdicts and findings: the facts that a check measures judge themselves."""
+"""Outcomes, verdicts and findings; the facts of a check give its verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Judgement of some facts; ``advice`` is what to type."""
+    """Verdict on some facts; ``advice`` is a command or an action."""
 
     outcome: Outcome
     message: str
@@ -62,7 +62,7 @@ def fail(message: str, advice: str) -> Verdict:
 
 
 class Paths:
-    """Names that advice contains, quoted for a shell."""
+    """Paths for use in advice, quoted for a shell."""
 
     def __init__(self, root: Path, at: Path) -> None:
         self.root = shlex.quote(str(root))
@@ -71,7 +71,7 @@ class Paths:
 
 
 class Facts(ABC):
-    """Measurements of one check: a dataclass; its docstring names the subject, and its fields end with units."""
+    """Measurements of one check, a dataclass. Its docstring names the subject, and field names end with units."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class Facts(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check, as JSON has it."""
+    """Result of one check, as printed in JSON."""
 
     check: str
     outcome: Outcome
@@ -93,7 +93,7 @@ class Finding:
 
 @contextmanager
 def interrupted(error: Callable[[], BaseException], *numbers: int, after: float = 0) -> Iterator[None]:
-    """Raise an error in the block at these signals, and when ``after`` seconds are over, even if a disk hangs."""
+    """Raise an error in the block on these signals, and after ``after`` seconds, even if a disk hangs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise error()

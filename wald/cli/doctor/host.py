@@ -25,7 +25,7 @@ from wald.segments.durable_end import read_head, seconds_ahead
 from wald.setting_types import format_bytes, format_seconds
 from wald.settings import Config
 
-_PIPE_BYTES = 1 << 20  # that the daemon asks for
+_PIPE_BYTES = 1 << 20  # that the daemon requests
 _SPARE_PIPES = 2  # for the daemon's own use
 _SYSTEM = Path("/proc/sys/fs")
 _UNLIMITED = (1 << 21) | (1 << 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE lift the limits of pipes
@@ -133,7 +133,7 @@ class Limits(Facts):
 
 
 def limits(config: Config, fifos: int, pid: int) -> Limits:
-    """Read the limits of the daemon, or of this process; the hard one of open files, to which a daemon raises it."""
+    """Read the limits of the daemon or this process; for open files the hard limit, to which a daemon raises it."""
     _, open_files = _limit(pid, resource.RLIMIT_NOFILE)
     file_bytes, _ = _limit(pid, resource.RLIMIT_FSIZE)
     return Limits(
@@ -145,7 +145,7 @@ def limits(config: Config, fifos: int, pid: int) -> Limits:
 
 
 def _limit(pid: int, which: int) -> tuple[int, int]:
-    """Return the soft and the hard limit; those of this process if the other belongs to another user."""
+    """Return the soft and the hard limit; those of this process if the daemon belongs to another user."""
     try:
         return resource.prlimit(pid, which)
     except (PermissionError, ProcessLookupError):
@@ -201,7 +201,7 @@ class Clock(Facts):
 
 
 def clock(root: Path) -> Clock:
-    """Ask the kernel, which knows whichever program synchronises the clock, and compare the clock with the log."""
+    """Ask the kernel if any program synchronises the clock, and compare the clock with the log."""
     timex = _Timex()
     is_answered = ctypes.CDLL(None).adjtimex(ctypes.byref(timex)) >= 0
     try:
@@ -218,7 +218,7 @@ def clock(root: Path) -> Clock:
 
 @dataclass(frozen=True, slots=True)
 class Uptime(Facts):
-    """A clock for ages, which cannot be set: the id of this boot, and the time since."""
+    """The clock for ages, which cannot be set: boot id and time since boot."""
 
     boot: str
     seconds: float
@@ -237,7 +237,7 @@ def uptime() -> Uptime:
 
 @dataclass(frozen=True, slots=True)
 class Parts(Facts):
-    """Versions, and checksums computed by the processor."""
+    """Versions of components, and hardware checksums."""
 
     wald: str
     python: str
@@ -371,7 +371,7 @@ def _unit(pid: int) -> str:
 
 
 def _run(line: list[str]) -> str:
-    """Return the output of a program; empty if it fails or takes too long."""
+    """Return a program's output; empty if it fails or takes too long."""
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError):

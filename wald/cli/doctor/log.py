@@ -34,7 +34,7 @@ from wald.writing.run_reports import last_daemon_fields
 
 _SOCKET_PATH_BYTES = 107
 _NAMES_MAX = 20_000
-_REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows changes
+_REWRITTEN = frozenset({"head", "lock", "transfers"})  # changed in place, so a second name shows the changes
 _RENAMING = stat.S_IWOTH | stat.S_ISVTX  # of a directory in which every user may rename files: only the first
 _IS_TYPE = {"wald.sock": stat.S_ISSOCK, "in": stat.S_ISFIFO}
 
@@ -48,7 +48,7 @@ class Kind(StrEnum):
     UNFIT = "unfit"
     """No log can be created there, or the existing one cannot be opened."""
     HIDDEN = "hidden"
-    """This user may not look, so there may be a log."""
+    """This user may not look there, so a log may exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Settings(Facts):
 
 
 def settings(path: Path | None) -> tuple[Settings, Config]:
-    """Load the settings; the defaults if the daemon would not start with them."""
+    """Load the settings; return the defaults if the daemon would refuse to start with them."""
     name = "" if path is None else str(path)
     try:
         return Settings(name), load(path, os.environ)
@@ -155,7 +155,7 @@ def user(place: Place) -> User:
 
 @dataclass(frozen=True, slots=True)
 class Rights(Facts):
-    """Users who may change or replace the directory: its mode, and those of its parents."""
+    """Users who may change or replace the directory, by its mode and those of its parents."""
 
     mode: str
     owner: str
@@ -217,7 +217,7 @@ def socket_path(root: Path, given: Path | None, config: Config) -> SocketPath:
 
 @dataclass(frozen=True, slots=True)
 class Running(Facts):
-    """Daemon that holds the root, and whether it answers."""
+    """Daemon that holds the root, if any, and its response."""
 
     holder: str = ""  # as named in its lock file; empty if no daemon holds the root
     answers: bool | None = None  # True if it answered STAT in time; None if this user may not query it
@@ -298,7 +298,7 @@ def _backlog(root: Root) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Files(Facts):
-    """Links, devices, foreign owners and modes in the log's directories; names that are not wald's."""
+    """Links, devices, owners and modes in the log's directories, and names that are not wald's."""
 
     examined: int
     unsafe: tuple[str, ...] = ()  # files that another user could have planted or may change, each with the reason
@@ -367,7 +367,7 @@ def _entries(directory: Path) -> Iterator[os.DirEntry[str]] | None:
 
 
 def _may_hold_cursors(root: Root, entry: os.DirEntry[str]) -> bool:
-    """Return True if a group may lose its place with this file."""
+    """Return True if losing this file may cost a group its position."""
     is_directory = entry.name == CURSORS or Path(entry.path) == root.routes
     is_route = Path(entry.path).parent == root.routes and entry.is_dir(follow_symlinks=False)
     return entry.name.endswith(CURSOR_SUFFIX) or is_directory or is_route

@@ -37,7 +37,7 @@ _SYNCS = 300
 _SYNCS_SECONDS = 1.0
 _APPEND = b"0123456789abcdef" * 8
 _ALLOCATED_BYTES = 1 << 20
-_IMPLAUSIBLE_SECONDS = 0.000_020  # less than system calls and a device together take
+_IMPLAUSIBLE_SECONDS = 0.000_020  # less than system calls and a device take together
 _SLOW_SECONDS = 0.1
 _FEW_INODES = 1000
 _DAY = 86400
@@ -149,7 +149,7 @@ def device_of(path: Path, mount: Mount) -> Device:
 
 
 def _completed(path: Path, mount: Mount) -> tuple[int | None, int | None]:
-    """Return the writes and flushes that the device has completed so far; None if it does not count them."""
+    """Return the number of writes and flushes completed by the device; None if it does not count them."""
     directory = _block_directory(path, mount)
     counted = "" if directory is None else _read_text(_whole_disk(directory) / "stat")
     counts = dict(enumerate(map(int, counted.split())))
@@ -157,7 +157,7 @@ def _completed(path: Path, mount: Mount) -> tuple[int | None, int | None]:
 
 
 def _block_directory(path: Path, mount: Mount) -> Path | None:
-    """Return the device's directory in /sys, by the mount's source first: on btrfs st_dev names no device."""
+    """Return the device's directory in /sys. Try the mount's source first: on btrfs, st_dev names no device."""
     numbers = [path.stat().st_dev]
     with suppress(OSError):
         status = os.stat(mount.source)
@@ -298,7 +298,7 @@ class Space(Facts):
 
 @dataclass(frozen=True, slots=True)
 class Inodes(Facts):
-    """Number of files that can still be created."""
+    """Number of inodes that are still free."""
 
     free: int
     total: int
