@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from asking import stat
 from contents import assert_sound, errors, values
+from crashed import newest
 from full_disk import fill, small_file_system
 from running import Client, Daemon, Start, eventually, wald
 
 from wald.daemon.pipes import readable_bytes
-from wald.files.layout import Root
-from wald.files.listing import list_segments
 from wald.setting_types import MIB
 
 
@@ -33,10 +32,6 @@ def all_removed(path: Path) -> None:
 TAKEN = [replaced, all_removed]
 
 
-def active(root: Path) -> Path:
-    return list_segments(Root(root)).segments[-1].path
-
-
 @pytest.fixture
 def daemon(start: Start, root: Path) -> Daemon:
     daemon = start(routes=["a"])
@@ -48,7 +43,7 @@ def daemon(start: Start, root: Path) -> Daemon:
 def test_what_is_acknowledged_after_it_is_there_after_a_kill(
     daemon: Daemon, root: Path, taken: Callable[[Path], None]
 ) -> None:
-    path = active(root)
+    path = newest(root)
     taken(path)
     assert daemon.ask("PUB a 2\ny") == "OK 2 2"
     daemon.kill()
@@ -65,13 +60,13 @@ def test_what_is_acknowledged_after_it_is_there_after_a_kill(
 
 
 def test_an_idle_daemon_a_cut_and_a_stop_restore_the_name(daemon: Daemon, root: Path) -> None:
-    path = active(root)
+    path = newest(root)
     path.unlink()
     eventually(path.exists)
     path.unlink()
     assert daemon.ask("CUT").startswith("OK")
     assert daemon.ask("PUB a 2\ny") == "OK 2 2"
-    active(root).unlink()
+    newest(root).unlink()
     assert daemon.stop() == 0
 
     assert values(root) == [b"x", b"y"]
@@ -82,7 +77,7 @@ def test_an_idle_daemon_a_cut_and_a_stop_restore_the_name(daemon: Daemon, root: 
 def test_a_truncated_active_segment_is_reported_and_what_follows_is_kept(
     daemon: Daemon, root: Path, left: int, *, idle: bool
 ) -> None:
-    path = active(root)
+    path = newest(root)
     os.truncate(path, left if left >= 0 else stat(daemon)["position"] + left)
     with Client(daemon.socket_path) as client:
         if idle:
@@ -91,7 +86,7 @@ def test_a_truncated_active_segment_is_reported_and_what_follows_is_kept(
     assert "active segment truncated" in daemon.log
     daemon.kill()
     daemon.start_again()
-    assert active(root) != path
+    assert newest(root) != path
     assert wald("read", "a", "--root", root, "--from", 2).stdout == b"y\n"
     assert errors(root) != []
     assert daemon.stop() == 0
@@ -113,7 +108,7 @@ def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
     write(b"a" * 3_000_000)  # more than the pipe holds, so its pieces are taken without a newline
     if cut:  # the next segment then has used no sequence
         assert daemon.ask("CUT") == "OK cut 3"
-    path, end = active(root), stat(daemon)["position"]
+    path, end = newest(root), stat(daemon)["position"]
     write(b"b" * 100_000)
     os.truncate(path, end)
     eventually(lambda: "active segment truncated" in daemon.log)
@@ -155,7 +150,7 @@ def test_on_a_full_disk_the_room_for_the_next_segment_is_used(
     start: Start, disk: Path, taken: Callable[[Path], None]
 ) -> None:
     daemon = on_full_disk(start, disk, 1 * MIB)
-    path = active(daemon.root)
+    path = newest(daemon.root)
     inode = path.stat().st_ino
     taken(path)
     eventually(lambda: path.exists() and path.stat().st_size > MIB and path.stat().st_ino != inode)
@@ -168,7 +163,7 @@ def test_on_a_full_disk_the_room_for_the_next_segment_is_used(
 def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Start, disk: Path) -> None:
     """And then no request waits any more, even if nothing comes."""
     daemon = on_full_disk(start, disk, 4 * MIB)
-    path = active(daemon.root)
+    path = newest(daemon.root)
     path.unlink()
     eventually(lambda: "active segment removed or replaced" in daemon.log)
     assert f"{path}: the active segment was removed or replaced" in daemon.log
@@ -187,7 +182,7 @@ def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Star
 
 def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) -> None:
     daemon = on_full_disk(start, disk, 4 * MIB)
-    path = active(daemon.root)
+    path = newest(daemon.root)
     path.unlink()
     assert daemon.stop() == 7
     last = daemon.log.splitlines()[-2:]
@@ -198,7 +193,7 @@ def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) 
 
 def test_what_passes_by_itself_is_waited_for(daemon: Daemon, root: Path) -> None:
     """The daemon briefly has no descriptor left; it acknowledges nothing until it has one."""
-    path = active(root)
+    path = newest(root)
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PING\n").startswith("OK")  # it is accepted
         pid = daemon.process.pid

@@ -178,9 +178,8 @@ def test_a_long_line_may_span_many_cuts(start: Start, root: Path) -> None:
     with (root / "routes/a/in").open("wb", buffering=0) as fifo:
         for number, part in enumerate(parts):
             fifo.write(part)
-            with Client(daemon.socket_path) as client:
-                client.ask(b"PUB b 2\nx\n")  # so that there is something to cut
-                client.ask(b"CUT\n")
+            daemon.ask("PUB b 2\nx")  # so that there is something to cut
+            daemon.ask("CUT")
             if number % 2:
                 daemon.kill()
                 daemon.start_again()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from asking import stat
 from contents import assert_sound, values
+from crashed import newest
 from logs import Built
 from mounting import MIB, mounted
 from running import Client, Daemon, Start, eventually, wald
@@ -54,10 +55,6 @@ def unmount(at: Path) -> None:
     subprocess.run(["umount", "--lazy", at], check=True)
 
 
-def active(root: Path) -> Path:
-    return list_segments(Root(root)).segments[-1].path
-
-
 def publish(daemon: Daemon, *lines: bytes) -> list[str]:
     with Client(daemon.socket_path) as client:
         return [client.ask(b"PUB %b %d\n%b\n" % (ROUTE.encode(), len(line) + 1, line)) for line in lines]
@@ -79,7 +76,7 @@ def test_a_replaced_active_segment_is_put_back_and_the_other_file_is_kept(
 ) -> None:
     daemon = start()
     assert publish(daemon, b"x") == ["OK 1 1"]
-    path = active(root)
+    path = newest(root)
     replaced_by(path)
     assert publish(daemon, b"y") == ["OK 2 2"]
     daemon.kill()
@@ -99,7 +96,7 @@ def test_a_start_moves_an_unreadable_segment_aside(segments: Path, root: Path, s
     eventually(lambda: list_segments(Root(root)).segments[0].kind is Kind.SEALED)
     daemon.kill()
     noise = random.Random(1).randbytes(5000)
-    path = active(root)
+    path = newest(root)
     path.write_bytes(noise)
     daemon.start_again()
 

@@ -396,9 +396,8 @@ def test_each_way_in_says_who_it_was(start: Start, root: Path) -> None:
     daemon.ask("ROUTE ADD a")
     daemon.ask("ROUTE ADD piped fifo")
     os.write(writing, b"typed\n")
-    with Client(daemon.socket_path) as client:
-        assert client.ask(b"PUB a 2\nx\n").startswith("OK")
-        assert client.ask(b"PUB a 2 pid=7 pseq=1\ny\n").startswith("OK")
+    assert daemon.ask("PUB a 2\nx").startswith("OK")
+    assert daemon.ask("PUB a 2 pid=7 pseq=1\ny").startswith("OK")
     (root / "routes" / "piped" / "in").write_bytes(b"piped\n")
     eventually(lambda: wald.open(root).where(4).durable)
     me = {"via": "socket", "user": os.getuid(), "pid": os.getpid(), "process": Path("/proc/self/comm").read_text()[:-1]}

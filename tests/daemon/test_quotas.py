@@ -360,16 +360,6 @@ def test_a_cursor_that_is_moved_back_counts_again_over_all_segments(life: Life) 
     assert life.over() == 1050
 
 
-def test_a_segment_that_was_begun_after_the_last_listing_is_there(life: Life) -> None:
-    life.append(110)
-    assert life.over() == 1100
-    life.cut()
-    life.append(5)
-    life.now += 0.5
-    life.quotas.update(life.now, life.built.last)
-    assert life.quotas.over_quota["r"].unread_bytes == 1150
-
-
 def test_many_small_turns_are_counted_once(life: Life) -> None:
     """Merged ranges, which bound the memory, may span the end of a segment."""
     for _ in range(2):

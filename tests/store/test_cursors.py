@@ -18,7 +18,7 @@ from faults import FailingDisk, until_it_survives
 from logs import Built
 from running import TIMEOUT_SECONDS
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused
+from wald.errors import InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.listing import Segment
@@ -330,12 +330,3 @@ def test_only_a_cursor_that_is_moved_back_or_whose_route_is_gone_pins_anything_n
     shutil.rmtree(two_routes.root.route("a"))
     assert (before.floor("a"), claims(two_routes).floor("a")) == (2, 0)
     assert not claims(two_routes).pins_nothing_new(before)
-
-
-def test_a_segment_that_is_not_what_its_name_says_is_reported(two_routes: Built) -> None:
-    path = two_routes.path(2, Kind.SEALED)
-    shutil.copy(two_routes.path(1, Kind.SEALED), path)
-    with pytest.raises(Damaged, match="contains segment 1"):
-        sealed_index(Segment(2, Kind.SEALED, path), two_routes.log_id)
-    with pytest.raises(Damaged, match="belongs to log"):
-        sealed_index(Segment(1, Kind.SEALED, two_routes.path(1, Kind.SEALED)), b"0123456789abcdef")

@@ -186,24 +186,6 @@ def test_a_cut_that_ends_at_any_step_loses_nothing(
         disk.survived = disk.survived and getattr(disk, "left", 0) > 0
 
 
-def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(root: Root, path: Path) -> None:
-    filled(path, 100)
-    parts = parts_of(path)
-    data = parts[1].path.read_bytes()
-    parts[1].path.write_bytes(flipped(data, 8 * 60))
-    base = stored_index(parts[1]).frames[0].low
-
-    history = History(root)
-    assert history.deletion_of(1) is not None
-    assert history.deletion_of(995) is not None
-    with pytest.raises(Damaged, match=rf"{parts[1].path.name}: line 1: the frame at offset 0 is damaged"):
-        history.deletion_of(base)
-    with pytest.raises(Damaged):
-        list(history.unexplained_spans(1, 1000))
-    broken = {file.name: decoded.broken_lines for file, decoded in read_files(path) if decoded.broken_lines}
-    assert broken == {parts[1].path.name: [(1, "the frame at offset 0 is damaged; wald cannot rely on this ledger")]}
-
-
 def test_a_part_with_another_last_line_breaks_the_chain(path: Path) -> None:
     """The line, its frame and the index have valid checksums."""
     ledger = opened(path)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from contents import assert_sound, errors, values
+from contents import assert_sound, errors
 from crashed import ALL, BASE, NOISE, SEGMENT_BYTES, goes_on, newest, offsets, quarantined, readable, start_again, story
 from damage import flipped
 from logs import START_NS, Built, commit, draft
@@ -25,33 +25,6 @@ from wald.writing.writer import Route
 
 class TestLongRecords:
     """A record in pieces, and starts in the middle of it."""
-
-    @pytest.mark.parametrize(("starts", "torn"), [(1, b""), (3, NOISE)], ids=["whole", "torn, several starts"])
-    def test_a_segment_that_holds_only_pieces_is_taken_over(self, tmp_path: Path, starts: int, torn: bytes) -> None:
-        """Its name is that of the record that comes next, and that has not come yet."""
-        path = tmp_path / "log"
-        built = Built(path)
-        built.piece("long", b"begin", begins=True, ends=False)
-        built.cut()
-        expected = b"begin"
-        for epoch in range(2, 2 + starts):
-            built.piece("long", b" and on", begins=False, ends=False)
-            expected += b" and on"
-            with newest(path).open("r+b") as file:
-                file.seek(built.writer.position)
-                file.write(torn)
-            built.crash()
-            built = Built(path, epoch=epoch)
-            assert built.report.fate == "carry"
-            assert built.report.errors == []
-            assert [segment.base_sequence for segment in list_segments(built.root).segments] == [1, 2]
-        assert len(quarantined(path)) == (starts if torn else 0)
-        built.piece("long", b" end\n", begins=False, ends=True)
-        built.lines("web", [b"after"])
-        assert built.writer.base_sequence == 2
-        assert values(path, "long") == [expected + b" end"]
-        assert values(path, "web") == [b"after"]
-        assert_sound(path)
 
     @pytest.mark.parametrize("kind", ["pieces", "control"])
     def test_a_segment_whose_records_are_gone_stays_where_it_is(self, tmp_path: Path, kind: str) -> None:

@@ -179,14 +179,6 @@ def test_what_is_left_of_a_frame_is_looked_for_without_the_context_of_the_file(
             assert by_frame.isdisjoint(used)
 
 
-@pytest.mark.parametrize("bytes_from_end", [3, 300])
-def test_damage_in_the_index_costs_no_record(sealed: Built, tmp_path: Path, bytes_from_end: int) -> None:
-    path = sealed.path(4, Kind.SEALED)
-    at = path.stat().st_size - bytes_from_end
-    for number, damage in enumerate((flip, zero)):
-        assert check(sealed, tmp_path / str(number), path, partial(damage, at), named=False) == 0
-
-
 def places(path: Path) -> dict[str, int]:
     """Return the positions in a raw segment by kind."""
     with open(path, "rb") as file:
@@ -296,23 +288,3 @@ class TestALongRecordAcrossSegments:
         log.crash()
         in_the_state = partial(flip, 64 + 70)
         assert check(log, tmp_path / "damaged", log.path(3, Kind.RAW), in_the_state, named=False) == 1
-
-    @pytest.mark.parametrize("pieces", [1, 2])
-    def test_it_is_broken_if_another_program_truncates_a_complete_segment(self, tmp_path: Path, pieces: int) -> None:
-        """So is each other record that is open there, because the pieces that are lost may be its own."""
-        log = Built(tmp_path / "log")
-        log.piece("a", b"begins ", begins=True, ends=False)
-        log.piece("c", b"other ", begins=True, ends=False)
-        log.cut()
-        log.lines("b", [b"in between"] * 3)
-        for _ in range(3):
-            log.piece("a", b"goes on ", begins=False, ends=False)
-        log.cut()
-        log.piece("a", b"ends\n", begins=False, ends=True)
-        log.piece("c", b"record\n", begins=False, ends=True)
-        log.lines("b", [b"last"])
-        path = log.path(3, Kind.RAW)
-        with open(path, "rb") as file:
-            batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
-        log.crash()
-        assert check(log, tmp_path / "damaged", path, partial(cut, batches[-pieces].offset), named=False) == 2

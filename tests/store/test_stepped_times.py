@@ -18,6 +18,7 @@ from json_page import require_documented
 from logs import SECOND_NS, START_NS, Built
 from repairing import repair
 from running import Daemon, eventually, output_of, wald
+from writing import batches
 
 from wald import open as open_log
 from wald.errors import Damaged
@@ -31,7 +32,7 @@ from wald.format.times import utc
 from wald.reading.selection import Start, Stop
 from wald.retention.backlog import Backlog
 from wald.retention.progress import measure_lags
-from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
+from wald.segments.raw_scan import FIRST_BATCH, RawFile
 
 WRONG_TIMES = b"because the clock was ahead"
 HOUR_NS = 3600 * SECOND_NS
@@ -405,11 +406,6 @@ def steps(path: Path, name: str, *, publish: bool = True) -> Built:
     for number in range(3, 7):
         built.lines("web", [b"%d" % number], publish=publish)
     return built
-
-
-def batches(path: Path) -> list[ScannedBatch]:
-    with path.open("rb") as file:
-        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)]
 
 
 def spoil(built: Built, sequence: int) -> int:

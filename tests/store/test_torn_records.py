@@ -14,6 +14,7 @@ from reading import numbered, until_it_waits
 from reclaiming import bases, reclaim
 from repairing import repair
 from shrinking import shrink
+from writing import batches
 
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
@@ -24,7 +25,6 @@ from wald.reading.assembler import Batch
 from wald.reading.reader import read_selection, read_without_waiting
 from wald.reading.selection import Selection, Start
 from wald.retention.missing import Missing
-from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald_reclaim import evidence
 
 LONG = b"be" + b"gun"
@@ -398,12 +398,11 @@ def end(built: Built) -> None:
 def truncate(built: Built, *, size: int | None = None) -> int:
     """Remove the last batch of the first segment; return where it was."""
     path = built.path(1, Kind.RAW)
-    with path.open("rb") as file:
-        batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
-    os.truncate(path, batches[-1].offset)
+    offset = batches(path)[-1].offset
+    os.truncate(path, offset)
     if size is not None:
         os.truncate(path, size)
-    return batches[-1].offset
+    return offset
 
 
 def laid(path: Path) -> tuple[Built, int]:

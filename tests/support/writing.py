@@ -22,10 +22,10 @@ def in_memory(writer: Writer) -> tuple[LogState, int, int]:
     return copy.deepcopy(writer.state), writer.base_sequence, writer.position
 
 
-def batches(path: Path, *, limit: int | None = None) -> list[ScannedBatch]:
+def batches(path: Path) -> list[ScannedBatch]:
     """Return the batches of a raw segment, which must contain nothing else."""
     with path.open("rb") as file:
-        *found, _tail = RawFile(file.fileno(), limit=limit).scan()
+        *found, _tail = RawFile(file.fileno()).scan()
     assert all(isinstance(batch, ScannedBatch) for batch in found)
     return [batch for batch in found if isinstance(batch, ScannedBatch)]
 
