@@ -108,33 +108,20 @@ def test_logs_share_equally_what_the_others_leave() -> None:
         assert admit([even(count, 10) for count in counts if count], limits, turn=0) == ends
 
 
-def test_logs_take_turns_where_there_is_not_enough_for_all() -> None:
+def test_a_batch_is_cut_where_the_limit_is_and_a_longer_record_goes_alone() -> None:
+    """Its bytes count even if they are in other batches; logs take turns if there is not enough for all."""
+    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(records=7), turn=0) == [7]
+    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(raw_bytes=50), turn=0) == [10]
+    long = [Backlog(0, 2, [Extent(1, 1, 900), Extent(2, 1, 900)]), Backlog(0, 1, [Extent(1, 1, 900)])]
+    assert [admit(long, Limits(raw_bytes=10), turn=turn) for turn in (0, 1)] == [[1, 0], [0, 1]]
+    # Each record has ten bytes in its first batch and ninety in the next.
+    extents = [Extent(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
+    assert admit([Backlog(0, 10, extents)], Limits(raw_bytes=300), turn=0) == [3]
+    assert admit([Backlog(5, 900, []), Backlog(0, 900, [Extent(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
     at = [0, 0, 0]
     for turn in range(9):
         at = admit([even(50, start=start) for start in at], Limits(records=1), turn=turn)
     assert at == [3, 3, 3]
-
-
-def test_a_batch_is_cut_where_the_limit_is() -> None:
-    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(records=7), turn=0) == [7]
-    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(raw_bytes=50), turn=0) == [10]
-
-
-def test_a_record_longer_than_the_limit_goes_alone() -> None:
-    long = [Backlog(0, 2, [Extent(1, 1, 900), Extent(2, 1, 900)]), Backlog(0, 1, [Extent(1, 1, 900)])]
-    assert admit(long, Limits(raw_bytes=10), turn=0) == [1, 0]
-    assert admit(long, Limits(raw_bytes=10), turn=1) == [0, 1]
-
-
-def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> None:
-    """Each record has ten bytes in its first batch and ninety in the next."""
-    extents = [Extent(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
-    assert admit([Backlog(0, 10, extents)], Limits(raw_bytes=300), turn=0) == [3]
-
-
-def test_records_that_are_not_wanted_cost_nothing() -> None:
-    assert admit([Backlog(5, 900, []), Backlog(0, 900, [Extent(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
-    assert admit([], Limits(records=1), turn=3) == []
 
 
 @pytest.fixture
@@ -207,10 +194,6 @@ def test_small_batches_are_measured_together(built: Built) -> None:
     ]
 
 
-def test_nothing_has_no_shares() -> None:
-    assert list(shares([], Records(1), after=0, read=lambda _: [])) == []
-
-
 SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(0, 3)), max_size=30)
 
 
@@ -228,38 +211,28 @@ def blocks(sizes: list[tuple[int, int, int]]) -> list[Block]:
 
 @given(SIZES, st.integers(1, 200))
 def test_joined_blocks_cover_every_block_once_and_in_order(sizes: list[tuple[int, int, int]], limit: int) -> None:
+    """One is larger than the limit only if its block is."""
     made = blocks(sizes)
     found = list(joined_blocks(made, first=1, last=10**9, limit_bytes=limit))
     assert all(one.last < other.first for one, other in pairwise(found))
     for block in made:
         assert sum(joined.first <= block.first and block.next - 1 <= joined.last for joined in found) == 1
     assert sum(joined.raw_bytes for joined in found) == sum(block.raw_bytes for block in made)
-
-
-@given(SIZES, st.integers(1, 200))
-def test_a_joined_block_is_larger_than_the_limit_only_if_its_block_is(
-    sizes: list[tuple[int, int, int]], limit: int
-) -> None:
-    made = blocks(sizes)
-    for joined in joined_blocks(made, first=1, last=10**9, limit_bytes=limit):
+    for joined in found:
         inside = [block for block in made if joined.first <= block.first <= joined.last]
         assert joined.raw_bytes <= limit or len([block for block in inside if block.raw_bytes]) == 1
 
 
-def test_a_joined_block_ends_where_a_segment_was_passed_over() -> None:
+def test_joined_blocks_end_with_a_segment_that_was_passed_over_and_hold_all_of_a_long_record() -> None:
+    def joined(*made: Block, first: int = 1, last: int = 99) -> list[Block]:
+        return list(joined_blocks(made, first=first, last=last, limit_bytes=100))
+
     apart = [Block(1, 1, 5, 10), Block(20, 20, 25, 10)]
-    assert list(joined_blocks(apart, first=1, last=99, limit_bytes=100)) == apart
-    same = [Block(1, 1, 5, 10), Block(1, 20, 25, 10), Block(25, 25, 30, 10)]
-    assert list(joined_blocks(same, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 30, 30)]
-
-
-def test_the_rest_of_a_long_record_is_no_block_of_its_own() -> None:
+    assert joined(*apart) == apart
+    assert joined(Block(1, 1, 5, 10), Block(1, 20, 25, 10), Block(25, 25, 30, 10)) == [Block(1, 1, 30, 30)]
     rest = [Block(1, 1, 1, 70), Block(1, 1, 5, 10), Block(5, 5, 5, 300), Block(9, 9, 9, 50), Block(9, 9, 12, 10)]
-    assert list(joined_blocks(rest, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 5, 360), Block(9, 9, 12, 10)]
-
-
-def test_joined_blocks_are_cut_to_what_is_wanted() -> None:
-    assert list(joined_blocks([Block(1, 1, 100, 10)], first=7, last=9, limit_bytes=100)) == [Block(1, 7, 10, 10)]
+    assert joined(*rest) == [Block(1, 1, 5, 360), Block(9, 9, 12, 10)]
+    assert joined(Block(1, 1, 100, 10), first=7, last=9) == [Block(1, 7, 10, 10)]
 
 
 @given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 150))

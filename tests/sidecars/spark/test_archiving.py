@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from archives import archive, command, copied, errors, files, ledger_lines
+from damage import flip_bit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import Built
@@ -21,7 +22,7 @@ from running import eventually
 from some_logs import STEPS, Step, build
 
 import wald
-from wald.errors import Damaged, InvalidInput, NotFound, Refused, Unavailable
+from wald.errors import Damaged, Unavailable
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.names import Kind
@@ -168,10 +169,7 @@ class TestErrors:
     def test_damage_abandons_the_run(self, built: Built, dest: Path, pack: Pack) -> None:
         for line in (b"one", b"two", b"three"):
             built.lines("a", [line * 40])
-        path = built.path(1, Kind.RAW)
-        data = bytearray(path.read_bytes())
-        data[data.index(b"two")] ^= 1
-        path.write_bytes(data)
+        flip_bit(built.path(1, Kind.RAW), b"two")
 
         with pytest.raises(Damaged, match=r"record 2 cannot be read; nothing was acknowledged") as caught:
             pack(built.root.path, dest)
@@ -180,40 +178,6 @@ class TestErrors:
         assert built.log.cursor("a").state is CursorState.ABSENT
         assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
         assert pack(built.root.path, dest, to=1)[0].run.last == 1
-
-    def test_records_that_were_reclaimed_abandon_the_run(self, built: Built, dest: Path, pack: Pack) -> None:
-        for _ in range(3):
-            built.lines("a", [b"x"] * 3)
-            built.cut()
-        built.seal()
-        built.log.set_cursor("a", 9, "reader")
-        built.reclaim(4)
-
-        with pytest.raises(NotFound, match=r"RECLAIM has removed records 4 to 6.*; nothing was acknowledged"):
-            pack(built.root.path, dest, group="cold")
-        assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
-
-    def test_another_file_of_the_same_name_is_refused_and_left(self, built: Built, dest: Path, pack: Pack) -> None:
-        built.lines("a", [b"x"] * 20)
-        path = dest / "a" / f"{1:020d}-{20:020d}" / "data" / f"a-{11:020d}.tar"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"something else")
-
-        with pytest.raises(Refused, match=rf"{path.name}: offset 0: .*not overwritten"):
-            pack(built.root.path, dest, size=Records(10))
-
-        assert path.read_bytes() == b"something else"
-        assert built.log.cursor("a").state is CursorState.ABSENT
-
-    def test_a_destination_that_is_a_file(self, built: Built, dest: Path, pack: Pack) -> None:
-        built.lines("a", [b"x"])
-        dest.write_bytes(b"")
-
-        with pytest.raises(InvalidInput, match="not a directory"):
-            pack(built.root.path, dest)
-
-        dest.unlink()
-        assert len(pack(built.root.path, dest)) == 1
 
     def test_a_destination_that_is_another_one_on_each_machine(self, built: Built, pack: Pack) -> None:
         """Each process has its own ``memory://``: the driver cannot see the files that executors write."""

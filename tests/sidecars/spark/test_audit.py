@@ -189,17 +189,6 @@ def test_a_bag_that_cannot_be_read_makes_no_other_suspicious(tmp_path: Path) -> 
     assert (errors(done), done.unread, done.exit_code) == ([], 1, 6)
 
 
-def test_a_bag_that_is_gone_is_found(spark: SparkSession, tmp_path: Path) -> None:
-    built = filled(tmp_path / "root")
-    built.lines("a", [b"more"])
-    archive(built, tmp_path / "root" / "archive", size=Records(4))
-    gone = min((tmp_path / "root" / "archive" / "a").iterdir())
-    gone.rename(tmp_path / "gone")
-    words = [words for _, words in errors(audited(spark, built.root.path))]
-    assert any("missing; the ledger says that it is here" in each for each in words)
-    assert any(each.startswith("follows") for each in words)
-
-
 def test_a_partial_copy_is_good_from_the_record_that_is_named(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     for number in range(4):

@@ -77,9 +77,14 @@ def test_the_last_batch_that_is_committed_counts(checkpoint: Checkpoint, built: 
 
 
 def test_what_spark_leaves_beside_the_batches_does_not_count(checkpoint: Checkpoint, built: Built) -> None:
+    """Neither do offsets that were cut short or are gone."""
     checkpoint.batch(0, checkpoint.source(7))
     for name in (".1.4f9c.tmp", ".0.crc", "1.compact"):
         (checkpoint.path / "commits" / name).write_text(COMMIT)
+    assert processed(checkpoint, built) == 7
+    checkpoint.batch(1, checkpoint.source(9)[:-5])
+    assert processed(checkpoint, built) == 7
+    (checkpoint.path / "offsets/1").unlink()
     assert processed(checkpoint, built) == 7
 
 
@@ -92,18 +97,6 @@ def test_a_batch_that_was_cut_short_does_not_count(
     checkpoint.batch(0, checkpoint.source(7))
     checkpoint.batch(1, checkpoint.source(9))
     checkpoint.write(folder, 1, harm)
-    assert processed(checkpoint, built) == 7
-
-
-def test_a_source_that_was_cut_short_does_not_count(checkpoint: Checkpoint, built: Built) -> None:
-    checkpoint.batch(0, checkpoint.source(7))
-    checkpoint.batch(1, checkpoint.source(9)[:-5])
-    assert processed(checkpoint, built) == 7
-
-
-def test_offsets_that_are_gone_do_not_count(checkpoint: Checkpoint, built: Built) -> None:
-    checkpoint.batch(0, checkpoint.source(7))
-    checkpoint.write("commits", 1, COMMIT)
     assert processed(checkpoint, built) == 7
 
 
@@ -135,9 +128,6 @@ def test_what_is_not_there_is_not_found(checkpoint: Checkpoint, built: Built, tm
     assert "committed nothing yet" in refusal(checkpoint, built, NotFound)
     checkpoint.batch(0, checkpoint.source(9, log="11" * 16), "-")
     assert f"does not read log {built.log_id.hex()}" in refusal(checkpoint, built, NotFound)
-
-
-def test_a_route_that_the_stream_does_not_read_is_refused(checkpoint: Checkpoint, built: Built) -> None:
     checkpoint.batch(0, checkpoint.source(9, routes="bc"))
     assert "does not read route a of this log" in refusal(checkpoint, built, Refused)
 
@@ -164,12 +154,7 @@ def test_what_the_stream_has_never_met_stays_to_be_read(checkpoint: Checkpoint, 
     assert "the stream began after record 15" in refusal(checkpoint, built, Refused)
     checkpoint.batch(1, checkpoint.source(25, began=10))
     assert processed(checkpoint, built) == 25
-
-
-def test_of_several_sources_the_one_that_began_last_decides_what_was_missed(
-    checkpoint: Checkpoint, built: Built
-) -> None:
-    checkpoint.batch(0, checkpoint.source(25), checkpoint.source(25, began=15))
+    checkpoint.batch(2, checkpoint.source(25), checkpoint.source(25, began=15))  # the one that began last decides
     assert "the stream began after record 15" in refusal(checkpoint, built, Refused)
 
 
@@ -181,45 +166,31 @@ def test_a_log_without_segments_has_nothing_to_miss(checkpoint: Checkpoint, buil
     assert processed_by_stream(checkpoint.path, built.root, built.log.cursor("a"), log_id=built.log_id) == 25
 
 
-@pytest.fixture
-def ten(tmp_path: Path) -> Built:
-    ten = Built(tmp_path / "log")
-    ten.lines("a", [b"x"] * 10)
-    return ten
-
-
-def committed(ten: Built, last: int) -> Path:
-    """Write the checkpoint of a stream on route a that has committed up to ``last``."""
-    path = ten.root.path.with_name("checkpoint")
-    source = json.dumps(encode_offsets(Offsets({ten.log_id.hex(): Position(0, last)}, frozenset("a"))))
-    for folder, text in (("offsets", f"v1\n{{}}\n{source}"), ("commits", "v1\n{}")):
-        (path / folder).mkdir(parents=True, exist_ok=True)
-        (path / folder / "0").write_text(text)
-    return path
-
-
-def test_a_cursor_follows_a_stream(ten: Built) -> None:
-    line = ["cursor", "from-checkpoint", committed(ten, 7), "a", "--root", ten.root.path, "--group", "spark"]
+def test_a_cursor_follows_a_stream(checkpoint: Checkpoint, built: Built) -> None:
+    line = ["cursor", "from-checkpoint", checkpoint.path, "a", "--root", built.root.path, "--group", "spark"]
+    checkpoint.batch(0, checkpoint.source(7))
     first = wald(*line)
     assert (first.returncode, first.stdout) == (0, b"7\n")
     assert b"group spark is new on route a" in first.stderr
     line[2] = f"file://{line[2]}"
     assert output_of(*line) == b"7\n"
-    committed(ten, 9)
+    checkpoint.batch(1, checkpoint.source(9))
     assert output_of(*line) == b"9\n"
-    assert ten.log.cursor("a", "spark").effective == 9
+    assert built.log.cursor("a", "spark").effective == 9
 
 
-def test_it_refuses_what_would_lose_something(ten: Built) -> None:
-    line = ["cursor", "from-checkpoint", committed(ten, 7), "a", "--root", ten.root.path]
-    ten.log.set_cursor("a", 8)
-    assert refusal_of(*line)[0] == Refused.exit_code  # backwards
-    committed(ten, 11)
-    code, message, _ = refusal_of(*line)
+def test_it_refuses_what_would_lose_something(checkpoint: Checkpoint, built: Built) -> None:
+    def refused(place: object = checkpoint.path) -> tuple[int, str, str]:
+        return refusal_of("cursor", "from-checkpoint", place, "a", "--root", built.root.path)
+
+    checkpoint.batch(0, checkpoint.source(7))
+    built.log.set_cursor("a", 8)
+    assert refused()[0] == Refused.exit_code  # backwards
+    checkpoint.batch(1, checkpoint.source(31))
+    code, message, _ = refused()
     assert (code, "beyond the last durable record" in message) == (Refused.exit_code, True)
-    assert ten.log.cursor("a").effective == 8
-    nowhere = ["cursor", "from-checkpoint", ten.root.path / "nowhere", "a", "--root", ten.root.path]
-    assert refusal_of(*nowhere)[0] == NotFound.exit_code
-    code, message, hint = refusal_of("cursor", "from-checkpoint", "s3://lake/ck", "a", "--root", ten.root.path)
+    assert built.log.cursor("a").effective == 8
+    assert refused(built.root.path / "nowhere")[0] == NotFound.exit_code
+    code, message, hint = refused("s3://lake/ck")
     assert (code, message) == (InvalidInput.exit_code, "s3://lake/ck: a URL, but a directory is needed")
     assert "copy the checkpoint" in hint

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from damage import flipped
-from faults import Died, DyingDisk, until_it_survives
+from damage import flip_bit
+from faults import after_each_death
 from hypothesis import given
 from hypothesis import strategies as st
 from json_page import require_documented
@@ -22,6 +22,7 @@ from running import sidecar
 from spark_jobs import run_job
 
 from wald.errors import Damaged, Refused
+from wald.files.disk import Disk
 from wald.format.names import Kind
 from wald_spark.compact import job
 from wald_spark.compact.job import (
@@ -139,8 +140,7 @@ def test_routes_of_before_hold_and_damage_changes_nothing(spark: SparkSession, t
         built.columns("a", [b"later %d" % number], keys=[b"k0"])
         built.cut()
     segment = built.path(4, Kind.RAW)
-    data = segment.read_bytes()
-    segment.write_bytes(flipped(data, 8 * data.index(b"later")))
+    flip_bit(segment, b"later")
     with pytest.raises(Damaged, match=str(segment)):
         compact(spark, out, built, routes=("a",))
     assert os.readlink(out / "latest") == "gen-000001"
@@ -153,7 +153,7 @@ def test_routes_of_before_hold_and_damage_changes_nothing(spark: SparkSession, t
 def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -> None:
     """The next run removes the leftovers of the crashed one."""
 
-    def run(out: Path, disk: Unsynced | DyingDisk, number: int) -> None:
+    def run(out: Path, disk: Disk, number: int) -> None:
         generations = Generations(out, disk)
         generations.read()
         directory = generations.begin()
@@ -161,19 +161,15 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
         (directory / "part.parquet").write_text(str(number))
         generations.commit(directory, Generation(None, {"log": Progress(number)}))
 
-    for number, disk in enumerate(until_it_survives(DyingDisk)):
-        assert isinstance(disk, DyingDisk)
+    def die(number: int, disk: Disk) -> None:
         out = tmp_path / f"{number}"
         out.mkdir()
         run(out, Unsynced(), 1)
         run(out, Unsynced(), 2)
-        try:
-            run(out, disk, 3)
-        except Died:
-            disk.abandon()
-        else:
-            assert number > 5
-            break
+        run(out, disk, 3)
+
+    for number in after_each_death(die, least=5):
+        out = tmp_path / f"{number}"
         holding = Generations(out, Unsynced())
         content, latest = holding.read(), holding.latest()
         assert content is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from damage import flipped
-from faults import Died, DyingDisk, until_it_survives
+from faults import Died, after_each_death
 from logs import Built, Unsynced
 from pyarrow import parquet
 
@@ -84,17 +84,12 @@ def two_logs(out: Path, disk: Disk) -> None:
 
 
 def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
-    for number, disk in enumerate(until_it_survives(DyingDisk)):
-        assert isinstance(disk, DyingDisk)
+    def die(number: int, disk: Disk) -> None:
+        private(tmp_path / f"{number}").mkdir(parents=True)
+        two_logs(tmp_path / f"{number}", disk)
+
+    for number in after_each_death(die, least=10):
         out = tmp_path / f"{number}"
-        private(out).mkdir(parents=True)
-        try:
-            two_logs(out, disk)
-        except Died:
-            disk.abandon()
-        else:
-            assert number > 10
-            break
         output = Output(out, Unsynced())
         output.recover()
 
@@ -112,21 +107,17 @@ def both(log: str) -> list[str]:
 
 def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
     """Recovery may crash at any step, too."""
-    for number, disk in enumerate(until_it_survives(DyingDisk)):
-        assert isinstance(disk, DyingDisk)
+
+    def die(number: int, disk: Disk) -> None:
         out = tmp_path / f"{number}"
         private(out).mkdir(parents=True)
         with pytest.raises(Died):
             two_logs(out, _DyingAtRename())
-        try:
-            Output(out, disk).recover()
-        except Died:
-            disk.abandon()
-        else:
-            assert number > 5
-            break
-        Output(out, Unsynced()).recover()
-        assert seen(out) == sorted(both(LOG) + both(OTHER))
+        Output(out, disk).recover()
+
+    for number in after_each_death(die, least=5):
+        Output(tmp_path / f"{number}", Unsynced()).recover()
+        assert seen(tmp_path / f"{number}") == sorted(both(LOG) + both(OTHER))
 
 
 class _DyingAtRename(Unsynced):
@@ -141,15 +132,8 @@ class _DyingAtRename(Unsynced):
 def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     output = Output(tmp_path, Unsynced())
     private(tmp_path).mkdir()
-    written = entry(
-        LOG,
-        7,
-        shape=Shape(("a", "b"), ("status",), "status INT"),
-        held_back={"b": 4},
-        records=3,
-        at="now",
-        pending=("x",),
-    )
+    shape = Shape(("a", "b"), ("status",), "status INT")
+    written = entry(LOG, 7, shape=shape, held_back={"b": 4}, records=3, at="now", pending=("x",))
     output.write(written)
 
     assert output.entries() == {LOG: written}

@@ -66,25 +66,20 @@ def shipped(built: Built, to: Path) -> Path:
     return to
 
 
-def test_a_log_is_known_by_its_identity(built: Built) -> None:
-    assert find_locations([str(built.root.path)]) == [LogLocation(built.root, built.log_id)]
+def test_a_log_is_known_by_its_identity_and_a_file_url_is_a_path(built: Built) -> None:
+    path = built.root.path
+    for address in (str(path), f"file://{path}", f"file:{path}", f"file://localhost{path}"):
+        assert find_locations([address]) == [LogLocation(built.root, built.log_id)]
 
 
-def test_a_file_url_is_a_path(built: Built) -> None:
-    for address in (f"file://{built.root.path}", f"file:{built.root.path}", f"file://localhost{built.root.path}"):
-        assert find_locations([address]) == find_locations([str(built.root.path)])
-
-
-@pytest.mark.parametrize("below", ["", "segments"])
-def test_shipped_segments_say_themselves_which_log_they_are(built: Built, tmp_path: Path, below: str) -> None:
-    directory = shipped(built, tmp_path / "shipped" / below)
+@pytest.mark.parametrize(("below", "kind"), [("", Kind.SEALED), ("segments", Kind.SEALED), ("", Kind.RAW)])
+def test_shipped_segments_say_themselves_which_log_they_are(
+    built: Built, tmp_path: Path, below: str, kind: Kind
+) -> None:
+    directory = tmp_path / "shipped" / below
+    directory.mkdir(parents=True)
+    shutil.copy(built.path(1 if kind is Kind.SEALED else 3, kind), directory)
     assert find_locations([str(tmp_path / "shipped")]) == [LogLocation(Shipped(directory), built.log_id)]
-
-
-def test_a_raw_segment_says_so_too(built: Built, tmp_path: Path) -> None:
-    (tmp_path / "shipped").mkdir()
-    shutil.copy(built.path(3, Kind.RAW), tmp_path / "shipped")
-    assert find_locations([str(tmp_path / "shipped")]) == [LogLocation(Shipped(tmp_path / "shipped"), built.log_id)]
 
 
 def test_a_damaged_segment_leaves_it_to_the_next(built: Built, tmp_path: Path) -> None:
@@ -124,16 +119,15 @@ def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
     before = [record.value for record in built.log.records()]
     for base in (1, None):
         if base is not None:
-            built.path(base, Kind.SEALED).unlink()
+            built.path(base, Kind.SEALED).rename(tmp_path / "away")
         for names in ([built.root.path, directory], [directory, built.root.path]):
             (place,) = find_locations([str(name) for name in names])
             assert values(place) == before
-    (place,) = find_locations([str(part(built, tmp_path / "one", 2)), str(part(built, tmp_path / "two", 3))])
+    (tmp_path / "away").rename(built.path(1, Kind.SEALED))
+    first, second, third = (str(part(built, tmp_path / f"{base}", base)) for base in (1, 2, 3))
+    (place,) = find_locations([second, third])
     assert values(place) == before[1:]
-
-
-def test_a_hole_between_two_parts_is_damage(built: Built, tmp_path: Path) -> None:
-    (place,) = find_locations([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 3))])
+    (place,) = find_locations([first, third])
     with pytest.raises(Damaged, match="record 2 is missing"):
         values(place)
 

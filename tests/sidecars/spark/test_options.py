@@ -36,11 +36,6 @@ def test_without_options_everything_is_read_and_nothing_may_be_missing() -> None
     assert options.partition_bytes == PARTITION_BYTES
 
 
-def test_names_are_case_insensitive() -> None:
-    assert parsed(STARTINGSEQUENCE="7", endingsequence="9").first == 7
-    assert parsed(startingSequence="7", endingsequence="9").last == 9
-
-
 def test_routes_are_named_one_by_one_or_in_a_list() -> None:
     cases: list[tuple[dict[str, str], set[str]]] = [
         ({"route": "a"}, {"a"}),
@@ -76,13 +71,6 @@ def test_a_time_without_a_zone_is_in_the_one_that_was_named() -> None:
         assert parsed(startingTimestamp=value, timeZone=zone).from_ns == nanoseconds
 
 
-def test_a_time_that_names_no_zone_is_not_taken_for_any() -> None:
-    """The source does not know the session's time zone; assuming UTC returned twice the rows in New York."""
-    for value in ["1970-01-01T00:00:01", "1970-01-02"]:
-        with pytest.raises(InvalidInput, match="names no time zone"):
-            parsed(startingTimestamp=value)
-
-
 def test_a_table_is_refused_with_the_view_that_works() -> None:
     """Spark passes a table's options when the table is created, but not when it is read."""
     with pytest.raises(InvalidInput, match="a table cannot be of format wald") as refused:
@@ -90,16 +78,19 @@ def test_a_table_is_refused_with_the_view_that_works() -> None:
     assert "CREATE TEMPORARY VIEW" in refused.value.hint
 
 
-def test_several_paths_come_as_json() -> None:
-    assert parse_options({"paths": '["/a", "/b,c"]'}).paths == ("/a", "/b,c")
-
-
-def test_modes_and_sizes() -> None:
-    options = parsed(mode="permissive", failOnDataLoss="FALSE", maxBytesPerPartition="8MiB", includeActive="false")
+def test_modes_sizes_and_paths() -> None:
+    """Names are case-insensitive, and Spark adds options of its own."""
+    options = parsed(mode="permissive", FAILONDATALOSS="FALSE", maxBytesPerPartition="8MiB", includeActive="false")
     assert options.tolerance.damage
     assert options.tolerance.loss
     assert options.partition_bytes == 8 << 20
     assert not options.active
+    assert not options.tolerance.partial
+    assert parsed(partial="TRUE").tolerance.partial
+    assert (parsed(STARTINGSEQUENCE="7").first, parsed(startingSequence="7", endingsequence="9").last) == (7, 9)
+    assert parsed(damagePath="file:///tmp/damage").tolerance.report == "/tmp/damage"
+    assert parse_options({"paths": '["/a", "/b,c"]'}).paths == ("/a", "/b,c")
+    assert parse_options({"path": "/log", "spark.some.thing": "1"}).paths == ("/log",)
 
 
 def test_what_cannot_be_right_is_refused_with_its_name() -> None:
@@ -117,6 +108,10 @@ def test_what_cannot_be_right_is_refused_with_its_name() -> None:
         ({"startingTimestamp": "2026-11-21", "timeZone": "+24:00"}, "timeZone must be the name"),
         ({"damagePath": "s3://lake/damage"}, "s3://lake/damage: a URL, but a directory is needed"),
         ({"startingTimestamp": "tomorrow"}, "startingTimestamp must be a time"),
+        # The source does not know the session's time zone; assuming UTC returned twice the rows in New York.
+        ({"startingTimestamp": "1970-01-01T00:00:01"}, "names no time zone"),
+        ({"startingTimestamp": "1970-01-02"}, "names no time zone"),
+        ({"partial": "some"}, "partial must be"),
         ({"endingTimestamp": "-5"}, "endingTimestamp must be a time"),
         ({"route": "../x"}, "x"),
         ({"routes": "a,,b"}, ""),
@@ -136,14 +131,9 @@ def test_what_cannot_be_right_is_refused_with_its_name() -> None:
         assert refused.value.hint
 
 
-def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
-    with pytest.raises(InvalidInput) as refused:
-        parsed(startingSequnce="1")
-    assert refused.value.hint == "did you mean startingSequence?"
-
-
 def test_options_of_streams_and_of_kafka_lead_to_those_of_queries() -> None:
     for name, hint in [
+        ("startingSequnce", "did you mean startingSequence?"),
         ("endingOffsets", "endingSequence"),
         ("endingOffsets", "availableNow=True"),
         ("startingOffsets", "startingSequence"),
@@ -154,14 +144,6 @@ def test_options_of_streams_and_of_kafka_lead_to_those_of_queries() -> None:
         assert hint in refused.value.hint
 
 
-def test_a_file_url_for_reports_is_a_path() -> None:
-    assert parsed(damagePath="file:///tmp/damage").tolerance.report == "/tmp/damage"
-
-
-def test_what_spark_itself_adds_does_not_matter() -> None:
-    assert parse_options({"path": "/log", "spark.some.thing": "1"}).paths == ("/log",)
-
-
 LOG = "0123456789abcdef" * 2
 AS_UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -170,18 +152,11 @@ def parse(**given: str) -> StreamOptions:
     return parse_stream_options({name.lower(): value for name, value in given.items()})
 
 
-def test_without_options_a_stream_reads_everything_there_is() -> None:
-    assert parse() == StreamOptions("earliest", {}, Limits())
-
-
 def test_a_stream_begins_where_its_options_say() -> None:
+    assert parse() == parse(startingOffsets="earliest") == StreamOptions("earliest", {}, Limits())
     assert parse(startingOffsets="Latest").starting == "latest"
-    assert parse(startingOffsets="earliest") == parse()
     assert parse(startingOffsets=f'{{"{LOG}": 251}}').first == {LOG: 251}
     assert parse(startingOffsets=f'{{"{AS_UUID}": 1}}').first == {LOG: 1}  # spelled as in log.json
-
-
-def test_limits_are_counts_and_sizes() -> None:
     assert parse(maxRecordsPerTrigger="500", maxBytesPerTrigger="64MiB").limits == Limits(500, 64 * MIB)
 
 
@@ -265,7 +240,4 @@ def test_offsets_of_other_sources_are_refused() -> None:
         assert not is_offsets(content)
         with pytest.raises(BadOffsets):
             decode_offsets(content)
-
-
-def test_those_of_a_newer_version_are_ours() -> None:
     assert is_offsets(WHOLE | {"version": 2, "more": 1})

@@ -8,8 +8,10 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from damage import flip_bit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
@@ -102,14 +104,6 @@ def sequences(pieces: list[LogPiece]) -> list[int]:
     return [record.sequence for record in read(pieces)]
 
 
-def test_an_empty_log_has_no_pieces(tmp_path: Path) -> None:
-    assert planned(place_of(Built(tmp_path / "root"))) == []
-
-
-def test_a_route_without_records_has_no_pieces(built: Built) -> None:
-    assert planned(place_of(built), Range(frozenset(["none"]), 1, 99)) == []
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("routes", [None, frozenset("a")])
 def test_a_long_record_counts_with_all_its_pieces(tmp_path: Path, routes: frozenset[str] | None, sealed: bool) -> None:
@@ -146,14 +140,12 @@ def test_segments_outside_the_range_are_not_opened(built: Built) -> None:
     assert sequences(planned(place_of(built), Range(None, 3, 4))) == [3, 4]
 
 
-def test_the_active_segment_can_be_left_out(built: Built) -> None:
-    assert sequences(planned(place_of(built))) == list(range(1, 9))
-    assert sequences(planned(place_of(built), active=False)) == list(range(1, 7))
-
-
-def test_what_is_not_durable_is_not_read(built: Built) -> None:
+def test_the_active_segment_can_be_left_out_and_what_is_not_durable_is_not_read(built: Built) -> None:
     built.lines("a", [b"not yet"], publish=False)
     assert sequences(planned(place_of(built))) == list(range(1, 9))
+    assert sequences(planned(place_of(built), active=False)) == list(range(1, 7))
+    with pytest.raises(Damaged, match="belongs to log"):
+        planned(LogLocation(built.root, bytes(16)))
 
 
 def test_shipped_segments_are_read_to_their_end(built: Built, tmp_path: Path) -> None:
@@ -173,11 +165,6 @@ def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -
     assert sequences(planned(place, tolerance=FORGIVING)) == [1, 2, 5, 6]
 
 
-def test_a_foreign_segment_is_damage(built: Built, tmp_path: Path) -> None:
-    with pytest.raises(Damaged, match="belongs to log"):
-        planned(LogLocation(built.root, bytes(16)))
-
-
 def test_what_was_reclaimed_is_passed_over_unless_it_was_asked_for(built: Built) -> None:
     built.reclaim(1)
     built.reclaim(5)
@@ -188,17 +175,12 @@ def test_what_was_reclaimed_is_passed_over_unless_it_was_asked_for(built: Built)
     assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [3, 4, 7, 8]
 
 
-def test_what_is_reclaimed_between_planning_and_reading_is_missed(built: Built) -> None:
-    pieces = planned(place_of(built), limit=1)
+def test_what_is_reclaimed_between_planning_and_reading_is_missed_unless_loss_is_tolerated(built: Built) -> None:
+    pieces, tolerant = (planned(place_of(built), limit=1, tolerance=each) for each in (STRICT, FORGIVING))
     built.reclaim(3)
     with pytest.raises(NotFound, match="RECLAIM has removed"):
         read(pieces)
-
-
-def test_what_is_reclaimed_meanwhile_may_be_missing_if_loss_is_tolerated(built: Built) -> None:
-    pieces = planned(place_of(built), limit=1, tolerance=FORGIVING)
-    built.reclaim(3)
-    assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
+    assert sequences(tolerant) == [1, 2, 5, 6, 7, 8]
 
 
 def test_without_a_head_what_is_behind_the_last_complete_segment_is_reported(built: Built) -> None:
@@ -207,12 +189,6 @@ def test_without_a_head_what_is_behind_the_last_complete_segment_is_reported(bui
         planned(place_of(built))
     assert sequences(planned(place_of(built), Range(None, 1, 6))) == [1, 2, 3, 4, 5, 6]
     assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
-    built.path(3, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
-        planned(place_of(built))
 
 
 def test_of_what_is_gone_only_what_no_ledger_explains_is_called_lost(built: Built) -> None:
@@ -227,22 +203,13 @@ def test_a_gap_ends_where_the_next_segment_begins_also_behind_the_range(built: B
     assert sequences(planned(place_of(built), Range(None, 1, 4), gaps=True)) == [1, 2]
 
 
-def test_a_damaged_frame_is_named_with_segment_and_offset(built: Built) -> None:
+def test_a_damaged_frame_is_named_or_passed_over_and_reported(built: Built, tmp_path: Path) -> None:
     path = built.path(3, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1  # in the first frame
-    path.write_bytes(data)
-    pieces = planned(place_of(built), limit=1)
+    flip_bit(path, 40)  # in the first frame
     with pytest.raises(Damaged, match=rf"{path}: offset 0: frame 0") as damaged:
-        read(pieces)
+        read(planned(place_of(built), limit=1))
     assert "PERMISSIVE" in damaged.value.hint
 
-
-def test_damage_that_is_tolerated_is_passed_over_and_reported(built: Built, tmp_path: Path) -> None:
-    path = built.path(3, Kind.SEALED)
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    path.write_bytes(data)
     pieces = planned(place_of(built), limit=1, tolerance=Tolerance(damage=True, report=str(tmp_path / "report")))
     for _ in range(2):  # a retried task does not repeat its report
         assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
@@ -276,10 +243,7 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     built.lines("a", [b"to be damaged " * 10])
     for number in range(9):
         built.lines("ab"[number % 2], [b"y" * 100])
-    path = built.path(1, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"to be damaged")] ^= 1
-    path.write_bytes(data)
+    flip_bit(built.path(1, Kind.RAW), b"to be damaged")
     built.cut()
     if sealed:
         built.seal()
@@ -306,25 +270,20 @@ def with_shrinking(path: Path) -> Built:
     return built
 
 
-def test_a_shrunk_segment_whose_index_is_damaged_has_no_hole(tmp_path: Path) -> None:
-    built = with_shrinking(tmp_path)
-    path = built.path(1, Kind.SEALED)
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [record.sequence for record in read(planned(place_of(built), gaps=True))] == [3, 6, 9, 11]
-    with pytest.raises(NotFound, match="RECLAIM has removed records"):
-        read(planned(place_of(built)))
-
-
-def test_what_shrinking_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["whole", "damaged"])
+def test_what_shrinking_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path, index: str) -> None:
     place = place_of(built := with_shrinking(tmp_path))
+    if index == "damaged":
+        path = built.path(1, Kind.SEALED)
+        path.write_bytes(path.read_bytes()[:-5])
 
-    stuck = Range(frozenset(["stuck"]), 1, 10**9)
-    assert [record.sequence for record in read(planned(place, stuck))] == [3, 6, 9]
-    with pytest.raises(NotFound, match="RECLAIM has removed records"):
-        read(planned(place))
-    with pytest.raises(NotFound, match="RECLAIM has removed records"):
-        read(planned(place, Range(frozenset(["web"]), 1, 10**9)))
-    assert [record.sequence for record in read(planned(place, gaps=True))] == [3, 6, 9, 11]
-    assert [record.sequence for record in read(planned(place, tolerance=FORGIVING))] == [3, 6, 9, 11]
-    assert [record.sequence for record in read(planned(place, Range(None, 11, 11)))] == [11]
+    def found(*routes: str, first: int = 1, **options: Any) -> list[int]:
+        return sequences(planned(place, Range(frozenset(routes) or None, first, 10**9), **options))
+
+    assert found("stuck", gaps=index == "damaged") == [3, 6, 9]
+    for routes in ((), ("web",)):
+        with pytest.raises(NotFound, match="RECLAIM has removed records"):
+            found(*routes)
+    assert found(gaps=True) == found(tolerance=FORGIVING) == [3, 6, 9, 11]
+    assert found(first=11) == [11]
     built.crash()

@@ -81,23 +81,12 @@ def test_every_record_is_in_one_run(steps: list[str]) -> None:
         built.crash()
 
 
-def test_an_open_record_of_another_route_holds_nothing_back(tmp_path: Path) -> None:
-    built = Built(tmp_path / "root")
-    built.piece("b", b"long ", begins=True, ends=False)
-    built.lines("a", [b"2", b"3"])
-
-    assert numbers(new_records(place_of(built), None, ["a"], STRICT)) == [2, 3]
-
-
-def test_a_log_without_records_has_nothing_to_do(tmp_path: Path) -> None:
-    assert not new_records(place_of(Built(tmp_path / "root")), None, None, STRICT).due
-
-
 def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
     """The run reads nothing, and the next run skips those records."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"1"])
-    built.lines("b", [b"2", b"3"])
+    built.lines("b", [b"2"])
+    built.piece("b", b"3 is open", begins=True, ends=False)
     found = new_records(place_of(built), Progress(1), ["a"], STRICT)
 
     assert (found.after, found.pieces) == (Progress(3), [])

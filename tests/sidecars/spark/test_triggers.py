@@ -116,29 +116,6 @@ def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, 
             log.crash()
 
 
-def test_a_record_whose_end_has_not_come_holds_back_what_is_behind_it(tmp_path: Path) -> None:
-    """Only for streams that read its route; later it arrives complete."""
-    built = Built(tmp_path / "log")
-    built.lines("a", [b"first"])
-    built.piece("b", b"be", begins=True, ends=False)
-    built.lines("a", [b"second"])
-    everything, only_a = Stream(built.root.path), Stream(built.root.path, route="a")
-    assert everything.trigger()
-    assert only_a.trigger()
-    assert (everything.sequences, only_a.sequences) == ([1], [1, 3])
-    assert not everything.trigger()
-    built.piece("b", b"gun\n", begins=False, ends=True)
-    assert everything.trigger(crash=True)
-    assert [value for _, _, value in sorted(everything.sink)] == [b"first", b"begun", b"second"]
-
-
-def test_a_limit_ends_within_a_batch_and_within_a_segment(built: Built) -> None:
-    stream = Stream(built.root.path)
-    while stream.trigger(Limits(records=7), crash=True):
-        assert len(stream.sink) == stream.at.logs[built.log_id.hex()].last
-    assert stream.sequences == list(range(1, 31))
-
-
 def test_latest_is_where_the_log_ended_when_the_stream_met_it(built: Built) -> None:
     """The position survives a crash of Spark during the first batch."""
     stream = Stream(built.root.path, startingoffsets="latest")
@@ -207,20 +184,15 @@ def test_a_reclaimed_range_is_loud_unless_loss_is_tolerated(built: Built) -> Non
     strict, tolerant = Stream(built.root.path), Stream(built.root.path, failondataloss="false")
     for stream in (strict, tolerant):
         stream.trigger(Limits(records=5))
+    planned = strict.triggers.pieces(strict.at, strict.triggers.end(strict.at, NO_LIMITS))
     built.reclaim(1)
+    with pytest.raises(NotFound, match="RECLAIM has removed records 6 to 10"):
+        records(planned)
     with pytest.raises(NotFound, match="RECLAIM has removed records 6 to 10") as caught:
         strict.trigger()
     assert "failOnDataLoss" in caught.value.hint
     tolerant.trigger()
     assert tolerant.sequences == [*range(1, 6), *range(11, 31)]
-
-
-def test_a_range_that_goes_between_planning_and_reading_is_loud(built: Built) -> None:
-    stream = Stream(built.root.path)
-    pieces = stream.triggers.pieces(stream.at, stream.triggers.end(stream.at, NO_LIMITS))
-    built.reclaim(1)
-    with pytest.raises(NotFound, match="RECLAIM has removed records 1 to 10"):
-        records(pieces)
 
 
 def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> None:
