@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from logs import Built
 
 from wald_spark.session import find_java, session
 
@@ -55,3 +56,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert url.startswith("spark://"), "the cluster has said why on stderr"
         yield url
     assert process.returncode == 0
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """An empty log."""
+    return Built(tmp_path / "root")
+
+
+@pytest.fixture
+def thirty(built: Built) -> Built:
+    """Thirty records of route a in three segments: sealed, sealed, active."""
+    for number in range(3):
+        built.lines("a", [b"%d" % (10 * number + n) for n in range(1, 11)])
+        if number < 2:
+            built.cut()
+    built.seal()
+    return built

@@ -124,11 +124,6 @@ def test_a_batch_is_cut_where_the_limit_is_and_a_longer_record_goes_alone() -> N
     assert at == [3, 3, 3]
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return Built(tmp_path / "root")
-
-
 def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) -> list[Share]:
     """Measure pieces that begin at the given records, even in the middle of a batch."""
     last = max((record.sequence for record in log.records()), default=0)

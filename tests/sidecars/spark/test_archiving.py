@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from archives import archive, command, copied, errors, files, ledger_lines
 from damage import flip_bit
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from logs import Built
 from running import eventually
-from some_logs import STEPS, Step, build
 
 import wald
 from wald.errors import Damaged, Unavailable
@@ -49,11 +45,6 @@ def pack(spark: SparkSession) -> Pack:
         return archive(root, dest, engine=engine, **options)  # type: ignore[arg-type]
 
     return packed
-
-
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return Built(tmp_path / "root")
 
 
 @pytest.fixture
@@ -124,21 +115,6 @@ def test_parts_of_a_bundle_end_where_they_do_in_one_process(
     assert run.manifest is not None
     assert len(run.manifest.entries[0].bundle.contents.parts) == 3
     assert files(tmp_path / "spark") == files(tmp_path / "local")
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    steps=STEPS.filter(lambda steps: len(steps) > 3),
-    size=st.builds(Bytes, st.integers(5, 60)) | st.builds(Records, st.integers(2, 9)),
-)
-def test_any_log_gives_the_same_tree(pack: Pack, steps: list[Step], size: Size) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
-        build(here / "root", steps).crash()
-        copied(here / "root", here / "other")
-        archive(here / "other", here / "local", size=size)
-        pack(here / "root", here / "spark", size=size)
-        assert files(here / "spark") == files(here / "local")
 
 
 def test_nothing_to_archive_starts_no_spark(built: Built, dest: Path) -> None:

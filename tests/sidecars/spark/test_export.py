@@ -17,7 +17,7 @@ from logs import Built, Unsynced
 from running import refused, run, sidecar
 from spark_jobs import run_job
 
-from wald.errors import Damaged, InvalidInput, Refused
+from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
 from wald_spark.export.job import Exporter, LogResult, Output, Shape, private
 from wald_spark.options import Tolerance
@@ -154,17 +154,6 @@ def test_json_becomes_columns_and_what_is_none_is_kept(spark: SparkSession, tmp_
     export(spark, tmp_path / "found", built, names=("host",))
     found = rows(tmp_path / "found", "json", "_corrupt_record")
     assert found[3:] == [({"host": "y"}, None), (None, b'{"host":1}'), ({"host": "z"}, None)]
-
-
-def test_options_of_before_hold(spark: SparkSession, tmp_path: Path) -> None:
-    built = Built(tmp_path / "root")
-    built.lines("a", [b"1"])
-    export(spark, tmp_path / "out", built, routes=("a",))
-
-    with pytest.raises(Refused, match="was exported there with --route a, not with neither"):
-        export(spark, tmp_path / "out", built)
-    with pytest.raises(InvalidInput, match="--json-schema 'a WHAT'"):
-        export(spark, tmp_path / "other", built, json_ddl="a WHAT")
 
 
 def test_damage_ends_the_run_or_is_passed_over_and_reported(spark: SparkSession, tmp_path: Path) -> None:

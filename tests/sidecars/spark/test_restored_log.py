@@ -99,26 +99,19 @@ def job(root: Path, before: Progress | None) -> NewRecords:
 
 
 @REPLACEMENTS
-def test_a_stream_that_kept_running_ends_with_it(built: Built, root: Path, copy: Path, restore: Restore) -> None:
+@pytest.mark.parametrize("started_again", [False, True])
+def test_a_stream_ends_with_it_and_one_that_is_started_again_compares_its_checkpoint(
+    built: Built, root: Path, copy: Path, restore: Restore, started_again: bool
+) -> None:
+    """Spark plans a trigger again after a crash."""
     stream = triggers(built.root.path)
     at = kept(stream.end(stream.start(), Limits()))
     restore(root, copy)
+    stream = triggers(root) if started_again else stream
     for act in (lambda: stream.end(at, Limits()), lambda: stream.pieces(stream.start(), at)):
         with pytest.raises(RolledBack, match=OLDER) as error:
             act()
         assert (error.value.exit_code, "checkpointLocation" in error.value.hint) == (16, True)
-
-
-@REPLACEMENTS
-def test_a_stream_that_is_started_again_compares_its_checkpoint(
-    built: Built, root: Path, copy: Path, restore: Restore
-) -> None:
-    at = read_all(built.root.path)
-    restore(root, copy)
-    with pytest.raises(RolledBack, match=OLDER):
-        triggers(root).end(at, Limits())
-    with pytest.raises(RolledBack, match=OLDER):  # Spark plans a trigger again after a crash
-        triggers(root).pieces(triggers(root).start(), at)
 
 
 def test_another_start_of_the_same_epoch_is_noticed(built: Built, root: Path, copy: Path) -> None:

@@ -113,15 +113,8 @@ def test_a_segment_is_read_by_several_tasks(load: Load, tmp_path: Path) -> None:
     assert sequences(frame) == list(range(1, 9))
 
 
-def test_several_logs_and_what_a_pattern_names(load: Load, tmp_path: Path) -> None:
-    for name in ("log-a", "log-b", "other"):
-        Built(tmp_path / name).lines("a", [name.encode()])
-    assert load(tmp_path / "log-*").count() == 2
-    found = load(tmp_path / "log-a", tmp_path / "other", schema="value STRING").collect()
-    assert sorted(row.value for row in found) == ["log-a", "other"]
-
-
 def test_shipped_segments_and_archives_are_read_like_the_log(load: Load, built: Built, tmp_path: Path) -> None:
+    """Damage that is passed over is reported by a task; several paths are read together."""
     (tmp_path / "shipped").mkdir()
     for base in (1, 11):
         shutil.copy(built.path(base, Kind.SEALED), tmp_path / "shipped")
@@ -130,25 +123,16 @@ def test_shipped_segments_and_archives_are_read_like_the_log(load: Load, built: 
     assert sequences(load(tmp_path / "archive", startingSequence=2)) == list(range(3, 26, 2))
     assert {row.segment for row in load(tmp_path / "archive").collect()} == {None}
 
-
-def test_one_damaged_log_among_three_is_named_or_passed_over(load: Load, tmp_path: Path) -> None:
-    roots = []
-    for name in ("one", "two", "three"):
-        built = Built(tmp_path / name)
-        for number in range(3):
-            built.lines("a", [b"%d" % number])
-            built.cut()
-        built.seal()
-        roots.append(built.root.path)
-    harmed = tmp_path / "two" / "segments" / f"{2:020d}.wal.zst"
+    harmed, other = tmp_path / "shipped" / built.path(11, Kind.SEALED).name, Built(tmp_path / "other")
+    other.lines("a", [b"x"] * 3)
     flip_bit(harmed, 40)
-    words = refusal(partial(load, *roots))
+    words = refusal(partial(load, tmp_path / "shipped", other.root.path))
     assert f"{harmed}: offset 0: frame 0" in words
     assert "hint: " in words
     report = tmp_path / "report"
-    assert load(*roots, mode="PERMISSIVE", damagePath=report).count() == 8
+    assert load(tmp_path / "shipped", other.root.path, mode="PERMISSIVE", damagePath=report).count() == 13
     (content,) = [path.read_text() for path in report.iterdir()]
-    assert "record 2 cannot be read" in content
+    assert "records 11 to 20 cannot be read" in content
 
 
 def test_values_that_are_json_become_columns(load: Load, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from logs import Built
-from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from running import Daemon, eventually, output_of, sidecar
 
@@ -135,26 +134,6 @@ def test_every_record_comes_once_over_restarts(spark: SparkSession, write: Write
 
     command = ["cursor", "from-checkpoint", tmp_path / "checkpoint", "a", "--root", logs[0].root.path]
     assert output_of(*command) == b"%d\n" % logs[0].last
-
-
-def test_a_reclaimed_range_ends_the_query_unless_loss_is_tolerated(
-    spark: SparkSession, write: Write, tmp_path: Path
-) -> None:
-    built = Built(tmp_path / "log")
-    for _ in range(3):
-        built.lines("a", [b"x"] * 10)
-        built.cut()
-    assert finish(write(built.root.path)) == [30]
-    for _ in range(2):
-        built.lines("a", [b"y"] * 10)
-        built.cut()
-    built.seal()
-    built.reclaim(31)
-
-    with pytest.raises(StreamingQueryException, match="RECLAIM has removed records 31 to 40"):
-        finish(write(built.root.path))
-    assert finish(write(built.root.path, failOnDataLoss="false")) == [10]
-    assert [sequence for _, sequence, _ in sink(spark, tmp_path)] == [*range(1, 31), *range(41, 51)]
 
 
 @pytest.mark.slow

@@ -24,21 +24,14 @@ def ignore(_: int) -> None:
     pass
 
 
-def test_every_piece_gives_its_result_once(spark: SparkSession) -> None:
-    done: list[int] = []
-    results = dict(tasks.run(spark, ["a", "b", "c", "d"], lambda piece: piece.encode() * 2, on_done=done.append))
-    assert results == {0: b"aa", 1: b"bb", 2: b"cc", 3: b"dd"}
-    assert sorted(done) == [0, 1, 2, 3]
-
-
-def test_no_pieces_give_no_results(spark: SparkSession) -> None:
-    assert list(tasks.run(spark, [], lambda piece: piece, on_done=ignore)) == []
-
-
-def test_more_pieces_than_tasks_are_shared_out(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [0, 4, 10])
+def test_every_piece_gives_its_result_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """More pieces than tasks are shared out."""
     monkeypatch.setattr(tasks, "_TASKS_PER_CORE", 2)
-    results = dict(tasks.run(spark, range(10), lambda piece: str(piece).encode(), on_done=ignore))
-    assert results == {number: str(number).encode() for number in range(10)}
+    done: list[int] = []
+    results = dict(tasks.run(spark, range(count), lambda piece: str(piece).encode(), on_done=done.append))
+    assert results == {number: str(number).encode() for number in range(count)}
+    assert sorted(done) == list(range(count))
 
 
 def test_a_result_arrives_while_others_are_being_made(spark: SparkSession, tmp_path: Path) -> None:

@@ -71,18 +71,6 @@ def kept(offsets: Offsets) -> Offsets:
     return decode_offsets(json.loads(json.dumps(encode_offsets(offsets))))
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    """Thirty records of route a in three segments: sealed, sealed, active."""
-    built = Built(tmp_path / "log")
-    for number in range(3):
-        built.lines("a", [b"%d" % (10 * number + n) for n in range(1, 11)])
-        if number < 2:
-            built.cut()
-    built.seal()
-    return built
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     chunks=st.lists(STEPS, min_size=1, max_size=4),
@@ -116,76 +104,76 @@ def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, 
             log.crash()
 
 
-def test_latest_is_where_the_log_ended_when_the_stream_met_it(built: Built) -> None:
+def test_latest_is_where_the_log_ended_when_the_stream_met_it(thirty: Built) -> None:
     """The position survives a crash of Spark during the first batch."""
-    stream = Stream(built.root.path, startingoffsets="latest")
+    stream = Stream(thirty.root.path, startingoffsets="latest")
     assert stream.trigger(crash=True)
     assert stream.sink == []
-    built.lines("a", [b"31"])
+    thirty.lines("a", [b"31"])
     assert stream.trigger(crash=True)
     assert stream.sequences == [31]
 
 
-def test_a_first_batch_with_records_is_planned_again_from_where_it_began(built: Built) -> None:
+def test_a_first_batch_with_records_is_planned_again_from_where_it_began(thirty: Built) -> None:
     """Between the crash and the restart, records are appended and the oldest ones are reclaimed."""
-    built.lines("a", [b"31"])
-    stream = Stream(built.root.path, startingoffsets=f'{{"{built.log_id.hex()}": 29}}')
+    thirty.lines("a", [b"31"])
+    stream = Stream(thirty.root.path, startingoffsets=f'{{"{thirty.log_id.hex()}": 29}}')
     end = kept(stream.triggers.end(stream.at, NO_LIMITS))
-    built.lines("a", [b"32"])
-    built.reclaim(1)
+    thirty.lines("a", [b"32"])
+    thirty.reclaim(1)
     stream.restart()
     assert [sequence for _, sequence, _ in records(stream.triggers.pieces(stream.at, end))] == [29, 30, 31]
 
 
-def test_earliest_is_the_oldest_record_there_is(built: Built) -> None:
-    built.reclaim(1)
-    stream = Stream(built.root.path)
+def test_earliest_is_the_oldest_record_there_is(thirty: Built) -> None:
+    thirty.reclaim(1)
+    stream = Stream(thirty.root.path)
     stream.trigger()
     assert stream.sequences == list(range(11, 31))
 
 
-def test_places_to_start_that_do_not_exist_are_refused(built: Built) -> None:
-    log = built.log_id.hex()
+def test_places_to_start_that_do_not_exist_are_refused(thirty: Built) -> None:
+    log = thirty.log_id.hex()
     with pytest.raises(NotFound, match="record 32, which startingOffsets names, was never issued"):
-        Stream(built.root.path, startingoffsets=f'{{"{log}": 32}}').trigger()
+        Stream(thirty.root.path, startingoffsets=f'{{"{log}": 32}}').trigger()
     with pytest.raises(InvalidInput, match="which is missing") as caught:
-        Stream(built.root.path, startingoffsets=f'{{"{"00" * 16}": 1}}').trigger()
+        Stream(thirty.root.path, startingoffsets=f'{{"{"00" * 16}": 1}}').trigger()
     assert log in caught.value.hint
-    stream = Stream(built.root.path, startingoffsets=f'{{"{log}": 31}}')
+    stream = Stream(thirty.root.path, startingoffsets=f'{{"{log}": 31}}')
     stream.trigger()
-    built.lines("a", [b"31"])
+    thirty.lines("a", [b"31"])
     stream.trigger()
     assert stream.sequences == [31]
 
 
-def test_a_log_that_appears_later_is_read_from_its_beginning(built: Built) -> None:
+def test_a_log_that_appears_later_is_read_from_its_beginning(thirty: Built) -> None:
     """This also holds for a stream that started at the end of the existing logs."""
-    pattern = f"{built.root.path.parent}/*"
+    pattern = f"{thirty.root.path.parent}/*"
     stream = Stream(pattern, startingoffsets="latest")
     stream.trigger()
-    later = Built(built.root.path.parent / "later")
+    later = Built(thirty.root.path.parent / "later")
     later.lines("a", [b"new"])
     stream.restart()
     stream.trigger()
     assert stream.sink == [(later.log_id.hex(), 1, b"new")]
 
 
-def test_what_comes_after_the_stream_was_closed_is_not_part_of_it(built: Built) -> None:
-    stream = Stream(f"{built.root.path.parent}/*")
+def test_what_comes_after_the_stream_was_closed_is_not_part_of_it(thirty: Built) -> None:
+    stream = Stream(f"{thirty.root.path.parent}/*")
     stream.triggers.close()
-    built.lines("a", [b"31"])
-    Built(built.root.path.parent / "later").lines("a", [b"new"])
+    thirty.lines("a", [b"31"])
+    Built(thirty.root.path.parent / "later").lines("a", [b"new"])
     while stream.trigger(Limits(records=4)):
         pass
     assert stream.sequences == list(range(1, 31))
 
 
-def test_a_reclaimed_range_is_loud_unless_loss_is_tolerated(built: Built) -> None:
-    strict, tolerant = Stream(built.root.path), Stream(built.root.path, failondataloss="false")
+def test_a_reclaimed_range_is_loud_unless_loss_is_tolerated(thirty: Built) -> None:
+    strict, tolerant = Stream(thirty.root.path), Stream(thirty.root.path, failondataloss="false")
     for stream in (strict, tolerant):
         stream.trigger(Limits(records=5))
     planned = strict.triggers.pieces(strict.at, strict.triggers.end(strict.at, NO_LIMITS))
-    built.reclaim(1)
+    thirty.reclaim(1)
     with pytest.raises(NotFound, match="RECLAIM has removed records 6 to 10"):
         records(planned)
     with pytest.raises(NotFound, match="RECLAIM has removed records 6 to 10") as caught:
@@ -195,10 +183,10 @@ def test_a_reclaimed_range_is_loud_unless_loss_is_tolerated(built: Built) -> Non
     assert tolerant.sequences == [*range(1, 6), *range(11, 31)]
 
 
-def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> None:
-    other = Built(built.root.path.parent / "other")
+def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(thirty: Built) -> None:
+    other = Built(thirty.root.path.parent / "other")
     other.lines("a", [b"x"])
-    strict, tolerant = (Stream(f"{built.root.path.parent}/*", failondataloss=word) for word in ("true", "false"))
+    strict, tolerant = (Stream(f"{thirty.root.path.parent}/*", failondataloss=word) for word in ("true", "false"))
     for stream in (strict, tolerant):
         stream.trigger()
     shutil.rmtree(other.root.path)
@@ -207,53 +195,53 @@ def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> N
     strict.restart()
     with pytest.raises(NotFound, match=f"log {other.log_id.hex()}, read up to record 1, is missing"):
         strict.trigger()
-    built.lines("a", [b"31"])
+    thirty.lines("a", [b"31"])
     assert tolerant.trigger(crash=True)
     assert tolerant.sink[-1][1] == 31
     assert tolerant.at.logs[other.log_id.hex()].last == 1
 
 
-def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(built: Built) -> None:
+def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(thirty: Built) -> None:
     """The other log has more records than the stream has read."""
-    strict, tolerant = (Stream(built.root.path, failondataloss=word) for word in ("true", "false"))
+    strict, tolerant = (Stream(thirty.root.path, failondataloss=word) for word in ("true", "false"))
     for stream in (strict, tolerant):
         stream.trigger()
-    shutil.rmtree(built.root.path)
-    other = Built(built.root.path)
+    shutil.rmtree(thirty.root.path)
+    other = Built(thirty.root.path)
     other.lines("a", [b"other"] * 40)
-    with pytest.raises(NotFound, match=f"log {built.log_id.hex()} is no longer there"):
+    with pytest.raises(NotFound, match=f"log {thirty.log_id.hex()} is no longer there"):
         strict.trigger()
     tolerant.trigger()
     tolerant.trigger()
     assert tolerant.sink[30:] == [(other.log_id.hex(), sequence, b"other") for sequence in range(1, 41)]
 
 
-def test_without_a_head_a_stream_waits_and_a_batch_that_needs_it_fails(built: Built) -> None:
-    stream = Stream(built.root.path)
+def test_without_a_head_a_stream_waits_and_a_batch_that_needs_it_fails(thirty: Built) -> None:
+    stream = Stream(thirty.root.path)
     end = stream.triggers.end(stream.at, NO_LIMITS)
-    head = built.root.head.read_bytes()
-    built.root.head.unlink()
+    head = thirty.root.head.read_bytes()
+    thirty.root.head.unlink()
     with pytest.raises(Damaged, match="no readable head"):
         stream.triggers.pieces(stream.at, end)
     assert stream.triggers.end(end, NO_LIMITS) == end
-    built.root.head.write_bytes(head)
+    thirty.root.head.write_bytes(head)
     assert len(records(stream.triggers.pieces(stream.at, end))) == 30
 
 
-def test_a_stream_of_other_routes_does_not_go_on(built: Built) -> None:
-    stream = Stream(built.root.path, route="a")
+def test_a_stream_of_other_routes_does_not_go_on(thirty: Built) -> None:
+    stream = Stream(thirty.root.path, route="a")
     stream.trigger()
     with pytest.raises(Refused, match="a stream of routes a, but this stream reads all routes"):
-        triggers(built.root.path).end(stream.at, NO_LIMITS)
+        triggers(thirty.root.path).end(stream.at, NO_LIMITS)
 
 
-def test_shipped_segments_are_streamed_as_they_arrive(built: Built, tmp_path: Path) -> None:
+def test_shipped_segments_are_streamed_as_they_arrive(thirty: Built, tmp_path: Path) -> None:
     """Files are renamed into place; their headers identify the log."""
     place = tmp_path / "shipped"
     place.mkdir()
 
     def ship(base: int) -> None:
-        path = built.path(base, Kind.SEALED)
+        path = thirty.path(base, Kind.SEALED)
         shutil.copy(path, place / f"{path.name}.tmp")
         (place / f"{path.name}.tmp").rename(place / path.name)
 
@@ -272,13 +260,13 @@ def test_archives_are_not_streamed() -> None:
         Stream("s3://bucket/archive").trigger()
 
 
-def test_the_same_log_twice_is_refused(built: Built, tmp_path: Path) -> None:
-    shutil.copytree(built.root.path, tmp_path / "copy")
+def test_the_same_log_twice_is_refused(thirty: Built, tmp_path: Path) -> None:
+    shutil.copytree(thirty.root.path, tmp_path / "copy")
     with pytest.raises(InvalidInput, match="the same log"):
         Stream(f"{tmp_path}/*").trigger()
 
 
-def test_what_is_no_log_is_passed_over_by_a_pattern_only(built: Built, tmp_path: Path) -> None:
+def test_what_is_no_log_is_passed_over_by_a_pattern_only(thirty: Built, tmp_path: Path) -> None:
     (tmp_path / "half-made" / "segments").mkdir(parents=True)
     stream = Stream(f"{tmp_path}/*")
     stream.trigger()
@@ -289,15 +277,15 @@ def test_what_is_no_log_is_passed_over_by_a_pattern_only(built: Built, tmp_path:
         Stream(f"{tmp_path}/half*").trigger()
 
 
-def test_an_idle_log_costs_one_read_of_its_head(built: Built) -> None:
-    other = Built(built.root.path.parent / "other")
+def test_an_idle_log_costs_one_read_of_its_head(thirty: Built) -> None:
+    other = Built(thirty.root.path.parent / "other")
     other.lines("a", [b"x"])
-    stream = Stream(built.root.path, other.root.path)
+    stream = Stream(thirty.root.path, other.root.path)
     stream.trigger()
     with opened() as paths:
         for _ in range(5):
             assert not stream.trigger()
-    assert paths == [str(log.root.head) for log in (built, other)] * 5
+    assert paths == [str(log.root.head) for log in (thirty, other)] * 5
 
 
 _OPENED: list[list[str]] = []
@@ -319,16 +307,16 @@ def opened() -> Iterator[list[str]]:
     _OPENED.pop()
 
 
-def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(built: Built) -> None:
+def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(thirty: Built) -> None:
     """RECLAIM checks only the cursors of routes with records in the segment."""
-    stream = Stream(built.root.path, route="b")
-    built.lines("b", [b"31"])
-    built.reclaim(1)
-    stream.at = Offsets({built.log_id.hex(): Position(0, 5)}, frozenset("b"))
+    stream = Stream(thirty.root.path, route="b")
+    thirty.lines("b", [b"31"])
+    thirty.reclaim(1)
+    stream.at = Offsets({thirty.log_id.hex(): Position(0, 5)}, frozenset("b"))
     stream.trigger()
     assert stream.sequences == [31]
 
 
-def test_a_route_that_no_log_has_is_reported_at_once(built: Built) -> None:
+def test_a_route_that_no_log_has_is_reported_at_once(thirty: Built) -> None:
     with pytest.raises(NotFound, match="the data has no route 'nope'"):
-        Stream(built.root.path, route="nope").trigger()
+        Stream(thirty.root.path, route="nope").trigger()
