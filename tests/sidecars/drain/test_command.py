@@ -18,7 +18,6 @@ from users import needs_root
 import wald
 from wald.cli.command import run
 from wald.client.producer import Producer
-from wald.format.names import Kind
 from wald.retention.cursors import new_group_warning
 from wald_drain.command import command
 
@@ -140,18 +139,6 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     assert_sound(own.root)
 
 
-def test_only_the_record_that_fails_is_given_up(stream: Stream, got: Path) -> None:
-    stream.append("one", "bad", "three")
-    script = f"grep bad /dev/stdin && kill -SEGV $$; cat >> {got}"
-    done = stream.drain("--tries", 1, "--dead-letter", "bin", "--", "sh", "-c", script)
-
-    assert done.returncode == 10
-    assert got.read_bytes() == b"one\nthree\n"
-    (dead,) = records(stream.root, "bin")
-    assert dead.value == b"bad"
-    assert json.loads(dead.headers or b"")["wald.reason"] == "killed by SIGSEGV after 1 try"
-
-
 def test_a_daemon_that_is_away_leaves_the_cursor(own: Stream, daemon: Daemon, got: Path) -> None:
     own.append("one")
     daemon.stop()
@@ -269,22 +256,6 @@ def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Pa
     assert got.exists()
     done.let_reader_go()
     assert process.wait(TIMEOUT_SECONDS) == 0
-
-
-def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
-    built = Built(tmp_path / "log")
-    for line in (b"one", b"two", b"three"):
-        built.lines("a", [line])
-    segment = built.path(1, Kind.RAW)
-    segment.write_bytes(segment.read_bytes().replace(b"two\n", b"twx\n"))
-    done = drain("a", "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", f"cat > {got}")
-
-    assert done.returncode == 4
-    assert got.read_bytes() == b"one\n"
-    assert built.log.cursor("a").effective == 1
-    reported = done.stderr.decode()
-    assert reported.count("record 2 cannot be read") == 1
-    assert f"to skip the damage: wald --root {built.root.path} cursor set a 2 --group processed" in reported
 
 
 @pytest.fixture(scope="module")

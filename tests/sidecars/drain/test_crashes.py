@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from contents import records, values
 from draining import NOW_NS, InProcess, Start, await_line, drain
-from faults import Died, DyingDisk
+from faults import Died, DyingDisk, after_each_death
 from forgetting import forget
 from running import TIMEOUT_SECONDS, Daemon
 
@@ -23,7 +23,6 @@ from wald_drain.redrive import Handover, HandoverFile, Handovers
 
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"
-ENOUGH_STEPS = 40
 AFTER_PINNING = 5  # first step after the copies are sent
 AFTER_SENDING = 15  # same step in a redrive of a new group
 
@@ -159,25 +158,22 @@ def test_records_given_up_again_after_a_rewind_are_dead_letters_again(new_case: 
     assert case.dead == ORIGINALS * 2
 
 
-def test_a_handover_is_not_finished_once_the_cursor_was_moved(new_case: NewCase) -> None:
+@pytest.mark.parametrize("cursor", ["moved", "damaged"])
+def test_a_handover_is_not_finished_once_the_cursor_was_moved_and_waits_for_one_that_can_be_trusted(
+    new_case: NewCase, cursor: str
+) -> None:
     case = new_case()
     case.die_after_sending()
-    wald.open(case.root).set_cursor(case.route, records(case.root, case.route)[0].sequence)
-    assert case.drain(0).given_up == 0
-
-    assert case.commanded == ORIGINALS[1:]
-    assert case.is_processed
-
-
-def test_a_handover_waits_for_a_cursor_that_can_be_trusted(new_case: NewCase) -> None:
-    case = new_case()
-    case.die_after_sending()
-    cursor = wald.open(case.root).root.cursor(case.route, "processed")
-    cursor.write_text("not a number\n")
-    with pytest.raises(Damaged):
+    if cursor == "moved":
+        wald.open(case.root).set_cursor(case.route, records(case.root, case.route)[0].sequence)
+        assert case.drain(0).given_up == 0
+    else:
+        path = wald.open(case.root).root.cursor(case.route, "processed")
+        path.write_text("not a number\n")
+        with pytest.raises(Damaged):
+            case.drain(0)
+        path.unlink()
         case.drain(0)
-    cursor.unlink()
-    case.drain(0)
 
     assert case.commanded == ORIGINALS[1:]
     assert case.dead == ORIGINALS[:1]
@@ -220,22 +216,18 @@ def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
 def test_a_crash_while_putting_back_doubles_nothing(new_case: NewCase, part: float) -> None:
     """Every dead letter is put back once, even if more records became dead letters after the crash."""
-    for step in range(ENOUGH_STEPS):
-        case = new_case()
-        case.drain(1)
-        disk = DyingDisk(step, part=part)
-        try:
-            InProcess(case.root).redrive(case.dead_route, disk=disk)
-            died = False
-        except Died:
-            disk.abandon()
-            died = True
+    cases = []
+
+    def die(number: int, disk: Disk) -> None:
+        cases.append(new_case())
+        cases[-1].drain(1)
+        InProcess(cases[-1].root).redrive(cases[-1].dead_route, disk=disk)
+
+    for _ in after_each_death(die, part=part, least=8):
+        case = cases[-1]
         case.append(LATER)
         case.drain(1)
         InProcess(case.root).redrive(case.dead_route, now_ns=9)
 
         there = [*ORIGINALS, LATER, *case.dead]
         assert sorted(values(case.root, case.route)) == sorted(there)
-        if not died:
-            break
-    assert step > 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import peak_bytes
+from damage import flip_bit, peak_bytes
 from draining import InProcess
 from logs import Built
 from reclaiming import pinned_hole
@@ -130,22 +130,6 @@ def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(b
     ]
 
 
-def test_without_tries_nothing_is_ever_given_up(built: Built, tmp_path: Path) -> None:
-    """An outage of any length is waited out; then every record is processed in order."""
-    command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 9"), InProcess(built.root.path)
-    inside.run(*command.words, tries=None)
-
-    assert [line.split()[3:] for line in command.reported[3:11]] == [
-        ["4", "1"],
-        ["2", "1"],
-        *(["1", f"{n}"] for n in range(1, 6)),
-        ["1", "1"],
-    ]
-    assert b"".join(command.runs[9:]) == b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"
-    assert cursor(built) == 10
-    assert inside.given_up == 0
-
-
 def test_exit_75_is_no_try(built: Built, tmp_path: Path) -> None:
     command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 3 || exit 75"), InProcess(built.root.path)
     inside.run(*command.words, tries=1)
@@ -202,9 +186,7 @@ def test_it_ends_at_damage_with_the_cursor_in_front_of_it(root: Path, tmp_path: 
     built.lines("a", [b"3", b"4"])
     built.lines("a", [b"5"])
     raw = built.path(1, Kind.RAW)
-    data = bytearray(raw.read_bytes())
-    data[begin + 72] ^= 1  # after the header and the route name
-    raw.write_bytes(data)
+    flip_bit(raw, begin + 72)  # after the header and the route name
     command, inside = Keeping(tmp_path), InProcess(root)
     for _ in range(2):
         with pytest.raises(Damaged, match="records 3 to 4") as reported:

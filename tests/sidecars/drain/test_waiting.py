@@ -84,9 +84,6 @@ def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Job
     assert jobs.processed == ONCE
 
 
-GROUP = "processed"
-
-
 @pytest.fixture
 def four(root: Path) -> Built:
     """Records 1 to 4 on route a, each with its sequence as value."""
@@ -95,23 +92,19 @@ def four(root: Path) -> Built:
     return log
 
 
-def arguments(four: Built, jobs: Jobs, *options: object) -> list[object]:
-    return ["a", "--root", four.root.path, *options, "--", *jobs.words]
-
-
 def shown(four: Built) -> dict[str, Any]:
-    return json.loads(output_of("group", "show", "a", GROUP, "--root", four.root.path, "--json"))  # type: ignore[no-any-return]
+    return json.loads(output_of("group", "show", "a", "processed", "--root", four.root.path, "--json"))  # type: ignore[no-any-return]
 
 
 def text(four: Built, command: str = "show") -> str:
-    words = ("a", GROUP) if command == "show" else ("a",)
+    words = ("a", "processed") if command == "show" else ("a",)
     return output_of("group", command, *words, "--root", four.root.path).decode()
 
 
 def test_a_group_shows_the_commands_of_its_workers(four: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(1, 2)
     began_ns = time.time_ns()
-    process = start(*arguments(four, jobs, "--workers", 2))
+    process = start(*jobs.arguments(four.root.path, "--workers", 2))
     jobs.await_running(1, 2)
     commands = shown(four)["commands"]
     held = {line.worker: line.pid for line in jobs.running.values()}
@@ -131,14 +124,14 @@ def test_a_group_shows_the_commands_of_its_workers(four: Built, jobs: Jobs, star
 def test_what_a_start_waits_for_is_named_with_what_ends_it(four: Built, jobs: Jobs, start: Start) -> None:
     """The suggested command ends the process and its children."""
     jobs.hold(2)
-    first = start(*arguments(four, jobs, "--workers", 2))
+    first = start(*jobs.arguments(four.root.path, "--workers", 2))
     jobs.await_running(2)
     eventually(lambda: len(jobs.processed) == 3)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     command = jobs.running["2"].pid
     assert f"start its workers, which wait for process {command}\n" in text(four)
-    second = start(*arguments(four, jobs, "--workers", 2, "--exit-at-end"))
+    second = start(*jobs.arguments(four.root.path, "--workers", 2, "--exit-at-end"))
     await_line(second, f"process {command}, since 20")
     eventually(lambda: f"kill -- -{command}\n" in text(four))
 
@@ -160,7 +153,7 @@ def test_a_process_that_a_command_left_in_the_background_is_waited_for_by_name(
     """The drain of the command was killed."""
     script = "sleep 1000 > /dev/null 2>&1 & echo $! > $1/sleeping; exit 0"
     first = start("a", "--root", four.root.path, "--", "sh", "-c", script, "sh", jobs.folder)
-    eventually(lambda: four.log.cursor("a", GROUP).sequence == 4)
+    eventually(lambda: four.log.cursor("a").sequence == 4)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     sleeping = int((jobs.folder / "sleeping").read_text())
@@ -178,7 +171,7 @@ def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
 ) -> None:
     """The next start uses the exit codes of the commands that were left running."""
     jobs.hold(1)
-    first = start(*arguments(four, jobs, *options))
+    first = start(*jobs.arguments(four.root.path, *options))
     jobs.await_running(1)
     if options[0] == "--workers":
         eventually(lambda: len(jobs.processed) == 3)
@@ -191,7 +184,7 @@ def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
     await_line(first, "interrupted; running commands continue, and the next start waits for them")
     assert first.wait(TIMEOUT_SECONDS) == 130
     assert jobs.running["1"].pid == command
-    second = start(*arguments(four, jobs, *options, "--exit-at-end"))
+    second = start(*jobs.arguments(four.root.path, *options, "--exit-at-end"))
     await_line(second, f"process {command}, since 20")
     jobs.let_go(1)
     assert second.wait(TIMEOUT_SECONDS) == 0
@@ -199,7 +192,7 @@ def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
 
 
 def test_a_signal_without_a_command_says_nothing(four: Built, jobs: Jobs, start: Start) -> None:
-    process = start(*arguments(four, jobs, "--workers", 2))
+    process = start(*jobs.arguments(four.root.path, "--workers", 2))
     eventually(lambda: len(jobs.processed) == 4)
     eventually(lambda: not shown(four)["open_records"])
     eventually(lambda: shown(four)["commands"] == [])
@@ -257,34 +250,21 @@ def long_log(root: Path) -> Built:
     return log
 
 
-def test_an_orphan_has_the_whole_batch(long_log: Built, tmp_path: Path, start: Start) -> None:
-    """The command had not read any of the batch when drain was killed."""
-    orphan = Orphan(long_log, tmp_path, start)
-    orphan.go.let_reader_go()
-    eventually(lambda: orphan.reported)
-
-    assert orphan.reported == ["1-1000 1000 1000"]
-
-
-def test_what_an_orphan_has_processed_is_not_processed_again(long_log: Built, tmp_path: Path, start: Start) -> None:
-    orphan = Orphan(long_log, tmp_path, start)
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_what_an_orphan_has_processed_is_not_processed_again_unless_it_failed(
+    long_log: Built, tmp_path: Path, start: Start, exit_code: int
+) -> None:
+    """It had not read any of its batch when drain was killed, but the new group had a cursor, which pins it."""
+    assert not long_log.root.cursor("a", "processed").exists()
+    orphan = Orphan(long_log, tmp_path, start, exit_code=exit_code)
+    assert long_log.root.cursor("a", "processed").exists()
+    assert orphan.cursor == 0
     successor = orphan.successor(start)
     assert orphan.reported == []
     orphan.go.let_reader_go()
 
     assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.reported == ["1-1000 1000 1000", "1001-1001 1 1"]
-    assert orphan.cursor == 1001
-
-
-def test_what_an_orphan_has_failed_at_is_processed_after_it(long_log: Built, tmp_path: Path, start: Start) -> None:
-    orphan = Orphan(long_log, tmp_path, start, exit_code=1)
-    successor = orphan.successor(start)
-    assert orphan.reported == []
-    orphan.go.let_reader_go()
-
-    assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.reported == ["1-1000 1000 1000", "1-1000 1000 1000", "1001-1001 1 1"]
+    assert orphan.reported == ["1-1000 1000 1000"] * (1 + exit_code) + ["1001-1001 1 1"]
     assert orphan.cursor == 1001
 
 
@@ -328,17 +308,6 @@ def test_a_cursor_set_since_counts_for_more_than_an_orphan(
     assert successor.wait(TIMEOUT_SECONDS) == 0
     assert orphan.reported[1:] == batches
     assert orphan.cursor == 1001
-
-
-def test_a_new_group_has_a_cursor_before_its_command_runs(long_log: Built, tmp_path: Path, start: Start) -> None:
-    """Otherwise its records could be reclaimed once another group has read them."""
-    assert not long_log.root.cursor("a", "processed").exists()
-    orphan = Orphan(long_log, tmp_path, start)
-
-    assert long_log.root.cursor("a", "processed").exists()
-    assert orphan.cursor == 0
-    orphan.go.let_reader_go()
-    eventually(lambda: orphan.reported)
 
 
 def test_a_command_that_leaves_something_running_does_not_hold_up_its_own_drain(

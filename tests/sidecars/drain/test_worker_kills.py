@@ -37,10 +37,14 @@ def await_more(jobs: Jobs, lines: int) -> None:
 def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     built: Built, jobs: Jobs, start: Start, workers: int
 ) -> None:
-    """It does so with fewer workers as well as with more."""
+    """It does so with fewer workers as well as with more; a signal ends the wait."""
     jobs.hold(1, 2, 3, 4)
     jobs.fail(3)
     jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 4)), 1, 2, 3, 4)
+    ended = start(*jobs.arguments(built.root.path, "--workers", workers))
+    await_line(ended, "waits for the command")
+    ended.send_signal(signal.SIGTERM)
+    assert ended.wait(TIMEOUT_SECONDS) == 0
     second = start(*jobs.arguments(built.root.path, "--workers", workers, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(1, 2, 3)
@@ -72,7 +76,10 @@ def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
 
 
 def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Built, jobs: Jobs, start: Start) -> None:
-    """The error names the command. Skipping its record is possible, since that delivers nothing."""
+    """The error names the command. Skipping its record is possible, since that delivers nothing.
+
+    The group is not removed either: without it, the next start would not wait for the command.
+    """
     jobs.hold(1, 3)
     jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 2)), 1, 3)
     openings = (lambda: WorkGroup(built.root.path, "a"), lambda: next(iter(Consumer(built.root.path, "a"))))
@@ -81,25 +88,17 @@ def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Bui
             opening()
         assert f"process {jobs.running['1'].pid}, since " in refused.value.hint
         assert f"kill -- -{jobs.running['1'].pid} ends it: sh " in refused.value.hint
+    removing = ("group", "remove", "a", "processed", "--root", built.root.path)
+    code, message, hint = refusal_of(*removing)
+    assert (code, "kill -- -" in hint) == (5, True)
+    assert "a command that a killed wald-drain left running still has records of route a" in message
     assert output_of("group", "skip", "a", "processed", "1", "--root", built.root.path).endswith(b"1 record of 1\n")
     jobs.let_go(1, 3)
     files = list(built.root.cursor_directory("a").glob("processed.command*"))
     eventually(lambda: not any(is_locked(each, Disk()) for each in files))
     with WorkGroup(built.root.path, "a") as work:
         assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain reads its exit code
-
-
-def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
-    jobs.hold(1, 2)
-    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 2)), 1, 2)
-    second = start(*jobs.arguments(built.root.path, "--workers", 2))
-    await_line(second, "waits for the command")
-    second.send_signal(signal.SIGTERM)
-
-    assert second.wait(TIMEOUT_SECONDS) == 0
-    jobs.let_go(1, 2)
-    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
-    assert jobs.processed == ONCE
+    assert wald(*removing).returncode == 0
 
 
 def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
@@ -312,20 +311,6 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
         "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk; processing it "
         "again, as the group's journal does not record it\n"
     )
-
-
-def test_a_group_is_not_removed_while_a_command_runs_that_was_left(built: Built, jobs: Jobs, start: Start) -> None:
-    """Without the group, the next start would not wait for the command."""
-    jobs.hold(1)
-    jobs.kill_while_running(start(*jobs.arguments(built.root.path, "--workers", 1)), 1)
-    removing = ("group", "remove", "a", "processed", "--root", built.root.path)
-    code, message, hint = refusal_of(*removing)
-
-    assert code == 5
-    assert "a command that a killed wald-drain left running still has records of route a" in message
-    assert "kill -- -" in hint
-    jobs.let_go(1)
-    eventually(lambda: wald(*removing).returncode == 0)
 
 
 def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Built, jobs: Jobs, start: Start) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from contents import records
+from damage import flip_bit
 from draining import Start, cursor, drain, drain_refusal
 from endpoint import free_address, get, samples_of
 from jobs import ONCE, VALUES, Jobs
@@ -265,9 +266,7 @@ def damage_after(built: Built, *behind: bytes) -> None:
     """Append a damaged record and others after it."""
     for value in (b"damaged", *behind):
         built.lines("a", [value])
-    content = bytearray(built.path(1, Kind.RAW).read_bytes())
-    content[content.index(b"damaged")] ^= 1
-    built.path(1, Kind.RAW).write_bytes(content)
+    flip_bit(built.path(1, Kind.RAW), b"damaged")
 
 
 def test_damage_ends_it_after_all_before_it(built: Built, jobs: Jobs, start: Start) -> None:
