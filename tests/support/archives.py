@@ -21,10 +21,11 @@ from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
 from wald.files.ledger_write import Ledger
 from wald.format.names import DEFAULT_GROUP
-from wald_archive.bundle import Bytes, Records, Size
+from wald_archive.bundle import Bundle, Bytes, Contents, Origin, PartFacts, Records, Size
 from wald_archive.codecs import Codec
 from wald_archive.ledger import Recorded, Request, recorded_at
 from wald_archive.lookup import runs_of
+from wald_archive.manifest import BundleEntry, Manifest, Previous
 from wald_archive.objects import Destination, open_destination
 from wald_archive.pack import Engine, Packed, Packer, local_bundles
 from wald_archive.verify import Finding, verify
@@ -139,3 +140,23 @@ def output_of(*arguments: object, env: Mapping[str, str] | None = None) -> bytes
 def refusal_of(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
     """Return exit code, message and hint of a failing run; it must print one line and one hint, no traceback."""
     return refused(wald_archive(*arguments, env=env))
+
+
+def manifest(
+    *,
+    log: str,
+    first: int,
+    last: int,
+    route: str = "a",
+    group: str = "processed",
+    after: int = 0,
+    previous: Previous | None = None,
+    digest: str = "",
+) -> Manifest:
+    """Return a manifest of records ``first`` to ``last`` without gaps; the default digest is derived from ``first``."""
+    count = last - first + 1
+    contents = Contents(first, last, after, count, 2 * count, 1, 2, (PartFacts("x", first, last, count, 2 * count),))
+    sha256 = digest * 64 if digest else f"{first:064x}"
+    origin = Origin(log, route, group, "wald test", "2026-11-21T10:00:00Z")
+    bundle = Bundle(f"{route}-{first:020d}.tar", contents, 10240, sha256, sha256)
+    return Manifest(origin, Codec.NONE, (BundleEntry(bundle, previous),))

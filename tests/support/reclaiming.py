@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from logs import BOOT, Built
+from faults import Died
+from logs import BOOT, Built, Unsynced
 
 from wald.checking.audit_report import DeletionAudit
 from wald.files.disk import Disk
@@ -84,6 +85,15 @@ def reclaim(
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
     finally:
         reclaimer.ledger.close()
+
+
+class DyingAfterShrink(Unsynced):
+    """Disk on which the process dies as soon as the shrunk form of a segment has its name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        if source.name.endswith(".shrunk.tmp"):
+            raise Died
 
 
 def four_segments(path: Path, *, read: int = 0) -> Built:

@@ -102,11 +102,13 @@ def test_records_reclaimed_behind_an_older_segment_are_reported(built: Built, de
     assert (done.returncode, done.stderr.decode()) == (0, f"wald-archive: {message}\n")
     assert [line["after"] for line in ledger_lines(built.root) if line["event"] == "archived"] == [2]
     assert output_of("restore", dest, "b") == b"here\n"
+    built.lines("b", [b"reported once"])
+    assert wald_archive("b", "--root", built.root.path, "--dest", dest, "--group", "late").stderr == b""
 
     done = wald_archive("restore", dest, "b", "--from", 1)
-    assert done.stdout == b"here\n"
+    assert done.stdout == b"here\nreported once\n"
     assert refused(done)[:2] == (3, f"{dest}: no bundle covers records 1 to 2 of route b")
-    assert output_of("restore", dest, "b", "--from", 3) == b"here\n"
+    assert output_of("restore", dest, "b", "--from", 3) == b"here\nreported once\n"
 
 
 def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest: Path) -> None:
@@ -170,23 +172,6 @@ def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
 
     assert again == b"nothing to archive: group processed has read all of a\n"
     assert files(dest) == before
-
-
-def test_what_was_reclaimed_before_a_new_group_came_is_reported_once(built: Built, dest: Path) -> None:
-    for route, value in (("a", b"1"), ("a", b"2"), ("b", b"3"), ("a", b"4"), ("b", b"5")):
-        built.lines(route, [value])
-        built.cut()
-    built.seal()
-    for base in (1, 2):
-        built.reclaim(base)
-    line = ("a", "b", "--root", built.root.path, "--dest", dest, "--group", "late")
-    done = wald_archive(*line)
-    assert (done.returncode, done.stderr) == (
-        0,
-        b"wald-archive: group late is new on route a and starts at record 3: records 1 to 2 were already reclaimed\n",
-    )
-    built.lines("a", [b"6"])
-    assert wald_archive(*line).stderr == b""
 
 
 def test_a_time_where_a_sequence_is_taken_is_refused(root: Path, dest: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archives_manifest import manifest
+from archives import manifest
 from damage import every_flip, every_truncation
 
 from wald.errors import Damaged, Refused
@@ -99,31 +99,18 @@ def judged(*entries: dict[str, Any]) -> Past:
     return past(reversed(entries), log=LOG, route="a", group="processed", dest="/dest")
 
 
-def test_a_begun_run_is_done_again_as_it_was_begun() -> None:
-    """Whatever is asked for now."""
-    for run in [RUN, LATER]:
-        assert judged(run.begun(at_ns=1)) == Past(run)
-
-
-def test_a_finished_run_is_past() -> None:
-    assert judged(RUN.begun(at_ns=1), archived(RUN, 250), RUN.ended("finished", at_ns=2)) == Past()
-    assert judged(RUN.begun(at_ns=1), RUN.ended("finished", at_ns=2), LATER.begun(at_ns=3)).unfinished == LATER
-
-
-def test_a_run_is_complete_when_its_last_bundle_is_reported() -> None:
-    cases: list[tuple[tuple[int, ...], bool]] = [((), False), ((100,), False), ((100, 200), False), ((100, 250), True)]
-    for lasts, complete in cases:
-        found = judged(RUN.begun(at_ns=1), *(archived(RUN, last) for last in lasts))
-
+def test_a_begun_run_is_done_again_as_it_was_begun_until_it_has_finished() -> None:
+    """Whatever is asked for now; it is complete when its last bundle is reported, and others hold up nobody."""
+    begun, ended = RUN.begun(at_ns=1), RUN.ended("finished", at_ns=2)
+    assert [judged(begun), judged(LATER.begun(at_ns=1))] == [Past(RUN), Past(LATER)]
+    assert judged(begun, archived(RUN, 250), ended) == Past()
+    assert judged(begun, ended, LATER.begun(at_ns=3)).unfinished == LATER
+    for lasts in ((), (100,), (100, 200), (100, 250)):
+        found = judged(begun, *(archived(RUN, last) for last in lasts))
         assert found.recorded == {f"a-{last}" for last in lasts}
-        assert found.complete == complete
-
-
-def test_what_others_have_begun_holds_up_nobody() -> None:
-    """Another route, group or destination."""
-    cases: list[dict[str, str]] = [{"route": "b"}, {"group": "other"}, {"dest": "/elsewhere"}]
-    for other in cases:
-        assert judged(RUN.begun(at_ns=1) | other) == Past()
+        assert found.complete == (250 in lasts)
+    for other in ({"route": "b"}, {"group": "other"}, {"dest": "/elsewhere"}):
+        assert judged(begun | other) == Past()
 
 
 def test_a_line_that_cannot_be_used_is_reported() -> None:

@@ -12,6 +12,7 @@ import programs
 import pytest
 from archives import SOFTWARE, archive, bags, errors, files, findings, ledger_lines, restored
 from contents import text
+from damage import flip_bit
 from faults import TracingDisk
 from golden.archive import FOLDER, make, sample_log
 from logs import Built
@@ -203,33 +204,10 @@ def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> No
     assert (packed.run.after, packed.run.first) == (1, 2)
 
 
-def test_unread_records_that_were_reclaimed_are_reported(built: Built, dest: Path) -> None:
-    """By force; a bundle that silently omits them would claim that they never existed."""
-    built.lines("a", [b"read"])
-    built.cut()
-    built.lines("a", [b"unread"])
-    built.cut()
-    built.lines("a", [b"here"])
-    built.cut()
-    built.seal()
-    built.log.set_cursor("a", 1)
-    built.reclaim(1)
-    built.reclaim(2)
-
-    with pytest.raises(NotFound, match="RECLAIM has removed record 2") as refused:
-        archive(built, dest)
-
-    assert "cursor set a 2 --group processed" in refused.value.hint
-    assert not dest.exists()
-
-
 def test_damage_is_an_error_before_anything_is_acknowledged_and_can_be_skipped(built: Built, dest: Path) -> None:
     for line in (b"one", b"two", b"three"):
         built.lines("a", [line * 40])
-    path = built.path(1, Kind.RAW)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"two")] ^= 1
-    path.write_bytes(data)
+    flip_bit(built.path(1, Kind.RAW), b"two")
 
     for _ in range(2):
         with pytest.raises(Damaged, match="nothing was acknowledged"):

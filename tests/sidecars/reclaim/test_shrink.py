@@ -17,7 +17,7 @@ from archives import archive
 from damage import flip_bit
 from faults import after_each_death
 from logs import Built
-from reclaiming import EXPIRE, bases, ledger, reclaim
+from reclaiming import ledger, reclaim
 from repairing import repair
 from running import run, sidecar
 from shrinking import shrink
@@ -149,13 +149,6 @@ def test_a_segment_stays_whole(built: Built, limits: Limits, web: int, shrink_pi
     built.log.set_cursor("web", web, rewind=True)
     reclaim(built, limits, shrink_pinned=shrink_pinned)
     assert sizes(built) == before
-
-
-def test_limits_count_the_records_that_a_shrink_has_left(built: Built) -> None:
-    reclaim(built, shrink_pinned=True)
-    before = bases(built.root)
-    reclaim(built, Limits(max_records=len(list(built.log.records())), others=EXPIRE))
-    assert bases(built.root) == before
 
 
 def test_a_damaged_segment_is_not_touched(built: Built) -> None:

@@ -12,7 +12,7 @@ import pytest
 from damage import flip_bit
 from faults import Died, TracingDisk
 from logs import Built
-from reclaiming import Reclaimer, archived, ledger, reclaim
+from reclaiming import DyingAfterShrink, Reclaimer, archived, ledger, reclaim
 from running import wald
 from shrinking import shrink_file
 
@@ -188,15 +188,6 @@ def test_a_segment_is_looked_at_again_after_ten_minutes(floored: Built) -> None:
     reclaimer.ledger.close()
 
 
-class Killed(Disk):
-    """The process ends as soon as the shrunk form has its name."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        if source.name.endswith(".shrunk.tmp"):
-            raise Died
-
-
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Built:
     """A sealed segment in both forms: ten batches, of which the second and the last but one are of the route stuck."""
@@ -208,7 +199,7 @@ def interrupted(tmp_path: Path) -> Built:
     made.seal()
     made.log.set_cursor("web", made.last)
     with pytest.raises(Died):
-        reclaim(made, disk=Killed(), shrink_pinned=True)
+        reclaim(made, disk=DyingAfterShrink(), shrink_pinned=True)
     assert whole(made).exists()
     made.crash()
     return made

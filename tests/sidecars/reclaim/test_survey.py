@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
@@ -315,23 +315,23 @@ def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(cut_l
     assert [line["event"] for line in ledger(cut_log.root.path)] == ["reclaimed", "reclaimed", "kept"]
 
 
-class _SealingMeanwhile(Unsynced):
-    """The sealer is done with everything at the moment at which the first raw segment is to be renamed."""
+class Meanwhile(Unsynced):
+    """Does something at the moment at which the first raw segment is to be renamed."""
 
-    def __init__(self, cut_log: Built) -> None:
+    def __init__(self, cut_log: Built, deed: Callable[[], object]) -> None:
         super().__init__()
-        self._built = cut_log
+        self._released, self._deed = cut_log.path(1, Kind.RAW_RELEASED), deed
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        if target == self._built.path(1, Kind.RAW_RELEASED):
-            self._built.seal()
+        if target == self._released:
+            self._deed()
         super().rename_to_free(source, target)
 
 
 def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(cut_log: Built) -> None:
     """It went from under RECLAIM, which called the disk broken."""
     read_all(cut_log)
-    reclaim(cut_log, disk=_SealingMeanwhile(cut_log))
+    reclaim(cut_log, disk=Meanwhile(cut_log, cut_log.seal))
     assert bases(cut_log.root, Kind.SEALED) == [1, 4]
     assert [record.value for record in cut_log.log.records("a", start=1)] == [b"1", b"2", b"4"]
     assert [line["event"] for line in ledger(cut_log.root.path)] == ["reclaimed", "reclaimed", "kept", "kept"]
@@ -361,37 +361,18 @@ def test_a_damaged_raw_segment_is_left_to_the_sealer(cut_log: Built) -> None:
     assert raw(cut_log) == [1, 5]
 
 
-def test_a_segment_that_is_being_sealed_is_left_alone(cut_log: Built) -> None:
-    read_all(cut_log)
-    temporary = cut_log.path(1, Kind.SEALED)
-    temporary.with_name(f"{temporary.name}.1{TEMPORARY}").touch()
-    reclaim(cut_log)
-
-    assert raw(cut_log) == [1, 5]
-
-
-def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(cut_log: Built) -> None:
-    """It has made its temporary file before the segment was renamed: the segment gets its name back, and is sealed."""
+@pytest.mark.parametrize("begins", ["before", "between its look and its rename"])
+def test_a_segment_that_is_being_sealed_is_left_alone(cut_log: Built, begins: str) -> None:
+    """If the sealer made its temporary file before the segment was renamed, the segment gets its name back."""
     read_all(cut_log)
     temporary = cut_log.path(1, Kind.SEALED).with_name(f"{cut_log.path(1, Kind.SEALED).name}.1{TEMPORARY}")
-    reclaimer = Reclaimer(cut_log.root, cut_log.disk)
-    rename = cut_log.disk.rename_to_free
-
-    def meet(source: Path, target: Path) -> None:
-        if target == cut_log.path(1, Kind.RAW_RELEASED):
-            temporary.touch()
-        rename(source, target)
-
-    cut_log.disk.rename_to_free = meet  # type: ignore[method-assign]  # the moment between its look and its rename
-    reclaimer.look(now_ns=cut_log.now_ns)
-    reclaimer.ledger.close()
+    if begins == "before":
+        temporary.touch()
+    reclaim(cut_log, disk=Meanwhile(cut_log, temporary.touch))
 
     assert raw(cut_log) == [1, 5]
-    assert [(line["base"], line["event"]) for line in ledger(cut_log.root.path)] == [
-        (1, "reclaimed"),
-        (4, "reclaimed"),
-        (1, "kept"),
-    ]
+    events = [(line["base"], line["event"]) for line in ledger(cut_log.root.path)]
+    assert events == ([(4, "reclaimed")] if begins == "before" else [(1, "reclaimed"), (4, "reclaimed"), (1, "kept")])
 
 
 def test_a_sealer_that_comes_too_late_makes_nothing(cut_log: Built) -> None:

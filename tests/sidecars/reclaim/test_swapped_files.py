@@ -16,7 +16,7 @@ import zstandard
 from contents import errors
 from faults import Died
 from logs import Built, Unsynced
-from reclaiming import Reclaimer, reclaim
+from reclaiming import DyingAfterShrink, Reclaimer, reclaim
 from repairing import repair
 from running import run, wald
 
@@ -45,15 +45,6 @@ class Original:
         return sorted(str(path) for path in found if path.suffix not in (".cursor", ".lock", ".json"))
 
 
-class KilledInShrink(Unsynced):
-    """A disk on which the process ends as soon as the shrunk form has its name."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        if source.name.endswith(".shrunk.tmp"):
-            raise Died
-
-
 def build(path: Path) -> Original:
     """Segments 1 (released), 3 (deleting), 5 (in two forms), 15, 17, 19 (sealed), 21, 23 (raw) and 25 (active)."""
     built, unread = Built(path), dict[int, bytes]()
@@ -71,7 +62,7 @@ def build(path: Path) -> Original:
     built.log.set_cursor("read", 4)
     built.log.set_cursor("web", 14)
     with pytest.raises(Died):
-        reclaim(built, disk=KilledInShrink(), grace_ns=LONG_NS, shrink_pinned=True)
+        reclaim(built, disk=DyingAfterShrink(), grace_ns=LONG_NS, shrink_pinned=True)
     built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
     built.crash()
     return Original(path, unread)
