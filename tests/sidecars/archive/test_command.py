@@ -202,7 +202,7 @@ def test_damage_is_listed_and_the_exit_code_says_so(root: Path, dest: Path) -> N
 
     assert (done.returncode, as_json.returncode) == (4, 4)
     assert done.stdout.decode().splitlines() == [
-        f"error  {path}: offset 1: not what manifest.json leads to",
+        f"error  {path}: offset 1: does not match manifest.json",
         "damaged: 1 bundle proven, 0 info, 1 error",
     ]
     *found, summary = [json.loads(line) for line in as_json.stdout.splitlines()]
@@ -237,7 +237,7 @@ class TestRefusals:
             (("a", "--records-per-bundle", 0), 2, ""),
             (("a", "--bytes-per-bundle", 0), 2, ""),
             (("a", "--codec", "rar"), 2, ""),
-            (("a", "--engine", "local", "--master", "local[2]"), 2, "on no --master"),
+            (("a", "--engine", "local", "--master", "local[2]"), 2, "takes no --master"),
         ):
             code, message, _ = refusal_of(*words, "--root", root)
             assert (code, said in message) == (refused_code, True), words
