@@ -326,18 +326,13 @@ def test_a_time_is_that_of_every_record(daemon: Daemon, root: Path) -> None:
     times = ("2026-11-21T10:00:00Z", "2001-09-09T01:46:40+00:00", "2262-04-11T00:00:00Z")
     for given in times:
         output_of("append", "a", "--at", given, "--root", root, stdin=b"one\ntwo\n")
+    keyed = ("--key-separator", ":", "--at", times[0])
+    output_of("append", "a", *keyed, "--root", root, stdin=b"k:v\nnone\n")
+    assert [(record.key, record.value) for record in records(root)[6:]] == [(b"k", b"v"), (None, b"none")]
     zone = {"TZ": "Asia/Tokyo"}
     output_of("append", "a", "--at", "2026-11-21 10:00", "--root", root, stdin=b"one\n", env=zone)
 
-    assert dues(root) == [at(given) for given in times for _ in range(2)] + [at("2026-11-21T01:00:00Z")]
-
-
-def test_lines_with_keys_are_delayed(daemon: Daemon, root: Path) -> None:
-    options = ("--key-separator", ":", "--at", "2026-11-21T10:00:00Z")
-    output_of("append", "a", *options, "--root", root, stdin=b"k:v\nnone\n")
-
-    assert [(record.key, record.value) for record in records(root)] == [(b"k", b"v"), (None, b"none")]
-    assert dues(root) == [at("2026-11-21T10:00:00Z")] * 2
+    assert dues(root) == [at(given) for given in (*times, times[0]) for _ in range(2)] + [at("2026-11-21T01:00:00Z")]
 
 
 def test_an_object_may_have_a_time_of_its_own(daemon: Daemon, root: Path) -> None:

@@ -51,10 +51,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
     "`routes/R/in`": {"routes/a/in": FileKind.FIFO},
     "`routes/R/in.found-N`": {"routes/a/in.found-1": FileKind.FOUND},
     "`routes/R/cursors/G.cursor`": {"routes/a.b/cursors/processed.cursor": FileKind.CURSOR},
-    "`routes/R/cursors/`": {
-        "routes/a/cursors": FileKind.CURSORS,
-        "routes/a/cursors/g.cursor": FileKind.CURSOR,
-    },
+    "`routes/R/cursors/`": {"routes/a/cursors": FileKind.CURSORS, "routes/a/cursors/g.cursor": FileKind.CURSOR},
     "`routes/R/cursors/G.drain`": {"routes/a/cursors/g.drain": FileKind.HANDOVER},
     "`routes/R/cursors/G.command`": {"routes/a/cursors/g.command": FileKind.COMMAND},
     "`routes/R/cursors/G.command-K`": {"routes/a/cursors/g.command-3": FileKind.COMMAND},

@@ -45,15 +45,12 @@ def filled(tmp_path: Path) -> Iterator[Path]:
 def test_every_command_prints_in_every_encoding(filled: Path, tmp_path: Path, encoding: str) -> None:
     bags = tmp_path / "cöld"
     assert run(sidecar("archive", "--root", filled, "a", "--group", "kept", "--dest", bags)).returncode == 0
-    words = [["read", "a"], ["read", "a", "--format", "json"], ["show", "1"], ["show", "2"], ["show", "3"], ["status"]]
-    words += [
-        ["route", "list"],
-        ["where", "1"],
-        ["explain"],
-        ["history"],
-        ["cursor", "list"],
-        ["verify"],
-        ["read", "--prefix", "--grep", "latin"],
+    words = [
+        line.split()
+        for line in (
+            *("read a", "read a --format json", "read --prefix --grep latin", "show 1", "show 2", "show 3", "status"),
+            *("route list", "where 1", "explain", "history", "cursor list", "verify"),
+        )
     ]
     lines = [["wald", *each, "--root", str(filled)] for each in (*words, ["read", "none"], ["doctor"])]
     lines += [["wald", *each, "--json", "--root", str(filled)] for each in (["history"], ["route", "list"], ["status"])]

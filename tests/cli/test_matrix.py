@@ -151,7 +151,7 @@ LINES = {
         *(command("cursor", *words) for words in (("get", "a"), ("show", "a"), ("list",))),
     ],
     "`wald append`, `cut`, `route add`, while a daemon runs": [
-        *(command(*words) for words in (("append", "a"), ("cut",), ("route", "add", "a"))),
+        *(command(*words) for words in (("append", "a"), ("cut",), ("route", "add", "a")))
     ],
     "`wald run`, `repair`, `cursor set`, `cursor skip`, `route retire`, `verify --record`; "
     "`wald-reclaim`, `wald-drain`, `wald-archive`": [

@@ -8,7 +8,8 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,23 +144,20 @@ def test_the_mode_of_a_fifo_elsewhere_is_not_changed(tmp_path: Path) -> None:
 # Names.
 
 
-WAYS: dict[str, Callable[[Path, str], object]] = {
-    "route add": lambda root, name: wald("route", "add", "--root", root, "--fifo", "--", name),
-    "route retire": lambda root, name: wald("route", "retire", "--root", root, "--", name),
-    "append": lambda root, name: wald("append", "--root", root, "--", name, stdin=b"x\n"),
-    "stdin": lambda root, name: wald("run", "--root", root, f"--stdin={name}", stdin=b"x\n"),
-    "route of a cursor": lambda root, name: wald("cursor", "set", "--root", root, "--", name, 0),
-    "group of a cursor": lambda root, name: wald("cursor", "set", "--root", root, f"--group={name}", "r", 0),
-    "group removed": lambda root, name: wald("cursor", "remove", "--root", root, f"--group={name}", "r"),
-    "drain": lambda root, name: run(sidecar("drain", "feed", "--root", root, "--exit-at-end", name, "--", "cat")),
-    "group of drain": lambda root, name: run(
-        sidecar("drain", "feed", "--root", root, "--exit-at-end", f"--group={name}", "r", "--", "cat")
-    ),
-    "dead letters": lambda root, name: run(
-        sidecar("drain", "feed", "--root", root, "--exit-at-end", f"--dead-letter={name}", "r", "--", "cat")
-    ),
-    "archive": lambda root, name: run(sidecar("archive", "pack", "--root", root, "--", name)),
-    "group of archive": lambda root, name: run(sidecar("archive", "pack", "--root", root, f"--group={name}", "r")),
+FEED = "wald_drain feed --exit-at-end"
+WAYS = {  # {} is the name
+    "route add": "wald route add --fifo -- {}",
+    "route retire": "wald route retire -- {}",
+    "append": "wald append -- {}",
+    "stdin": "wald run --stdin={}",
+    "route of a cursor": "wald cursor set -- {} 0",
+    "group of a cursor": "wald cursor set --group={} r 0",
+    "group removed": "wald cursor remove --group={} r",
+    "drain": f"{FEED} {{}} -- cat",
+    "group of drain": f"{FEED} --group={{}} r -- cat",
+    "dead letters": f"{FEED} --dead-letter={{}} r -- cat",
+    "archive": "wald_archive pack -- {}",
+    "group of archive": "wald_archive pack --group={} r",
 }
 
 
@@ -171,7 +169,8 @@ def test_no_name_on_a_command_line_leads_outside(tmp_path: Path, way: str) -> No
     output_of("route", "add", "r", "--root", root)
     before = state(tmp_path, without=(root,))
     for name in _HOSTILE if way == "route add" else ("..", "../x", "/x", "a\nb", ""):  # names have one parser
-        WAYS[way](root, name)
+        module, *words = (word.replace("{}", name) for word in WAYS[way].split())
+        run([sys.executable, "-m", module, *words], stdin=b"x\n", env={"WALD_ROOT": str(root)})
     assert state(tmp_path, without=(root,)) == before
     assert set(Root(root).route_names()) <= {"r", "dead_letter"}
 

@@ -65,14 +65,7 @@ def stopped(stopped_root: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("append", "a"),
-        ("read",),
-        ("head",),
-        ("route", "add", "b"),
-        ("cursor", "set", "a", 1),
-        ("verify",),
-    ],
+    [("append", "a"), ("read",), ("head",), ("route", "add", "b"), ("cursor", "set", "a", 1), ("verify",)],
     ids=str,
 )
 def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
@@ -250,10 +243,7 @@ def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> No
     daemon.kill()
     code, message, _ = refusal_of("append", "a", "--retry-for", "0", "--root", root, stdin=b"x\n")
 
-    assert (code, message) == (
-        Unavailable.exit_code,
-        f"{root / 'wald.sock'}: no daemon answers (Connection refused)",
-    )
+    assert (code, message) == (Unavailable.exit_code, f"{root / 'wald.sock'}: no daemon answers (Connection refused)")
 
 
 def test_file_to_append_is_absent(served: Path, tmp_path: Path) -> None:

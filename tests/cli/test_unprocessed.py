@@ -46,9 +46,6 @@ def test_what_a_group_has_not_processed_is_counted_with_its_ends_and_times(fille
     assert found["first_append_time_ns"] < found["last_append_time_ns"]
     assert found["missing_records"] == 0
     assert "3 records, 2 to 5" in output_of("cursor", "show", "a", "--root", filled).decode()
-
-
-def test_a_group_that_has_processed_everything_has_nothing_left(filled: Path) -> None:
     output_of("cursor", "set", "a", 5, "--root", filled)
     found = shown(filled)
     assert (found["lag_records"], found["first"], found["last"]) == (0, None, None)

@@ -110,13 +110,7 @@ def system(machine: Machine, package: Path) -> System:
 
 
 def test_lintian_finds_nothing(package: Path) -> None:
-    lintian = [
-        programs.program("lintian"),
-        "--allow-root",
-        "--fail-on",
-        "error,warning",
-        str(package),
-    ]
+    lintian = [programs.program("lintian"), "--allow-root", "--fail-on", "error,warning", str(package)]
     done = subprocess.run(lintian, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (0, "")

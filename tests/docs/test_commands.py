@@ -14,7 +14,7 @@ from archives import archive
 from logs import Built
 from pages import PAGES, blocks
 from running import Daemon, output_of
-from typed import fits, type_page, typed
+from typed import type_page, typed
 
 from wald.settings import load
 from wald_archive.bundle import Records
@@ -180,16 +180,3 @@ def test_an_archive_is_made_proven_and_restored_as_it_says(tmp_path: Path) -> No
     assert made.splitlines()[-1].startswith("OK: ")
     last = json.loads((tmp_path / "restored.json").read_text().splitlines()[-1])
     assert (last["sequence"], last["value"]) == (2500, "line 2499")
-
-
-@pytest.mark.parametrize(
-    ("said", "shown", "whether"),
-    [
-        ("free: 3.5 GiB\n", "free: 79.3 GiB\n", True),
-        ("A    B\n1 2\n", "A B\n…\n", True),
-        ("records 1 to 9\n", "records 1 to 8\n", False),
-        ("one\ntwo\n", "one\n", False),
-    ],
-)
-def test_an_output_is_compared_but_for_amounts_and_widths(said: str, shown: str, whether: bool) -> None:
-    assert fits(said, shown) is whether

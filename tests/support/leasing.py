@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from logs import Built
+from dataclasses import dataclass
+
+from logs import START_NS, Built
 
 from wald.work.group import Order, WorkGroup
 from wald.work.owner import Delivery
+
+
+@dataclass
+class Clocks:
+    """The clocks of an owner, which only a test moves."""
+
+    now_ns: int = 0
+    wall_ns: int = START_NS
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        return self.wall_ns
+
+    def advance(self, ns: int) -> None:
+        self.now_ns += ns
+        self.wall_ns += ns
 
 
 def group(built: Built, *, order: Order = "log", window: int = 1_000_000) -> WorkGroup:

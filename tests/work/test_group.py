@@ -14,7 +14,7 @@ from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.client.producer import Producer
-from wald.errors import Damaged, InvalidInput, Locked
+from wald.errors import Damaged, InvalidInput
 from wald.format.log_state import PRODUCERS_MAX
 from wald.format.work import JournalLine, JournalPage
 from wald.work.group import WorkGroup
@@ -124,12 +124,6 @@ def test_headers_that_are_no_time_stop_no_worker(built: Built) -> None:
     built.columns("a", [b"1"], headers=[b'{"wald.not-before":"%s"}' % (b"9" * 400)])
     with group(built) as work:
         assert values(work.lease("x", wait=5)) == [b"1"]
-
-
-def test_one_process_owns_a_group(built: Built) -> None:
-    built.lines("a", [b"1"])
-    with group(built), pytest.raises(Locked, match="this process already works on route a for group g"):
-        group(built)
 
 
 def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from leasing import Clocks
 from logs import Built
 from powercut import SECTOR_BYTES
 from reclaiming import Reclaimer, bases
@@ -49,20 +50,6 @@ DELAYS = st.sampled_from([0, 0, 5, 20])
 SPANS = st.sampled_from([1, 4, 5, 9, 10, 20])  # so that leases often expire at the same time or a second apart
 PICKS = st.lists(st.integers(0, 99), max_size=8)
 STRAYS = st.lists(st.integers(0, 99), max_size=2)
-
-
-class Clocks:
-    """A monotonic clock and a wall clock."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1000 * SECOND
-        self.wall_ns = 1_000_000 * SECOND
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def time_ns(self) -> int:
-        return self.wall_ns
 
 
 class DeadLetters:
@@ -125,7 +112,7 @@ class Histories(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.path = Path(tempfile.mkdtemp())
         self.built = Built(self.path / "root")
-        self.daemon, self.synced, self.clocks = DeadLetters(self.built), Synced(), Clocks()
+        self.daemon, self.synced, self.clocks = DeadLetters(self.built), Synced(), Clocks(now_ns=1000 * SECOND)
         self.patch.setattr("wald.work.dead_letters.prepare", self.daemon.prepare)
         self.patch.setattr("wald.work.dead_letters.send", self.daemon.send)
         self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
@@ -287,13 +274,7 @@ class Histories(RuleBasedStateMachine):
             assert counted
         return counted
 
-    @rule(
-        worker=WORKERS,
-        delay=DELAYS,
-        reason=st.sampled_from(["", "odd", "bad"]),
-        picks=PICKS,
-        strays=STRAYS,
-    )
+    @rule(worker=WORKERS, delay=DELAYS, reason=st.sampled_from(["", "odd", "bad"]), picks=PICKS, strays=STRAYS)
     def nack_some(self, worker: str, delay: int, reason: str, picks: list[int], strays: list[int]) -> None:
         self.nack(worker, delay, reason, picks, strays)
 
@@ -487,12 +468,7 @@ class ByKey(Histories):
     by_key = True
 
 
+@pytest.mark.parametrize(("examples", "steps"), [(12, 30), pytest.param(60, 60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
-def test_every_history_is_one_of_the_model(histories: type[Histories]) -> None:
-    run_state_machine_as_test(histories, settings=settings(max_examples=12, stateful_step_count=30))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
-def test_every_long_history_is_one_of_the_model(histories: type[Histories]) -> None:
-    run_state_machine_as_test(histories, settings=settings(max_examples=60, stateful_step_count=60))
+def test_every_history_is_one_of_the_model(histories: type[Histories], examples: int, steps: int) -> None:
+    run_state_machine_as_test(histories, settings=settings(max_examples=examples, stateful_step_count=steps))

@@ -73,12 +73,7 @@ BEYOND = (LEASED, lease(2, "a", record(11)), ack(4, "a", 11))
 
 
 def delayed(life: int) -> tuple[Call, ...]:
-    return (
-        LEASED,
-        call("nack", 2, "a", 1, seconds=20),
-        lease(4, "b", AGAIN, life=life),
-        ack(6, "b", 1, life=life),
-    )
+    return (LEASED, call("nack", 2, "a", 1, seconds=20), lease(4, "b", AGAIN, life=life), ack(6, "b", 1, life=life))
 
 
 def tried(first: int, second: int, life: int) -> History:

@@ -7,13 +7,13 @@ import fcntl
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from faults import FailingDisk, TracingDisk
 from hypothesis import given, settings
+from leasing import Clocks
 from logs import START_NS, Built
 from running import eventually
 
@@ -27,19 +27,6 @@ TICK_NS = 100_000_000
 RECORDS = 140  # in two pages
 KEYS = (None, b"k", b"l")
 WORKERS = ("a", "b", "c")
-
-
-@dataclass
-class Clocks:
-    """Both clocks in ticks, so that a lease expires exactly on time."""
-
-    ticks: int = 0
-
-    def monotonic_ns(self) -> int:
-        return self.ticks * TICK_NS
-
-    def time_ns(self) -> int:
-        return START_NS + self.ticks * TICK_NS
 
 
 def seen(built: Built, now_ns: int) -> GroupStatus:
@@ -79,10 +66,6 @@ def of_some(call: Callable[..., object], *given: st.SearchStrategy[object]) -> s
     )
 
 
-def pass_time(clocks: Clocks, ticks: int) -> None:
-    clocks.ticks += ticks
-
-
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(
         lambda worker, count, for_: lambda work, _clocks, _had: work.lease(worker, count, lease_for=for_),
@@ -95,7 +78,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     of_some(WorkGroup.extend, seconds),
     st.builds(lambda worker: lambda work, _clocks, _had: work.release(worker), workers),
     st.builds(lambda idle: lambda work, _clocks, _had: work.claim(idle), seconds),
-    st.builds(lambda ticks: lambda _work, clocks, _had: pass_time(clocks, ticks), st.integers(1, 100)),
+    st.builds(lambda ticks: lambda _work, clocks, _had: clocks.advance(ticks * TICK_NS), st.integers(1, 100)),
 )
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,33 +65,6 @@ def test_no_file_of_a_running_log_is_opened_for_writing(root: Path, tmp_path: Pa
 
     assert len([call for call in writing if "/proc/self/fd/" in call]) > 10  # the scratch directory
     assert [call for call in writing if str(root) in call and "O_DIRECTORY" not in call] == []
-
-
-def test_a_daemon_under_load_is_not_disturbed(root: Path) -> None:
-    with Daemon(root) as daemon:
-        output_of("route", "add", "a", "--root", root)
-        over = threading.Event()
-        sent: list[int] = []
-
-        def load() -> None:
-            while not over.is_set():
-                lines = b"".join(b"%d\n" % (len(sent) * 100 + each) for each in range(100))
-                output_of("append", "a", "--root", root, stdin=lines)
-                sent.append(100)
-
-        thread = threading.Thread(target=load)
-        thread.start()
-        try:
-            for _ in range(3):
-                assert examine(root).failed == set()
-        finally:
-            over.set()
-            thread.join()
-        read = output_of("read", "a", "--root", root, "--from", "earliest").split()
-        assert daemon.stop() == 0
-
-    assert read == [b"%d" % number for number in range(sum(sent))]
-    assert scratch_directories(root) == []
 
 
 def test_nothing_is_made_that_another_user_may_change(root: Path, tmp_path: Path) -> None:

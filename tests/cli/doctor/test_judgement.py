@@ -14,13 +14,7 @@ from wald.cli.doctor.findings import Facts, Outcome, Paths
 
 GIB = 1 << 30
 MIB = 1 << 20
-OK, SKIPPED, UNKNOWN, WARN, FAIL = (
-    Outcome.OK,
-    Outcome.SKIPPED,
-    Outcome.UNKNOWN,
-    Outcome.WARN,
-    Outcome.FAIL,
-)
+OK, SKIPPED, UNKNOWN, WARN, FAIL = (Outcome.OK, Outcome.SKIPPED, Outcome.UNKNOWN, Outcome.WARN, Outcome.FAIL)
 
 
 def mount(type_: str, *options: str) -> medium.Mount:
