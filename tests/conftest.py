@@ -1,7 +1,5 @@
 """Configuration of all tests: mark tests that start Spark, allow slow machines, and restore the handling of SIGINT."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Prometheus's own parser reads the text of the metrics."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

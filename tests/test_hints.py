@@ -1,7 +1,5 @@
 """Hints are commands that work unchanged: they name the log, quoted."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

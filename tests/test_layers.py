@@ -3,8 +3,6 @@
 Most rules read the source (``ast``); for some, a process reports the modules that a command loads.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

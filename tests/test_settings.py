@@ -1,7 +1,5 @@
 """Settings: their sources, their values, and the messages about wrong ones."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from dataclasses import asdict, fields, replace

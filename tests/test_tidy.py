@@ -1,7 +1,5 @@
 """House rules that no linter checks, and promises to contributors."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The wheel, installed alone, contains everything that a user needs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

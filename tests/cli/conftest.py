@@ -1,7 +1,5 @@
 """A root with a running daemon, and a check that failing commands leave it unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

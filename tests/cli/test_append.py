@@ -1,7 +1,5 @@
 """``wald append``: records are stored intact and once, with their due times, and FIRST LAST reports their sequences."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

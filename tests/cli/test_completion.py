@@ -1,7 +1,5 @@
 """Completion, as requested by bash, zsh and fish, and manual pages; scripts/make-manual writes both."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

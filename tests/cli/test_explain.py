@@ -1,7 +1,5 @@
 """``wald explain`` reports in words and numbers why disk space cannot be freed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

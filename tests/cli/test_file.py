@@ -1,7 +1,5 @@
 """``wald inspect`` recognizes every file of a log, shows its content and damage, and says whether it may be deleted."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``wald read --grep``: output, exit codes, memory, and a comparison with a filter over a random log."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

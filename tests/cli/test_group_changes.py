@@ -1,7 +1,5 @@
 """``wald group release``, ``skip`` and ``remove``: with an owner, without one, and with one that hangs or dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Permissions of ``wald group`` for the log's owner, root, a consumer and a stranger, tried with real users."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

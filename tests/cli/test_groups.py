@@ -1,7 +1,5 @@
 """``wald group list``, ``show`` and ``pending`` with owners that run, hang or have died, and tables that they print."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Help of all programs, programs run by ``wald NAME``, and the message for removed commands."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """``wald history``: events in order, and a verdict on each deletion."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

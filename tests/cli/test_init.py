@@ -1,7 +1,5 @@
 """Creation of a log on request, and a daemon that must not create one and rejects any other directory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Locales and paths that are not UTF-8: every command prints, and JSON stays valid."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Permissions: every row of the table in docs/cli.md, tried by the owner, a member of the group and a stranger."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """``wald metrics``: the numbers of ``wald explain``, for Prometheus."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

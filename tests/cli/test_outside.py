@@ -1,7 +1,5 @@
 """No program writes outside its log and archive, and none creates anything writable for all users."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Missing permissions: a distinct exit code and the user or group to run as, never reported as damage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``wald head``, ``where``, ``route``, ``cursor``, ``cut``: output for people and for programs."""
 
-from __future__ import annotations
-
 import json
 import stat
 from datetime import UTC, datetime, timedelta

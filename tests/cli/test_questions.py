@@ -1,7 +1,5 @@
 """Every question of docs/questions.md: its command gives the expected answer on a known log."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """``wald read``: selection of records, output formats, and commits of the cursor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``wald read`` over a reclaimed range: an error, or a line on stderr and a distinct exit code."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

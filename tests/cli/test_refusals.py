@@ -1,7 +1,5 @@
 """Bad input: one line that names the fault and its place, a hint, a documented exit code, and no change to the log."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """``wald repair``: it announces its changes, refuses unsafe ones, and leaves a log that passes verification."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

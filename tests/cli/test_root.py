@@ -1,7 +1,5 @@
 """Programs run by root on another user's log: new files belong to that user, whose programs continue to work."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``wald show``: it returns a record from any place that holds it, and explains why a record is gone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``wald status``: the daemon's state in every case, with exit codes for monitoring systems, and its latency."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

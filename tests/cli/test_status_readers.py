@@ -1,7 +1,5 @@
 """``wald status``: readers get the same answer as the log's owner, although they may not open the lock."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Standard streams that are closed, full or broken: commands finish their work, and no log file gets descriptor 0–2."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

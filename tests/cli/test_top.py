@@ -1,7 +1,5 @@
 """``wald top`` in a terminal of any size, where it refreshes, and without one, where it prints once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Unprocessed records of a group, and skips of a failing record: always recorded, and never of another record."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

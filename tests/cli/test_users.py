@@ -1,7 +1,5 @@
 """Permissions of a route's cursor owners: every row of the table in docs/users.md, tried by five real users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

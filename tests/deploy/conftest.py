@@ -1,7 +1,5 @@
 """Machines on which units, packages and runbooks are tried."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

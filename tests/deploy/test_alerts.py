@@ -1,7 +1,5 @@
 """Alerts fire correctly, each has a runbook, and every query uses exported metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import ssl

@@ -1,7 +1,5 @@
 """The Containerfile: its steps build an image that runs, with the documented properties."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The Debian package on a machine: installed as the page says, upgraded under load, removed, purged, in this order."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

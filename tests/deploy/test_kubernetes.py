@@ -1,7 +1,5 @@
 """The manifests in k8s/: mistakes that a cluster would refuse, or accept and run differently."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

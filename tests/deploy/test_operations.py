@@ -1,7 +1,5 @@
 """Runbooks of docs/operations.md, typed unchanged on machines with the failures that they describe."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Pods of the manifests in k8s/: each container runs as written, in the order of a node."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """systemd's restarts, kills, hangs, reloads and stops of wald cost producers nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

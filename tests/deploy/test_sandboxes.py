@@ -1,7 +1,5 @@
 """Each service does its work inside its sandbox: the log is written, sealed, drained, archived, reclaimed, proven."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

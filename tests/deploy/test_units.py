@@ -1,7 +1,5 @@
 """Unit files: valid, closed except for what wald needs; doctor, metrics and docs/systemd.md with them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Commands of docs/users.md, typed unchanged on a machine whose daemon is the user wald."""
 
-from __future__ import annotations
-
 import pytest
 import units
 from machine import Machine

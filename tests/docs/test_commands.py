@@ -1,7 +1,5 @@
 """Commands on the pages: every executable block is run against a separate log."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON output of the commands matches docs/json.md: every key and its type, and no other keys."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

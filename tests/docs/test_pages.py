@@ -1,7 +1,5 @@
 """The pages as a whole, and statements of the reference that a program can check."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

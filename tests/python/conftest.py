@@ -1,7 +1,5 @@
 """An empty log, and a daemon with a route."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The asyncio variants behave like the synchronous ones and do not block the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

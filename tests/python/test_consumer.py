@@ -1,7 +1,5 @@
 """A consumer delivers each record at least once and commits in groups, never past an unprocessed record."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The examples in the docstrings of the public API run unmodified on a log with records, and terminate."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """The programs in examples/ work as described when run by a user, and pass a strict type checker."""
 
-from __future__ import annotations
-
 import functools
 import re
 import signal

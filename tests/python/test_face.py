@@ -1,7 +1,5 @@
 """The documented names of ``import wald``, each loaded on first use, and tracebacks of its errors."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

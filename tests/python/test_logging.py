@@ -1,7 +1,5 @@
 """The logging handler: each message is in the log once, or on stderr with a reason, and no call blocks for too long."""
 
-from __future__ import annotations
-
 import io
 import logging
 import logging.config

@@ -1,7 +1,5 @@
 """Samples of ``wald top``, which disturb nothing, and the statements that follow from two of them."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Events as sentences: exact numbers for the terminal and its pipes, readable ones for the page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from wald.checking.audit_report import Event

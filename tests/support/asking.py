@@ -1,7 +1,5 @@
 """A daemon's socket in tests: relevant sizes, short answers, and the stored records."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Programs run on small files that claim gigabytes: exit codes, and peak memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

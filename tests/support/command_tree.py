@@ -1,7 +1,5 @@
 """The commands of a click program, as a user types them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import click

@@ -4,8 +4,6 @@ The base is this machine's file system with an overlay in memory: later steps se
 machine does not. Every stage starts from the base, because a stage only copies files from another one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

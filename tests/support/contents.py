@@ -1,7 +1,5 @@
 """Contents of a log as a consumer reads them, and as ``wald verify`` judges them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import wald

@@ -1,7 +1,5 @@
 """Counts and faults of a torture run as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 

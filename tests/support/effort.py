@@ -1,7 +1,5 @@
 """Cost of calls, counted instead of timed, so that quadratic work shows on a busy machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """HTTP requests to a daemon."""
 
-from __future__ import annotations
-
 import socket
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """The programs that change or read a log, each with a small log that gives it work."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

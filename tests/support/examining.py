@@ -1,7 +1,5 @@
 """``wald doctor --json`` as a process, and the files it leaves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ a separate environment, working directory and descriptors, changes its user like
 Tests of interpreter start or of memory run ``python -m`` instead (:func:`forks`).
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """A command for workers that logs its records, waits while a test holds it, and fails on demand."""
 
-from __future__ import annotations
-
 import subprocess
 from collections import Counter
 from pathlib import Path

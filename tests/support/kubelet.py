@@ -8,8 +8,6 @@ Native sidecars start one after the other, each after the startup probe of the p
 At the end all preStop hooks run at once, the containers get SIGTERM, and then the sidecars, from the last to the first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ Debian's kubectl has kustomize 2, which names two fields differently: directorie
 patches are listed by their kind. The kustomizations are rewritten for that version; everything else is the same.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

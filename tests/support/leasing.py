@@ -1,7 +1,5 @@
 """A work group on route a of a built log, and its deliveries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from logs import START_NS, Built

@@ -4,8 +4,6 @@ Each line is `NAME-NUMBER` and written once. They record failures that no produc
 connection.
 """
 
-from __future__ import annotations
-
 import itertools
 import secrets
 import threading

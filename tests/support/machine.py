@@ -7,8 +7,6 @@ machine's. Units run with their full sandbox.
 It boots to basic.target in a second, which excludes the services of this machine.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

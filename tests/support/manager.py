@@ -1,7 +1,5 @@
 """A service manager for a daemon started without one: it receives notifications and stores descriptors."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ Each line on stdin is JSON: a method of :class:`wald.work.group.WorkGroup` and i
 result. The process exits at the end of its stdin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The Debian package of this checkout, and the same under a higher revision."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A socket that gives producers scripted answers."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

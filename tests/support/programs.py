@@ -4,8 +4,6 @@
 packages to install.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A log with segments of all three forms, the times of its commits, and shortcuts for reading."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Real processes: a daemon that has answered, and commands run as a user runs them."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -4,8 +4,6 @@ This way no worker ends with a long file, and slow fixtures are set up once. The
 the fixtures from the source.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

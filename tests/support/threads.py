@@ -1,7 +1,5 @@
 """Threads of the tests' own tools, none of which fails silently."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The unit files of ``systemd/`` on a machine, installed like a package; the programs are those of this checkout."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Times are ns of CLOCK_MONOTONIC. The owner writes a line before and after each c
 whose owner died: it may have taken effect or not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -5,8 +5,6 @@ was due before the clock was set back, detection of an expired lease before anot
 survive a crash of the machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A call took effect at some moment between its beginning and its end; a call with
 promise counts as broken only if every choice of these moments breaks it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator

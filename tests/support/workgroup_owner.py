@@ -7,8 +7,6 @@ incorrectly; some die with what they have. Records whose number is :func:`poison
 the group while workers wait in it. The exit code is 3 if the disk failed, 4 after any other failure.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -7,8 +7,6 @@ faults      SIGKILL of owner and daemon; SIGTERM and SIGSTOP of the owner; faili
             of the owner; its wall clock set; CUT
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

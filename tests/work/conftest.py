@@ -1,7 +1,5 @@
 """An empty log, and owners whose maintenance retries soon."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

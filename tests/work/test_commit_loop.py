@@ -1,7 +1,5 @@
 """Concurrent threads: a round of the commit loop applies all their requests and divides new records among them."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

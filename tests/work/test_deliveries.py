@@ -1,7 +1,5 @@
 """Deliveries of a work group compared with the model of ``tests/support/workgroup_model.py``, one by one."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Records that a worker or an operator has given up on: dead letters, and records that the cursor skips."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

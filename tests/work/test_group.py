@@ -1,7 +1,5 @@
 """Promises to workers: leases, acknowledgements, redelivery, and their recovery by a new owner."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

@@ -4,8 +4,6 @@ Any unsynced 512-byte sector may have its content after any write since the sync
 may have any of its lengths.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

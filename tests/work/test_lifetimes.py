@@ -1,7 +1,5 @@
 """Lifetime of a work group: start, durability, Ctrl-C, forks, close."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Records that `wald repair --accept-loss` gave up: the group continues after them and reports them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

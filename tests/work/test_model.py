@@ -5,8 +5,6 @@ by a partial line. While it runs, segments are cut, sealed and reclaimed, and th
 compacted after a few lines. Dead letters go to the same log through a daemon that may forget them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

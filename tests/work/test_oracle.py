@@ -1,7 +1,5 @@
 """The oracle of the torture: correct histories pass, and each kind of broken promise is found."""
 
-from __future__ import annotations
-
 import pytest
 from workgroup_history import NEVER, Call, Given, History, Letter, Look, Offset
 from workgroup_oracle import judge

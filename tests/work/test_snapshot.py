@@ -1,7 +1,5 @@
 """A snapshot of a work group agrees with its owner, and its progress counts once it is on disk."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import tempfile

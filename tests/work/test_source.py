@@ -1,7 +1,5 @@
 """Records that are read again: by one reader while they follow each other, and from a bounded cache."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

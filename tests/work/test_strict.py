@@ -1,7 +1,5 @@
 """A strict group: one worker at a time, in order, and its progress is the cursor alone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

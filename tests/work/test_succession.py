@@ -1,7 +1,5 @@
 """Readers without workers skip records that workers of the group have acknowledged, or refuse to start."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Tasks of an event loop as workers: a commit round serves many of them, and answers are prepared during its sync."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

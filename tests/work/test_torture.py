@@ -1,7 +1,5 @@
 """Torture of a work group: its promises hold under kills. ``scripts/torture --mode work`` runs for longer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Doctor runs alongside a daemon, interrupted or killed: they touch no file of the log and leave nothing behind."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

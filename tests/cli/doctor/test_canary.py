@@ -1,7 +1,5 @@
 """The canary: it sends a record through the log and reports each step, pins nothing, and fails before its timeout."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

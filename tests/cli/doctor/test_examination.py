@@ -1,7 +1,5 @@
 """The doctor on real directories, hosts and file systems: it detects faults, and agrees with the daemon."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

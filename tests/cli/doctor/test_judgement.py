@@ -1,7 +1,5 @@
 """Verdicts of the doctor: for every verdict of every check, facts that lead to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args

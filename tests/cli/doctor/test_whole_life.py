@@ -1,7 +1,5 @@
 """The doctor recognizes every file that wald's programs leave in a log, and never suggests moving a cursor file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
