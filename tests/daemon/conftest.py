@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from asking import REQUEST_MAX
+from full_disk import small_file_system
 from running import Client, Daemon, Start
 
 
@@ -33,6 +34,13 @@ def start(root: Path) -> Iterator[Start]:
             return daemon
 
         yield started
+
+
+@pytest.fixture
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A small file system of ``DISK_BYTES`` of the module."""
+    with small_file_system(tmp_path / "disk", request.module.DISK_BYTES) as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asking import stat
 from contents import assert_sound, errors, values
 from crashed import newest
-from full_disk import fill, small_file_system
+from full_disk import fill
 from running import Client, Daemon, Start, eventually, wald
 
 from wald.daemon.pipes import readable_bytes
 from wald.setting_types import MIB
+
+DISK_BYTES = 32 * MIB
 
 
 def replaced(path: Path) -> None:
@@ -124,13 +126,6 @@ def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
     assert errors(root) != []
     os.close(holder)
     assert daemon.stop() == 0
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 32 MiB."""
-    with small_file_system(tmp_path / "disk", 32 * MIB) as path:
-        yield path
 
 
 def on_full_disk(start: Start, disk: Path, payload_bytes: int) -> Daemon:

@@ -19,7 +19,7 @@ from tracing import Trace, descriptor_of, hangs_in, strace, traced
 import wald
 
 FDATASYNC = 75  # number on x86-64; with another number, the test times out
-SMALL_DISK_BYTES = 24 << 20
+DISK_BYTES = 24 << 20
 
 
 def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_path: Path) -> None:
@@ -169,20 +169,13 @@ def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp
     assert_sound(root)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB."""
-    with small_file_system(tmp_path / "disk", SMALL_DISK_BYTES) as path:
-        yield path
-
-
 @pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
-def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_disk: Path, minimum: object) -> None:
+def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, disk: Path, minimum: object) -> None:
     """The daemon notices free space; every line and every request is stored once."""
-    root = small_disk / "log"
+    root = disk / "log"
     daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum, routes=["pipe fifo", "a"])
     sent = 0
-    fill(small_disk / "filler")
+    fill(disk / "filler")
     fifo = os.open(root / "routes/pipe/in", os.O_WRONLY | os.O_NONBLOCK)
     with Client(daemon.socket_path) as client:
         while "disk full" not in daemon.log:  # the room that is allocated already is used up first
@@ -190,7 +183,7 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_
                 sent += os.write(fifo, b"%07d\n" % (sent // 8))
         client.publish("a", b"waits\n")
         assert not readable(client.socket.fileno())
-        (small_disk / "filler").unlink()
+        (disk / "filler").unlink()
         assert client.reply().startswith("OK ")
     eventually(lambda: len(values(root, "pipe")) == sent // 8)
     os.close(fifo)
@@ -201,18 +194,18 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_
     assert_sound(root)
 
 
-def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk: Path) -> None:
+def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, disk: Path) -> None:
     """Exit 0, and what could not be written waits in the pipe for the next life."""
-    root = small_disk / "log"
+    root = disk / "log"
     daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0, routes=["a fifo"])
-    fill(small_disk / "filler")
+    fill(disk / "filler")
     fifo = os.open(root / "routes/a/in", os.O_RDWR | os.O_NONBLOCK)
     sent = 0
     while "disk full" not in daemon.log:
         with suppress(BlockingIOError):
             sent += os.write(fifo, b"%07d\n" % (sent // 8))
     assert daemon.stop() == 0
-    (small_disk / "filler").unlink()
+    (disk / "filler").unlink()
     daemon.start_again()
     eventually(lambda: len(records(root)) == sent // 8)
     assert values(root) == [b"%07d" % number for number in range(sent // 8)]
@@ -286,11 +279,11 @@ def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start
     assert_sound(root)
 
 
-def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, small_disk: Path) -> None:
+def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, disk: Path) -> None:
     """Not even a lock can be written."""
-    (small_disk / "log.log").symlink_to(small_disk.with_name("stderr"))  # where the log has room
-    fill(small_disk / "filler")
-    daemon = start(at=small_disk / "log", ready=False)
+    (disk / "log.log").symlink_to(disk.with_name("stderr"))  # where the log has room
+    fill(disk / "filler")
+    daemon = start(at=disk / "log", ready=False)
     assert daemon.wait() == 7
     assert "the daemon cannot start" in daemon.log
     assert "wald-reclaim" in daemon.log

@@ -8,13 +8,12 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, metrics
-from full_disk import fill, small_file_system
+from full_disk import fill
 from running import TIMEOUT_SECONDS, Client, Start, eventually, run
 
 from wald.daemon.metrics import Metrics, MetricsProcess, daemon_metrics
@@ -133,6 +132,7 @@ def test_an_address_it_cannot_listen_on_is_refused(start: Start, address: str) -
     assert "Traceback" not in daemon.log
 
 
+DISK_BYTES = 16 << 20
 _FAILED_START = """
 import os, socket, sys
 from pathlib import Path
@@ -157,19 +157,12 @@ def test_a_failed_start_frees_the_address(root: Path, address: str) -> None:
     assert b"transfers: a directory, not a file" in done.stdout
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk that is soon full."""
-    with small_file_system(tmp_path / "disk", 16 << 20) as disk:
-        yield disk
-
-
-def test_healthy_means_progress(start: Start, small: Path, address: str) -> None:
+def test_healthy_means_progress(start: Start, disk: Path, address: str) -> None:
     """Without room: degraded as long as nothing waits, unhealthy once something has for too long, and then well."""
-    root, idle_address = small / "log", free_address()
-    start(at=small / "idle", metrics=idle_address, stall_timeout="1s", segment_max_bytes="64KiB")
+    root, idle_address = disk / "log", free_address()
+    start(at=disk / "idle", metrics=idle_address, stall_timeout="1s", segment_max_bytes="64KiB")
     daemon = start(at=root, metrics=address, stall_timeout="1s", segment_max_bytes="64KiB", routes=["r fifo"])
-    fill(small / "filler")
+    fill(disk / "filler")
 
     eventually(lambda: daemon.ask("PING") and metrics(address)["wald_degraded"] == 1)
     message = r"degraded: input is not accepted: \d+ bytes are free, \d+ are needed \(others\)\n"
@@ -181,7 +174,7 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
         assert re.fullmatch(r"stalled: input has waited for \d+ s; the head is at 0\n", message)
         assert get(idle_address, "/healthz")[0] == 200  # idle for as long, but nothing waits
 
-        (small / "filler").unlink()
+        (disk / "filler").unlink()
         eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))
     after = metrics(address)
     assert (after["wald_degraded"], after["wald_stalled_seconds"]) == (0, 0)

@@ -26,12 +26,7 @@ from wald.errors import DiskFailure
 from wald.files.disk import free_bytes
 from wald.setting_types import MIB
 
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB."""
-    with small_file_system(tmp_path / "disk", 64 * MIB) as path:
-        yield path
+DISK_BYTES = 64 * MIB
 
 
 def flood(daemon: Daemon, line: Callable[[int], bytes]) -> int:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 from damage import flip_bit
 from logs import Built
 from reading import three_forms, until_it_waits, values
 from repairing import repair
-from running import Daemon, eventually
+from running import eventually
 
-import wald
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.records import Record
@@ -129,22 +127,6 @@ def test_reading_from_cursors_begins_behind_each(built: Built) -> None:
     built.root.cursor("a", "processed").write_bytes(b"7\n")
     with pytest.raises(Damaged, match="beyond the last durable record"):
         built.log.records("a", "cursor")
-
-
-def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut_since(tmp_path: Path) -> None:
-    """A reader with the old file open stops at its end."""
-    with Daemon(tmp_path / "log") as daemon:
-        daemon.ask("ROUTE ADD a")
-        daemon.ask("PUB a 2\n1\n")
-        daemon.ask("CUT")
-        onward = read_without_waiting(wald.open(daemon.root).view(), route=None, start="earliest", stop=None, group="g")
-        assert until_it_waits(onward) == [(1, b"1")]
-        daemon.kill()
-        daemon.start_again()
-        daemon.ask("PUB a 2\n2\n")
-        daemon.ask("CUT")
-        daemon.ask("PUB a 2\n3\n")
-        assert until_it_waits(onward) == [(2, b"2"), (3, b"3")]
 
 
 def repaired(built: Built, base: int, kind: Kind, value: bytes) -> Built:

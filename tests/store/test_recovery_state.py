@@ -310,18 +310,6 @@ class TestTornTurns:
         assert quarantined(path) == [rest]
         goes_on(built, [b"1", b"2", b"3"], 4)
 
-    @pytest.mark.parametrize("head", [False, True], ids=["without a head", "with an old head"])
-    def test_two_turns_behind_the_hole_mean_that_it_was_synced(self, tmp_path: Path, head: bool) -> None:
-        path = tmp_path / "log"
-        built, places = self.build(path, [b"2", b"3"], [b"4"])
-        self.spoil(path, places, 2)
-        if not head:
-            built.root.head.unlink()
-        built = Built(path, epoch=2)
-        assert [f"offset {places[2]}: " in line for line in built.report.errors] == [True]
-        assert quarantined(path) == []
-        goes_on(built, [b"1", b"3", b"4"], 5)
-
     def test_a_control_batch_is_never_in_a_turn(self, tmp_path: Path) -> None:
         """It was durable before its segment had a name, however old the head that a power cut left."""
         path = tmp_path / "log"

@@ -24,7 +24,7 @@ from wald.files.ledger_read import read_ledger
 from wald.format.names import Kind
 from wald.repairing import rewrite
 from wald.retention.missing import Missing
-from wald.segments import sealed_file, shrinking
+from wald.segments import sealed_file
 from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald.segments.sealed_file import SealedFile, compress_segment
 from wald.writing import sealing
@@ -208,48 +208,6 @@ def test_in_a_raw_segment_only_what_is_hit_is_lost(
 
 class TestALongRecordAcrossSegments:
     """A repair gives it up if a piece is lost, and keeps all other records."""
-
-    def test_pieces_behind_a_broken_record_do_not_take_the_name_of_the_next_segment(self, tmp_path: Path) -> None:
-        log = Built(tmp_path / "log")
-        log.piece("c", b"other ", begins=True, ends=False)
-        log.piece("a", b"to be broken ", begins=True, ends=False)
-        log.piece("c", b"record ", begins=False, ends=False)
-        log.cut()
-        log.lines("b", [b"of the next segment"])
-        log.piece("c", b"of route c\n", begins=False, ends=True)
-        log.cut()
-        log.piece("a", b"hit\n", begins=False, ends=True)
-        log.lines("b", [b"last"])
-        path = log.path(4, Kind.RAW)
-        with open(path, "rb") as file:
-            batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
-        log.crash()
-        (hit,) = (each for each in batches if each.header.continues_sequence == 2)
-        damage = partial(flip, hit.offset + hit.header.payload_offset)
-        assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
-
-    def test_it_is_broken_by_damage_behind_what_was_dropped_of_another_route(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(shrinking, "FRAME_BYTES", 1000)
-        log = Built(tmp_path / "log")
-        log.piece("a", b"begins ", begins=True, ends=False)
-        log.cut()
-        log.lines("b", [b"x" * 3000])
-        log.lines("c", [b"y" * 1500])
-        log.piece("a", b"z" * 1500, begins=False, ends=False)
-        log.lines("c", [b"y" * 1500], cut=True)
-        log.piece("a", b"ends\n", begins=False, ends=True)
-        log.seal()
-        shrink(log, 2, b=2)
-        log.crash()
-        path = log.path(2, Kind.SEALED)
-        with SealedFile(path) as file:
-            frame = next(
-                each for each in file.index.frames if each.routes and each.first_sequence == each.next_sequence
-            )
-        damage = partial(flip, frame.offset + frame.compressed_bytes // 2)
-        assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
 
     def test_it_is_broken_by_a_lost_middle_behind_a_segment_in_which_shrinking_dropped_others(
         self, tmp_path: Path

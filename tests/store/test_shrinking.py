@@ -26,13 +26,11 @@ from wald.errors import Damaged, NotFound
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
-from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.repairing.apply import planned_repair
 from wald.repairing.plan import Plan
 from wald.retention.missing import Missing
 from wald.segments import shrinking
-from wald.segments.salvage import index_salvaged
 from wald.segments.sealed_file import SealedFile, compress_segment
 from wald.segments.seek import sequence_at, sequence_since
 from wald.segments.shrinking import check_shrunk, shrink_segment
@@ -136,33 +134,6 @@ def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
     assert [item["sequence"] for item in items if item["kind"] == "record"] == STUCK
     assert [item["base_sequence"] for item in items if item["kind"] == "dropped"][:3] == [1, 4, 7]
     assert [item["kind"] for item in items[:3]] == ["header", "control", "dropped"]
-
-
-def test_without_its_index_the_frames_say_what_was_dropped_and_a_repair_rebuilds_it(built: Built) -> None:
-    shrinking = shrink(built, 1, web=40)
-    path = built.path(1, Kind.SEALED)
-    data = path.read_bytes()
-    path.write_bytes(data[:-4] + bytes(4))
-
-    assert read(built, "stuck") == STUCK
-    (found,) = missing(built, "web")
-    assert (found.first, found.last, found.records) == (1, 40, 27)
-    index = index_salvaged(Segment(1, Kind.SEALED, path), built.log_id, Damaged("lost"))
-    assert index.shrunk is not None
-    assert (index.shrunk.ranges, index.damage, index.sha256) == (
-        shrinking.index.shrunk and shrinking.index.shrunk.ranges,
-        [],
-        shrinking.index.sha256,
-    )
-    assert index.routes == shrinking.index.routes
-    assert built.log.where(4).state is State.RECLAIMED
-    assert errors(built.root.path) != []
-
-    repair(built.root.path)
-    assert errors(built.root.path) == []
-    assert read(built, "stuck") == STUCK
-    (found,) = missing(built, "web")
-    assert (found.first, found.last, found.records) == (1, 40, 27)
 
 
 def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_once(tmp_path: Path) -> None:

@@ -154,22 +154,6 @@ def test_a_reclaim_at_or_in_front_of_a_step_leaves_the_log_sound_and_later_times
     assert [record.value for record in built.log.records("a", since)] == [b"now", b"later"]
 
 
-def test_a_repair_keeps_the_times_behind_a_step(tmp_path: Path) -> None:
-    built = reclaimable(tmp_path / "root")
-    built.lines("a", [b"last"])
-    built.crash()
-    built.reclaim(2, named=True)
-    path = built.path(3, Kind.RAW)
-    times = [record.append_time_ns for record in built.log.records("a", 3)]
-    with path.open("r+b") as file:
-        file.seek(FIRST_BATCH + 8)  # in its control batch, which has the state of the log
-        file.write(b"\xff\xff")
-    assert errors(tmp_path / "root")
-    repair(tmp_path / "root")
-    assert errors(tmp_path / "root") == []
-    assert [record.append_time_ns for record in built.log.records("a", 3)] == times
-
-
 @pytest.mark.parametrize(
     ("damage", "fate"), [("control batch", "cut"), ("everything", "quarantine"), ("set aside", "")]
 )

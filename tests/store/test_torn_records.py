@@ -161,20 +161,6 @@ class TestAGapThatNoLedgerExplains:
         assert numbered(built.log.records("a", stop=1, on_damage=damage.append)) == []
         assert [each.last for each in damage] == [1]
 
-    def test_it_is_named_behind_sequences_that_were_never_given_out(self, built: Built) -> None:
-        """A start passes over the numbers of a segment that is lost; pieces may be lost with it."""
-        built.piece("a", b"be", begins=True, ends=False)
-        built.cut(seal=True)
-        built.lines("b", [b"lost"] * 3)
-        built.crash()
-        built.path(2, Kind.RAW).unlink()
-        built.path(2, Kind.INDEX).unlink(missing_ok=True)
-        again = Built(built.root.path, epoch=2, now_ns=built.now_ns)
-        again.piece("a", b"gun\n", begins=False, ends=True)
-        damage: list[Damaged] = []
-        assert numbered(again.log.records("a", on_damage=damage.append)) == []
-        assert any("record 1 cannot be read" in each.message for each in damage)
-
 
 class TestAShrunkSegment:
     def test_a_long_record_is_whole_across_what_was_dropped_of_another_route(self, built: Built) -> None:
