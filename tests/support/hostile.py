@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 MARKUP = (
     b"<script>alert(1)</script>",
     b'"><img src=x onerror=alert(2)>',
@@ -64,8 +62,3 @@ def records() -> list[dict[str, object]]:
     found: list[dict[str, object]] = [{"value_hex": value.hex(), "key_hex": value[:200].hex()} for value in values]
     found += [{"value": "with headers", "headers": headers} for headers in ODD_HEADERS]
     return [*found, {"value": "many headers", "headers": HEADERS}, {"value_hex": LONG.hex(), "key_hex": LONG[:9].hex()}]
-
-
-def lines() -> bytes:
-    """Return the same records, one object per line."""
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records())

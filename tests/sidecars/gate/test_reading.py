@@ -42,38 +42,35 @@ def while_busy(client: str, test: Callable[[ReadThreads, asyncio.Task[bool], Eve
     asyncio.run(run())
 
 
-GREEDY = ["greedy"] * 5 + ["ann"] * 2 + ["bob"]
+TURNS = [
+    ("greedy", "greedy greedy greedy greedy greedy ann ann bob", [], "greedy ann bob greedy ann greedy greedy greedy"),
+    ("ann", "bob bob eve", [0], "bob eve"),
+    ("ann", "bob bob bob eve", [0, 2], "bob eve"),
+]
 
 
-@pytest.mark.parametrize(
-    ("names", "cancelled", "expected"),
-    [
-        pytest.param(GREEDY, [], ["greedy", "ann", "bob", "greedy", "ann", *["greedy"] * 3], id="fair"),
-        pytest.param(["bob 1", "bob 2", "eve"], [0], ["bob 2", "eve"], id="given up"),
-        pytest.param(["bob 1", "bob 2", "bob 3", "eve"], [0, 2], ["bob 2", "eve"], id="some given up"),
-    ],
-)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(("busy", "asked", "given_up", "expected"), TURNS)
 def test_clients_take_turns_and_one_that_gives_up_some_has_the_next_one(
-    names: list[str], cancelled: list[int], expected: list[str], *, late: bool
+    busy: str, asked: str, given_up: list[int], expected: str, *, is_late: bool
 ) -> None:
     done: list[str] = []
 
     async def test(threads: ReadThreads, running: asyncio.Task[bool], goes_on: Event) -> None:
-        calls = [asyncio.create_task(threads.run(name.split()[0], partial(done.append, name))) for name in names]
+        calls = [asyncio.create_task(threads.run(name, partial(done.append, name))) for name in asked.split()]
         await asyncio.sleep(0)  # all are queued
-        if late and cancelled:  # given up at the moment of its scheduling
+        if is_late and given_up:  # at the moment of its scheduling
             threads._release()
-        for number in cancelled:
+        for number in given_up:
             calls[number].cancel()
-        if not late:
-            running.cancel()  # the client keeps the thread that it is in
+        if not is_late:
+            running.cancel()  # its client keeps the thread
         goes_on.set()
         await asyncio.wait([running, *calls])
         assert [await threads.run("ann", lambda: number) for number in range(3)] == [0, 1, 2]  # noqa: B023
 
-    while_busy(names[0].split()[0] if len(cancelled) == 0 else "ann", test)
-    assert done == expected
+    while_busy(busy, test)
+    assert done == expected.split()
 
 
 def test_a_walk_gives_its_thread_up_between_steps_and_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:

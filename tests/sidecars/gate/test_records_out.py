@@ -358,9 +358,7 @@ def test_an_invalid_position_is_refused(reclaimed: Gate) -> None:
     for event_id, status in ids.items():
         with reclaimed.asked("GET", ORDERS, headers={"Accept": EVENTS, "Last-Event-ID": event_id}) as answer:
             assert answer.status == status
-
-
-def test_events_begin_with_the_oldest_record_if_none_came_yet(reclaimed: Gate) -> None:
+    # With an empty id they begin with the oldest record.
     with reclaimed.asked("GET", f"{ORDERS}?from=5", headers={"Accept": EVENTS, "Last-Event-ID": ""}) as answer:
         assert [answer.readline() for _ in range(4)][1:] == [b"id: 4\n", b"\n", b"id: 5\n"]
 

@@ -164,16 +164,13 @@ def test_metrics_say_when_certificates_expire_and_of_new_ones_after_sighup(gate:
     assert said() == after
 
 
-def test_only_tls_1_2_and_above_is_spoken(gate: Gate, authority: Authority) -> None:
+def test_a_certificate_says_who_asks_over_tls_1_2_and_above(gate: Gate, authority: Authority) -> None:
     for version, taken in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
         context = trusting(authority)
         context.set_ciphers("ALL:@SECLEVEL=0")
         with pytest.warns(DeprecationWarning, match="TLSv1_1") if not taken else nullcontext():
             context.minimum_version = context.maximum_version = version
         assert is_refused(gate, context) is not taken
-
-
-def test_a_certificate_says_who_asks_in_place_of_a_token(gate: Gate, authority: Authority) -> None:
     shop = trusting(authority, authority.sign("shop.example"))
 
     assert asked(gate, shop) == 200
