@@ -35,7 +35,7 @@ def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded:
     assert guarded.get(ORDERS, "new").status == 200
     [line] = [line for line in said.splitlines() if "not a token of wald-gate" in line]
     assert line.startswith("wald-gate: SIGHUP: ")
-    assert line.endswith("; the previous ones remain effective")
+    assert line.endswith("; the previous settings remain effective")
 
 
 def test_a_refusal_says_which_right_is_missing(guarded: Gate) -> None:

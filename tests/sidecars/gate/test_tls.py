@@ -160,7 +160,7 @@ def test_metrics_say_when_certificates_expire_and_of_new_ones_after_sighup(gate:
     after = said()
     assert after["certificate"] == expiry_of(served)
     served.write_text("no certificate")
-    assert "the previous ones remain effective" in gate.reload()
+    assert "the previous settings remain effective" in gate.reload()
     assert said() == after
 
 

@@ -51,7 +51,7 @@ def test_the_overview_shows_what_there_is_and_a_route_why_it_is_held_back(gate: 
 
     eventually(lambda: "billing has processed" in gate.get("/routes/orders").text)
     found = gate.get("/routes/orders").text
-    assert "billing has processed orders up to record 1, and 1 segment holds records behind that" in found
+    assert "billing has processed orders up to record 1, and 1 segment holds later records" in found
     command = f"wald --root {root} cursor set orders 3 --group billing"
     assert command in found
     wald(*command.split()[1:])
