@@ -172,5 +172,9 @@ class Processed:
 
 
 def _end(over: asyncio.Future[None], error: Exception | None = None) -> None:
-    if not over.done():
-        over.set_exception(error) if error is not None else over.set_result(None)
+    if over.done():
+        return
+    if error is None:
+        over.set_result(None)
+    else:
+        over.set_exception(error)
