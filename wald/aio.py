@@ -124,7 +124,7 @@ class Consumer:
         Raises:
             WaldError: see :meth:`wald.Consumer.batches`.
         """
-        return _Polling(self._thread, self._consumer.poll_records(), self._deliver_record)
+        return _Polling(self._thread, self._consumer.poll_records(), self._deliver)
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches of records. Each is processed when the next one is requested.
@@ -132,17 +132,14 @@ class Consumer:
         Raises:
             WaldError: see :meth:`wald.Consumer.batches`.
         """
-        return _Polling(self._thread, self._consumer.poll_batches(), self._deliver_batch)
+        return _Polling(self._thread, self._consumer.poll_batches(), self._deliver)
 
     async def commit(self) -> None:
         """See :meth:`wald.Consumer.commit`."""
         await self._thread.run(self._consumer.commit, self._delivered)
 
-    def _deliver_record(self, record: Record) -> None:
-        self._delivered = record.sequence
-
-    def _deliver_batch(self, batch: Batch) -> None:
-        self._delivered = batch.last_sequence
+    def _deliver(self, item: Record | Batch) -> None:
+        self._delivered = item.sequence if isinstance(item, Record) else item.last_sequence
 
 
 class _Polling(AsyncIterator[T]):

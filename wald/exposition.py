@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from socketserver import StreamRequestHandler, ThreadingTCPServer
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wald.errors import InvalidInput
@@ -88,12 +89,8 @@ def histogram(name: str, meaning: str, value: Histogram) -> Metric:
 def render(metrics: Iterable[Metric]) -> bytes:
     import prometheus_client
 
-    return prometheus_client.generate_latest(_Collector([_family(each) for each in metrics if each.samples]))
-
-
-class _Collector:
-    def __init__(self, families: list[prometheus_client.Metric]) -> None:
-        self.collect = families.__iter__
+    families = [_family(each) for each in metrics if each.samples]
+    return prometheus_client.generate_latest(SimpleNamespace(collect=families.__iter__))
 
 
 def _family(metric: Metric) -> prometheus_client.Metric:

@@ -53,7 +53,6 @@ class Systemd:
         return next((descriptor for each, descriptor in self._inherited.values() if each == name), None)
 
     def take_remaining(self) -> list[tuple[str, int]]:
-        """Hand over the remaining descriptors, with their names."""
         remaining, self._inherited = list(self._inherited.values()), {}
         return remaining
 

@@ -33,7 +33,7 @@ from wald.format.records import encode_columns
 from wald.log import Log
 from wald_spark.audit.audits import audit, plan
 from wald_spark.compact.job import Generations, next_generation
-from wald_spark.export.job import Exporter, Output, Shape, private
+from wald_spark.export.job import Output, Shape, export_new, private
 from wald_spark.locations import LogLocation
 from wald_spark.options import STRICT
 from wald_spark.progress import Run, locked_by
@@ -185,7 +185,7 @@ class _Bench:
 
     def _export(self, log: Log) -> None:
         with self._output("export") as out:
-            Exporter(Output(out, Disk()), Shape(), EXPORT_BYTES, self._run(), warn=print).export([_place(log)])
+            export_new(Output(out, Disk()), Shape(), EXPORT_BYTES, self._run(), print, [_place(log)])
 
     def _compact(self, log: Log) -> None:
         with self._output("compact") as out:

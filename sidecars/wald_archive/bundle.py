@@ -105,7 +105,6 @@ def content_bytes(batch: Batch) -> int:
 
 
 def records_within(batch: Batch, room: int) -> int:
-    """Return how many of the batch's first records have at most ``room`` bytes in total."""
     if batch.is_columns:
         return bisect_right(range(1, batch.count + 1), room, key=_column_bytes(batch))
     if content_bytes(batch) <= room:
@@ -333,7 +332,6 @@ class Bundle:
 
 
 def about(origin: Origin, contents: Contents) -> bytes:
-    """Return ``bundle.json``, the last file in the tar."""
     fields = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
     return json.dumps(fields | asdict(origin) | contents.to_dict(), indent=2).encode() + b"\n"
 

@@ -189,7 +189,6 @@ class Recorded:
 
     @property
     def bundles(self) -> dict[tuple[str, str], Entry]:
-        """The ``archived`` lines, by bag and name of the bundle."""
         return {(bag, name): line for bag, lines in self.bags.items() for name, line in lines.bundles.items()}
 
     def last_of(self, route: str) -> int:
@@ -200,7 +199,7 @@ class Recorded:
 def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
     """Return the lines of a ledger about one destination, under any spelling of its path."""
     recorded = Recorded()
-    real = cache(_real)
+    real = cache(lambda place: place if "://" in place else os.path.realpath(place))
     known, others = False, set()
     for entry in entries:
         dest, event = str(entry.get("dest")), str(entry.get("event"))
@@ -215,7 +214,3 @@ def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
             others.add(dest)
     recorded.elsewhere = () if known else tuple(sorted(others))
     return recorded
-
-
-def _real(address: str) -> str:
-    return address if "://" in address else os.path.realpath(address)

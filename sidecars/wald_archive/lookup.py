@@ -293,7 +293,6 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Bun
 
 
 def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
-    """Return :func:`bundles_of`; raise NotFound if the result is empty."""
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(

@@ -523,7 +523,6 @@ class Packer:
         return Packed(run, manifest, resumed)
 
     def _write(self, run: Run) -> Manifest:
-        """Write the bag and read each file back."""
         entries: list[BundleEntry] = []
         previous, after = run.previous, run.after
         try:

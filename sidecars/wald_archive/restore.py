@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,27 +85,14 @@ def restore_to_root(
             at = sequence
 
         made = restore_into(destination, routes, into, disk=Disk(), first=first, last=last, on_record=reached)
-    records = sorted(made.records.items())
     if as_json:
-        fields = {
-            "root": str(made.root),
-            "log": made.log,
-            "dest": destination.address,
-            "from_log": made.from_log,
-            "first": made.first,
-            "last": made.last,
-            "records": sum(made.records.values()),
-            "routes": [{"route": route, "records": count} for route, count in records],
-            "missing": made.missing,
-            "holes": made.holes,
-        }
-        write(json_line("archive.restore", fields))
+        write(json_line("archive.restore", made))
         return
-    for route, count in records:
-        write(f"{route}: {count} records")
-    write(f"log {made.log} at {made.root}: records {made.first} to {made.last} of log {made.from_log}")
-    if made.missing:
-        write(f"not restored: {made.missing} sequences, in {made.holes} runs, because no bundle has them")
+    for each in made["routes"]:
+        write(f"{each['route']}: {each['records']} records")
+    write(f"log {made['log']} at {made['root']}: records {made['first']} to {made['last']} of log {made['from_log']}")
+    if made["missing"]:
+        write(f"not restored: {made['missing']} sequences, in {made['holes']} runs, because no bundle has them")
     write("not in an archive: cursors, the senders of records, and the batch numbers of producers")
 
 
@@ -134,20 +122,6 @@ class Extent:
     last: int
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Result of a restore; ``missing`` sequences in ``holes`` runs are in no bundle."""
-
-    root: Path
-    log: str
-    from_log: str
-    first: int = 0
-    last: int = 0
-    holes: int = 0
-    missing: int = 0
-    records: dict[str, int] = field(default_factory=dict)
-
-
 def restore_into(
     destination: Destination,
     routes: Sequence[str],
@@ -157,8 +131,11 @@ def restore_into(
     first: int,
     last: int | None,
     on_record: Callable[[int], None],
-) -> Outcome:
-    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes`` (empty: all)."""
+) -> dict[str, Any]:  # Any: it is JSON
+    """Create a log at ``path`` from the records ``first`` to ``last`` of ``routes``; of every route if that is empty.
+
+    Return its JSON; ``missing`` sequences in ``holes`` runs are in no bundle.
+    """
     found = extents(destination, routes)
     batches = heapq.merge(
         *(_batches(destination, extent.route, first, last) for extent in found), key=lambda batch: batch.first
@@ -177,12 +154,12 @@ def restore_into(
         moment=utc(time.time_ns(), 3),
         version=pack_version(wald.__version__),
     ) as log:
-        outcome = Outcome(path, log.log_id.hex, found[0].log, first=before.first)
+        records: Counter[str] = Counter()
+        begin = before.first
         batch: RestoredBatch | None = before
         while batch is not None:
             log.add(batch)
-            outcome.records[batch.route] = outcome.records.get(batch.route, 0) + batch.count
-            outcome.last = batch.last
+            records[batch.route] += batch.count
             on_record(batch.last)
             before, batch = batch, next(batches, None)
             if batch is not None and batch.first <= before.last:
@@ -191,8 +168,18 @@ def restore_into(
                     hint=f"wald-archive verify {destination.address}",
                 )
         log.finish()
-        outcome.holes, outcome.missing = log.holes, log.missing
-    return outcome
+        return {
+            "root": str(path),
+            "log": log.log_id.hex,
+            "dest": destination.address,
+            "from_log": found[0].log,
+            "first": begin,
+            "last": before.last,
+            "records": records.total(),
+            "routes": [{"route": route, "records": count} for route, count in sorted(records.items())],
+            "missing": log.missing,
+            "holes": log.holes,
+        }
 
 
 def extents(destination: Destination, routes: Sequence[str]) -> list[Extent]:
@@ -232,7 +219,6 @@ def _batches(destination: Destination, route: str, first: int, last: int | None)
 def _why(
     destination: Destination, found: list[Extent], routes: Sequence[str], begin: int, end: int, *, first: int
 ) -> dict[str, Any]:
-    """Return why a run of sequences is not restored, and which routes may have had records there."""
     of = f" of {', '.join(routes[:4])}{' and others' if len(routes) > 4 else ''}" if routes else ""
     why = f"before --from {first}" if end < first else f"in no bundle{of} in {destination.address}"
     may_have = []

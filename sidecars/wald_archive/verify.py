@@ -208,7 +208,6 @@ class Proof:
                 yield self._error(file, "does not belong here")
 
     def _bundle(self, manifest: Manifest, entry: BundleEntry) -> Iterator[Finding]:
-        """Verify a bundle, which is read once."""
         bundle = entry.bundle
         file = f"{PAYLOAD}/{bundle.name}"
         stored, tar = hashlib.sha256(), hashlib.sha256()
@@ -409,7 +408,6 @@ class Bags:
                 yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
 
     def has_moved(self, address: str, recorded: Iterable[Recorded], homes: Iterable[str]) -> bool:
-        """Return True if a recorded bundle is at ``address`` and at none of the ``homes`` that the ledger names."""
         return any(
             (address, *what) in self._there
             and not any((home, *what) in self._there for home in homes if home != address)

@@ -14,7 +14,6 @@ The modules::
     command      options of both commands, feed and redrive
     run          a drain from start to end: full disks, signals, and commands that earlier drains left running
     worker       try, halve, acknowledge and give up the records of a lease; metrics
-    process      processes that run the command, and outlive drain; the step after a try
-    state_file   file that records which records a command has, and how it ended
+    process      processes that run the command, and outlive drain; their state files; the step after a try
     redrive      dead letters back to their routes, each once
 """

@@ -36,32 +36,35 @@ from wald.work.group import WorkGroup
 from wald.work.journal import discard, recover_progress
 from wald.work.ownership import command_files, done_above, running, worker_name, workers_of
 from wald.work.window import runs_of
-from wald_drain.process import KILLED_TOO, Runner, check_command, ending, is_failure, pause_seconds, runners_for
+from wald_drain.process import (
+    KILLED_TOO,
+    LINE_BYTES,
+    Runner,
+    StateFile,
+    check_command,
+    cursor_identity,
+    ending,
+    is_failure,
+    pause_seconds,
+    runners_for,
+)
 from wald_drain.redrive import Consumer, HandoverFile, Handovers
-from wald_drain.state_file import LINE_BYTES, StateFile, cursor_identity
 from wald_drain.worker import Counts, Job, RunContext, Shared, Worker, of_drain
 
 OUTLIVED = "processed by a command that has outlived its wald-drain, or a full disk"
 
 
-@contextmanager
-def leftovers_of(consumer: Consumer) -> Iterator[Leftovers]:
-    root, route, group = consumer.log.root, consumer.route, consumer.group
-    directory = root.cursor_directory(route)
-    workers: list[int | None] = [*workers_of(directory, group)]
-    if (directory / f"{group}{COMMAND_SUFFIX}").exists():  # of a drain before work groups were strict
-        workers.append(None)
-    with ExitStack() as held:
-        files = [held.enter_context(StateFile(root, route, group, worker, consumer.disk)) for worker in workers]
-        yield Leftovers(consumer, files)
-
-
 class Leftovers:
-    """State files of earlier drains."""
+    """State files of earlier drains, which stay open until ``held`` is closed."""
 
-    def __init__(self, consumer: Consumer, files: Sequence[StateFile]) -> None:
+    def __init__(self, consumer: Consumer, held: ExitStack) -> None:
         self._consumer = consumer
-        self._files = files
+        root, route, group = consumer.log.root, consumer.route, consumer.group
+        directory = root.cursor_directory(route)
+        workers: list[int | None] = [*workers_of(directory, group)]
+        if (directory / f"{group}{COMMAND_SUFFIX}").exists():  # of a drain before work groups were strict
+            workers.append(None)
+        self._files = [held.enter_context(StateFile(root, route, group, worker, consumer.disk)) for worker in workers]
 
     def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
         """Wait until no command runs; return False if ``stop`` is set first."""
@@ -216,12 +219,11 @@ def drain(context: RunContext, runners: Sequence[Runner]) -> int:
 
 
 def _run(context: RunContext, runners: Sequence[Runner], given_up: list[int]) -> None:
-    """Drain up to the end, or an error."""
     consumer, job = context.consumer, context.job
     root, route, group, disk = consumer.log.root, consumer.route, consumer.group, consumer.disk
     with ExitStack() as held:
         file = held.enter_context(HandoverFile(root, route, group, disk))
-        leftovers = held.enter_context(leftovers_of(consumer))
+        leftovers = Leftovers(consumer, held)
         if not leftovers.wait(context.stop, context.report_of_route):
             return
         given_up.append(Handovers(consumer, file, daemon=job.daemon, report=context.report).finish())

@@ -35,9 +35,12 @@ from wald.work.group import Order, WorkGroup
 from wald.work.owner import Delivery
 from wald.work.ownership import worker_name
 from wald_drain.process import (
+    UNKEPT,
     UNKNOWN,
     NextStep,
     Runner,
+    StateFile,
+    cursor_identity,
     ending,
     failure,
     is_failure,
@@ -47,7 +50,6 @@ from wald_drain.process import (
     tries_of,
 )
 from wald_drain.redrive import Consumer
-from wald_drain.state_file import UNKEPT, StateFile, cursor_identity
 
 _PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record's own delay is longer
 _LETTER_POLL_SECONDS = 0.005
@@ -92,7 +94,6 @@ class RunContext:
         self.report(f"{self.consumer.route}: {text}")
 
     def undeliverable(self, sequence: int, why: str, remedy: str) -> InvalidInput:
-        """Return the error of a record that cannot be a dead letter."""
         consumer = self.consumer
         skip = f"cursor set {consumer.route} {sequence} --group {consumer.group}"
         return InvalidInput(
@@ -146,7 +147,6 @@ class Shared:
 
     @property
     def oldest_failure(self) -> float:
-        """Time of the first failure of records that are still unprocessed; 0 without one."""
         since = [each.since for each in list(self.failures.values())] + list(self.failing_since.values())
         return min(since, default=0.0)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wald.errors import Damaged
@@ -40,7 +40,7 @@ from wald.segments.index_builder import remove_index
 from wald.segments.reader import require_matching_name
 from wald.segments.sealed_file import SealedFile
 from wald.segments.shrinking import Shrinkage, check_shrunk, compare_shrunk, shrink_segment
-from wald_reclaim.evidence import SEALED_SINCE, RouteLists, shared_entry, shrunk_entry
+from wald_reclaim.evidence import SEALED_SINCE, shared_entry, shrunk_entry
 from wald_reclaim.policy import Floors, Verdict
 from wald_reclaim.survey import Decision, Survey
 
@@ -61,7 +61,6 @@ class Deleter:
     survey: Survey
     # raises an error if the root has another log or an older copy; called before each change
     require_continuity: Callable[[], None] = lambda: None
-    _lists: RouteLists = field(default_factory=RouteLists)
 
     def record(self, *entries: Entry) -> None:
         """Write lines into the ledger; they are durable when this returns."""
@@ -138,7 +137,7 @@ class Deleter:
         sharing = [(entry, evidence) for entry, evidence in lines if evidence is not None]
         if not sharing:
             return [*withdrawals, *(entry for entry, _ in lines)]
-        shared = shared_entry([entry for entry, _ in sharing], [evidence for _, evidence in sharing], self._lists)
+        shared = shared_entry([entry for entry, _ in sharing], [evidence for _, evidence in sharing])
         reference = {"evidence": shared["base"]}
         return [*withdrawals, shared, *(entry if evidence is None else entry | reference for entry, evidence in lines)]
 
@@ -283,7 +282,6 @@ class Shrinker:
         return ShrunkSegment(segment, stored_bytes, was_bytes, records, is_restored=not is_shrunk)
 
     def _write(self, source: SealedFile, temporary: Path, floors: Floors) -> Shrinkage:
-        """Write the new form to a temporary file, sync it and read it back."""
         target = self._disk.create(temporary)
         try:
             shrinkage = shrink_segment(source, target, self._disk, floors.keeps)

@@ -57,36 +57,6 @@ class DeletionEvidence:
     cursors: CursorSnapshot
 
 
-class RouteLists:
-    """Builder of the JSON lists of routes in the lines of one process.
-
-    Consecutive segments have the same routes, and while no cursor moves, only the numbers in their lines differ. So
-    the rest of the text is cached.
-    """
-
-    def __init__(self) -> None:
-        self._made_of: tuple[tuple[str, ...], CursorSnapshot, Mapping[str, Verdict]] | None = None
-        self._template = ""
-
-    def text(self, table: RouteTable, cursors: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
-        """Return the list of a segment's routes, with the rule of each unless one applies to all."""
-        made_of = self._made_of
-        if made_of is None or made_of[0] != table.names or made_of[1] is not cursors or made_of[2] != rules:
-            self._template = f"[{','.join(_template(name, cursors, rules) for name in table.names)}]"
-            self._made_of = table.names, cursors, rules
-        numbers = chain.from_iterable(zip(table.counts, table.firsts, table.lasts, strict=True))
-        return RawJson(self._template % tuple(numbers))
-
-
-def _template(route: str, cursors: CursorSnapshot, rules: Mapping[str, Verdict]) -> str:
-    rule = {"rule": rules[route].value} if rules else {}
-    name, rest = (
-        json.dumps(fields, separators=(",", ":"), ensure_ascii=False).replace("%", "%%")
-        for fields in ({"route": route}, rule | _permission(route, cursors))
-    )
-    return f'{name[:-1]},"count":%d,"first":%d,"last":%d,{rest[1:]}'
-
-
 def _permission(route: str, cursors: CursorSnapshot) -> Entry:
     return {"retired": True} if route in cursors.retired else {"cursors": cursors.positions(route)}
 
@@ -95,6 +65,13 @@ def route_fields(entry: RouteEntry, cursors: CursorSnapshot) -> Entry:
     """Return one route of a line, with the cursors that allow the deletion of its records."""
     held = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
     return held | _permission(entry.route, cursors)
+
+
+def routes_json(table: RouteTable, cursors: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
+    """Return the JSON list of a segment's routes, with the rule of each unless one applies to all."""
+    held = (route_fields(entry, cursors) for entry in table)
+    listed = [each | {"rule": rules[each["route"]].value} for each in held] if rules else list(held)
+    return RawJson(json.dumps(listed, separators=(",", ":"), ensure_ascii=False))
 
 
 def merge_tables(tables: Sequence[RouteTable]) -> RouteTable:
@@ -113,14 +90,6 @@ def merge_tables(tables: Sequence[RouteTable]) -> RouteTable:
         for names, same in by_names.items()
     ]
     return sums[0] if len(sums) == 1 else RouteTable.from_entries(merge_routes((), chain.from_iterable(sums)))
-
-
-def kept_entry(base: int, why: str, now_ns: int) -> Entry:
-    return {"event": "kept", "base": base, "why": why, "at": now_ns}
-
-
-def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
-    return {"event": "reclaimed", "base": base, "last": last, "rule": UNEXPLAINED, "at": now_ns}
 
 
 def reclaimed_entry(
@@ -161,10 +130,10 @@ def can_share(segment: Segment, index: SealedIndex) -> bool:
     return bool(is_whole and segment.kind.form is Kind.SEALED and len(index.routes) > LISTED_MAX)
 
 
-def shared_entry(lines: Sequence[Entry], evidence: Sequence[DeletionEvidence], lists: RouteLists) -> Entry:
+def shared_entry(lines: Sequence[Entry], evidence: Sequence[DeletionEvidence]) -> Entry:
     """Return the ``evidence`` line that these lines share; all of them rest on the same cursors."""
     base, last = min(line["base"] for line in lines), max(line["last"] for line in lines)
-    routes = lists.text(merge_tables([each.routes for each in evidence]), evidence[0].cursors, {})
+    routes = routes_json(merge_tables([each.routes for each in evidence]), evidence[0].cursors, {})
     return {"event": "evidence", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}
 
 
@@ -271,7 +240,6 @@ class Ages:
         self.problem = ""  # reason why the ledger of the segments cannot be used
 
     def seen_entry(self, through: int, *, now_ns: int) -> Entry | None:
-        """Return a "seen" line for segments up to ``through`` if one is due."""
         self._own.update()
         now, last = self._moment(), self._own.last
         if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _SEEN_INTERVAL_NS:
@@ -299,7 +267,6 @@ class Ages:
         self.problem = f"{messages[-1]}; {suffix}" if messages else ""
 
     def at_least_ns(self, base: int) -> int:
-        """Return the minimum age of the segment; 0 if unknown."""
         now = self._moment()
         number = bisect_left(self._seen, base, key=itemgetter(0))
         own_ns = self._own.elapsed.until(now) - self._seen[number][1] if number < len(self._seen) else 0

@@ -34,7 +34,7 @@ from wald.loop import stop_on_signals, watch_files
 from wald.setting_types import format_bytes
 from wald.status.schema import ledger_fields
 from wald_reclaim.apply import Deleter, Shrinker, ShrunkSegment, estimate_shrinks
-from wald_reclaim.evidence import RouteLists
+from wald_reclaim.evidence import routes_json
 from wald_reclaim.policy import Limits, RouteLimits, Verdict
 from wald_reclaim.survey import Decision, Survey
 
@@ -87,10 +87,8 @@ class Report:
     _pass: _Pass = field(default_factory=_Pass)
     _warned: set[str] = field(default_factory=set)
     _warned_before: set[str] = field(default_factory=set)
-    _lists: RouteLists = field(default_factory=RouteLists)
 
     def begin(self) -> None:
-        """Begin a pass, whether or not the previous one finished."""
         self._warned_before, self._warned = self._warned, set()
         self._pass = _Pass()
 
@@ -117,7 +115,7 @@ class Report:
         self.counts.lost_records += sum(lost.values())
         if self.as_json:
             evidence = decision.evidence
-            routes = {"routes": self._lists.text(evidence.routes, evidence.cursors, {})} if evidence is not None else {}
+            routes = {"routes": routes_json(evidence.routes, evidence.cursors, {})} if evidence is not None else {}
             fields = ledger_fields(parse_raw_json(entry | routes))
             self._object("would-reclaim" if self.is_dry_run else "reclaimed", fields)
             return

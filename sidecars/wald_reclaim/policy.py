@@ -147,24 +147,21 @@ _DELETIONS = tuple(Verdict)[:6]  # the others are reasons to keep a segment
 
 
 def exceeded_limit(facts: Facts, limits: Limits) -> Verdict | None:
-    if limits.max_age_ns is not None and facts.age_ns > limits.max_age_ns:
+    return _exceeded(limits, facts.age_ns, facts.newer_bytes + facts.stored_bytes, facts.newer_records + facts.records)
+
+
+def _exceeded(limits: Limits | RouteLimits, age_ns: int, held_bytes: int, held_records: int) -> Verdict | None:
+    if limits.max_age_ns is not None and age_ns > limits.max_age_ns:
         return Verdict.MAX_AGE
-    if limits.max_bytes is not None and facts.newer_bytes + facts.stored_bytes > limits.max_bytes:
+    if limits.max_bytes is not None and held_bytes > limits.max_bytes:
         return Verdict.MAX_BYTES
-    if limits.max_records is not None and facts.newer_records + facts.records > limits.max_records:
-        return Verdict.MAX_RECORDS
-    return None
+    return Verdict.MAX_RECORDS if limits.max_records is not None and held_records > limits.max_records else None
 
 
 def judge_route(facts: RouteFacts, limits: RouteLimits, log_limit: Verdict | None) -> Verdict:
     """Return UNREAD, READ, or the limit of the log or of the route that the route's records exceed."""
     held_bytes, held_records = facts.newer_bytes + facts.payload_bytes, facts.newer_records + facts.records
-    by_bytes, by_records, _ = limits.exceeded_by(held_bytes, held_records)
-    exceeded = log_limit
-    if exceeded is None and limits.max_age_ns is not None and facts.age_ns > limits.max_age_ns:
-        exceeded = Verdict.MAX_AGE
-    elif exceeded is None and (by_bytes or by_records):
-        exceeded = Verdict.MAX_BYTES if by_bytes else Verdict.MAX_RECORDS
+    exceeded = log_limit or _exceeded(limits, facts.age_ns, held_bytes, held_records)
     if exceeded is not None and (facts.is_read or limits.expire):
         return exceeded
     if facts.is_read:

@@ -36,14 +36,13 @@ from wald.segments.view import read_view
 from wald_reclaim.evidence import (
     COUNTED_AGAIN,
     SEALED_SINCE,
+    UNEXPLAINED,
     Ages,
     DeletionEvidence,
     RecordedDeletion,
-    RouteLists,
     can_share,
-    kept_entry,
     reclaimed_entry,
-    unexplained_entry,
+    routes_json,
     with_damaged_frames,
 )
 from wald_reclaim.policy import (
@@ -133,7 +132,6 @@ class Survey:
         self._raw_since: dict[int, float] | None = None
         self._successors: dict[int, int] = {}
         self.problems: list[str] = []
-        self._lists = RouteLists()
         self._cursors = CursorSnapshot()  # read last
         self._unpinned: set[int] = set()  # segments that no group pins under these
         self._recorded: dict[int, RecordedDeletion] = {}
@@ -171,7 +169,7 @@ class Survey:
         return self._ages.seen_entry(complete[-1].base_sequence, now_ns=now_ns)
 
     def kept(self, segment: Segment, why: str, now_ns: int) -> Entry:
-        return self.stamped(kept_entry(segment.base_sequence, why, now_ns))
+        return self.stamped({"event": "kept", "base": segment.base_sequence, "why": why, "at": now_ns})
 
     def stamped(self, entry: Entry) -> Entry:
         """Add the time since boot, from which the grace period is measured."""
@@ -300,7 +298,7 @@ class Survey:
         lost = unread_records(index, cursors) if pins else {}
         is_sharing = verdict is not Verdict.EACH_ROUTE and not lost and can_share(segment, index)
         evidence = DeletionEvidence(index.routes, cursors) if is_sharing else None
-        routes = None if is_sharing else self._lists.text(index.routes, cursors, _by_route(verdict, rules))
+        routes = None if is_sharing else routes_json(index.routes, cursors, _by_route(verdict, rules))
         entry = reclaimed_entry(segment, index, verdict, routes, lost, known.stored_bytes, of.now_ns)
         return verdict, self.stamped(entry), evidence
 
@@ -363,7 +361,8 @@ class Survey:
             last = base
             with suppress(_Unreadable):
                 last = self._index(segment)[0].next_sequence - 1
-            entry = self.stamped(unexplained_entry(base, last, now_ns))
+            line = {"event": "reclaimed", "base": base, "last": last, "rule": UNEXPLAINED, "at": now_ns}
+            entry = self.stamped(line)
         return Decision(segment, verdict, stored_bytes, pin, entry, message, withdrawal)
 
     def _confirm_contents(
@@ -389,7 +388,7 @@ class Survey:
         if recorded is None or segment.kind is not segment.kind.deleting or unread == lost:
             return verdict, None, None
         rules = {name: recorded.rules.get(name, Verdict.READ) for name in index.routes.names}
-        routes = self._lists.text(index.routes, cursors, _by_route(verdict, rules))
+        routes = routes_json(index.routes, cursors, _by_route(verdict, rules))
         stored_bytes = segment.path.stat().st_size
         entry = reclaimed_entry(segment, index, verdict, routes, unread, stored_bytes, now_ns)
         return verdict, None, self.stamped(entry)
@@ -443,7 +442,6 @@ class Survey:
         return known
 
     def _open(self, segment: Segment, known: _Known) -> SealedIndex | None:
-        """Read the index of a segment and cache its facts; return None if it is unreadable."""
         try:
             index, known.damage = self._index(segment)
             self._required(segment, index)

@@ -184,7 +184,6 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
 
 
 def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
-    """Return the offsets file of the last committed batch, and the offsets of wald sources in it."""
     commits, offsets = checkpoint / "commits", checkpoint / "offsets"
     if not offsets.is_dir():
         raise NotFound(f"{checkpoint}: not the checkpoint of a stream", hint=f"ls {checkpoint} shows its contents")

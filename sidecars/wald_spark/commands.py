@@ -35,10 +35,6 @@ def _out(_: click.Context, __: click.Parameter, given: str) -> Path:
     return Path(os.path.abspath(given))
 
 
-def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    return tuple(sorted({check_route(route) for route in given})) or None
-
-
 def _all(*options: Callable[[F], F]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -72,7 +68,7 @@ table_options = _all(
         "routes",
         multiple=True,
         metavar="ROUTE",
-        callback=_routes,
+        callback=lambda _context, _option, given: tuple(sorted(map(check_route, set(given)))) or None,
         help="Only this route. Repeatable.  [default: all routes]",
     ),
 )

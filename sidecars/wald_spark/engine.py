@@ -136,7 +136,7 @@ def spark_bundles(
     on_record: Callable[[int], None],
 ) -> Iterator[Bundle]:
     """Make the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
-    from wald_spark.tasks import run as run_tasks  # needs PySpark, unlike the check for PySpark
+    from wald_spark.progress import run_tasks  # needs PySpark, unlike the check for it
 
     location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
     view = location.view()
@@ -163,7 +163,6 @@ def spark_bundles(
 
 
 def _require_written(destination: Destination, run: Run, made: Bundle) -> None:
-    """Check that an executor has written to the shared destination rather than to its own disk."""
     name, found = f"{run.bag}/{PAYLOAD}/{made.name}", None
     with suppress(FileNotFoundError):
         found = destination.length(name)

@@ -76,7 +76,6 @@ class DamageReport:
     messages: list[str] = field(default_factory=list)
 
     def add(self, error: Damaged) -> None:
-        """Add damage to the report, or raise it."""
         if not self.tolerance.damage:
             raise Damaged(error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") skips unreadable records')
         self.messages.append(error.message)
@@ -165,7 +164,6 @@ class _Given:
         return self.options.get(name.lower(), default)
 
     def directory(self, name: str) -> str:
-        """Return the absolute path; "" if the option is not given."""
         given = local_path(self.text(name), hint=f'.option("{name}", "/a/directory"), the same on every machine')
         return os.path.abspath(given) if given else ""
 

@@ -242,7 +242,6 @@ def _cut(block: Block, first: int, last: int) -> Block:
 
 
 def fair_share(total_bytes: int, most_bytes: int) -> int:
-    """Return the number of bytes for one task, at most ``most_bytes``."""
     return min(most_bytes, max(total_bytes // TASKS, LEAST_BYTES))
 
 

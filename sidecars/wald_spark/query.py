@@ -116,7 +116,6 @@ Piece = LogPiece | BundlePiece
 
 
 def plan_query(options: Options) -> list[Piece]:
-    """Plan all pieces to read, in order, one location after the other."""
     locations = find_locations(options.paths)
     require_routes(locations, options.routes or frozenset())
     pieces: list[Piece] = []

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -221,10 +222,9 @@ def _check_of(kind: Any) -> _Check:
         return lambda value: type(value) in (float, int, Decimal) or value is None
     if pa.types.is_decimal(kind):
         return lambda value: value is None or _is_decimal(value, kind.precision, kind.scale)
-    if pa.types.is_date(kind):
-        return lambda value: value is None or (type(value) is str and _is_date(value))
-    if pa.types.is_timestamp(kind):
-        return lambda value: value is None or (type(value) is str and _is_time(value))
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        form = _DATE if pa.types.is_date(kind) else _DATE_TIME
+        return lambda value: value is None or (type(value) is str and _is_time(form.match(value)))
     if pa.types.is_list(kind):
         element = _check_of(kind.value_type)
         return lambda value: value is None or (type(value) is list and all(map(element, value)))
@@ -267,24 +267,15 @@ def _is_decimal(value: Any, precision: int, scale: int) -> bool:
     return not isinstance(exponent, int) or (exponent >= -scale and digits.adjusted() < precision - scale) or not digits
 
 
-def _is_date(text: str) -> bool:
-    match = _DATE.match(text)
-    return match is not None and _is_day(*map(int, match.groups()))
-
-
-def _is_time(text: str) -> bool:
-    match = _DATE_TIME.match(text)
+def _is_time(match: re.Match[str] | None) -> bool:
     if match is None:
         return False
-    year, month, day, hour, minute, second = (int(each or 0) for each in match.groups())
-    return _is_day(year, month, day) and hour < 24 and minute < 60 and second < 60
-
-
-def _is_day(year: int, month: int, day: int) -> bool:
+    year, month, day, *clock = (int(each or 0) for each in match.groups())
     try:
-        return bool(date(year or 4, month, day))  # datetime.date has no year 0, which is a leap year
+        date(year or 4, month, day)  # datetime.date has no year 0, which is a leap year
     except ValueError:
         return False
+    return all(map(lt, clock, (24, 60, 60)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +452,8 @@ class Rows:
         for field in self.schema:
             name = field.name.lower()  # Spark accepts SEQ for seq, and expects the name that was asked for
             if name == "log":
-                arrays.append(_repeated(log, batch.num_rows))
+                repeats = max(0, batch.num_rows - 1).bit_length()  # a few lengths, so that the cache has most
+                arrays.append(_repeated(log, 1 << repeats).slice(0, batch.num_rows))
             elif name in parsed:
                 arrays.append(_as(parsed[name], field.type))
             elif name == "segment":
@@ -473,7 +465,6 @@ class Rows:
 
 
 def _field(field: StructField) -> pa.Field:
-    """Return the Arrow field that Spark accepts for a field of the schema."""
     if field.name.lower() == JSON:
         from pyspark.sql.types import StructType
 
@@ -536,10 +527,6 @@ def _only(values: pa.Array, kept: np.ndarray) -> pa.Array:
     return values.take(pa.array(np.arange(len(values)), mask=~kept))
 
 
-def _repeated(text: str, count: int) -> pa.Array:
-    return _repeats_of_power(text, max(0, count - 1).bit_length()).slice(0, count)
-
-
 @lru_cache(maxsize=8)  # a worker may read thousands of logs
-def _repeats_of_power(text: str, exponent: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text), 1 << exponent)
+def _repeated(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text), count)

@@ -84,7 +84,6 @@ def _homes() -> Iterator[Path]:
 
 
 def require_spark() -> None:
-    """Check that the packages for the jobs are installed."""
     for package in _PACKAGES:
         try:
             import_module(package)

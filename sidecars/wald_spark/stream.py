@@ -223,7 +223,6 @@ class StreamLog:
         self.head, self.view = head, view
 
     def require_past(self, position: Position) -> None:
-        """Check that ``position`` was reached in the polled log."""
         if self.head is not None and position != self._verified:
             seen = LastSeen(position.last, position.epoch, position.life)
             Continuity(self.location.root, self.location.log_id, seen, hint=_HINT).check(self.head)
@@ -323,7 +322,6 @@ class Extent:
         return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
 
     def fitting(self, records: int, raw_bytes: int) -> Extent | None:
-        """Return the part that fits; None if nothing does."""
         if self.count <= records and self.raw_bytes <= raw_bytes:
             return self
         count = min(self.count, records, self.count * raw_bytes // max(1, self.raw_bytes))
@@ -370,7 +368,6 @@ class _Lane:
         self._next: Extent | None = None
 
     def take(self, records: int, raw_bytes: int) -> Iterator[Extent]:
-        """Yield the next extents that fit together; the last one may be a part."""
         while records and (extent := self._peek()) and (part := extent.fitting(records, raw_bytes)):
             self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
             if part.count:

@@ -18,8 +18,8 @@ from tracing import traced
 
 from wald.errors import Refused
 from wald.files.ledger_read import entries_of
-from wald.work.control import ask_owner
 from wald.work.group import WorkGroup
+from wald.work.ownership import ask_owner
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from wald.segments.view import State
 from wald_archive.bundle import Records
 from wald_reclaim import policy
 from wald_spark.plan import Range, pieces_of
-from wald_spark.progress import log_end
+from wald_spark.progress import LogEndTracker
 
 ROUTES = ("a", "b", "c")
 OPERATIONS = 90  # of a run
@@ -303,7 +303,7 @@ class WholeLog:
     def _by_spark(self, route: str, group: str, limit: int) -> list[Numbered]:
         """Read in pieces, like executors."""
         view, routes = self.built.view, frozenset([route])
-        wanted = Range(routes, self.cursors[route, group] + 1, log_end(view, routes).complete)
+        wanted = Range(routes, self.cursors[route, group] + 1, LogEndTracker(routes).end(view).complete)
         if wanted.first > wanted.last:
             return []
         pieces = pieces_of(view, wanted, limit_bytes=self.rng.choice([1, 3000, 1 << 20]), gaps=True)

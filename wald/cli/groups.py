@@ -512,9 +512,8 @@ def _carried_out(
     log: Log, seen: GroupStatus, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
 ) -> int:
     """Let the owner apply a change; without an owner, apply it in this process."""
-    from wald.work.control import OwnerGone, ask_owner
     from wald.work.group import WorkGroup
-    from wald.work.ownership import Ownership
+    from wald.work.ownership import OwnerGone, Ownership, ask_owner
 
     file = seen.file
     while True:

@@ -95,7 +95,6 @@ class DaemonConnection(asyncio.Protocol):
         self._unsent: list[bytes | memoryview] = []
         self._unsent_bytes = 0
         self.requests: Pipeline[DaemonRequest] = Pipeline(window)
-        self.failure: OSError | None = None
         self._task = asyncio.create_task(self._keep_connected(), name="wald-daemon-connection")
 
     async def close(self) -> None:
@@ -107,7 +106,6 @@ class DaemonConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Abort the connection; requests in flight are resent."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -132,7 +130,6 @@ class DaemonConnection(asyncio.Protocol):
         request.payload = b""
 
     def data_received(self, data: bytes) -> None:
-        """Process replies, in the order of the requests in flight."""
         for request, reply in self.requests.receive(data):
             if isinstance(reply, str):
                 self._pause = PAUSE_SECONDS

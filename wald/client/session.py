@@ -182,7 +182,6 @@ class Session:
         self.end_reason = self.end_reason or f"{self._path}: close() was called"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool, requests: list[Request]) -> None:
-        """Send a request, and add it to ``requests``."""
         check_size(route, payload)
         with self._call():
             self._await(lambda: len(self._pipeline) < self._pipeline.window)
@@ -421,7 +420,6 @@ def _seconds_until(deadline: float) -> float:
 
 
 def permanent_error(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
-    """Convert a permanent ERR reply to the line ``request`` into a WaldError."""
     words = request.decode(errors="replace").split()
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:

@@ -10,8 +10,7 @@ A module imports only modules above it::
     commit_loop   one thread, one queue: a write and a sync for each round of requests
     dead_letters  records that were given up, their originals, and the thread that writes them and moves the cursor
     snapshot      a group seen from other processes
-    ownership     one owner at a time; commands left by wald-drain
-    control       commands of other processes to the owner
+    ownership     one owner at a time; commands left by wald-drain; commands of other processes to the owner
     strict        groups whose progress is the cursor alone
     group         public API
 """

@@ -212,7 +212,6 @@ def headers_of(record: Record) -> dict[str, str]:
 
 
 def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
-    """Return the id of the producer that sends these payloads to these routes."""
     digest = hashlib.sha256(seed)
     for route, payload in window:
         digest.update(f"{route} {len(payload)} ".encode())
@@ -255,7 +254,6 @@ class Maintenance:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after its current step."""
         self._is_closed = True
         self.wake.set()
         self._thread.join()
@@ -362,7 +360,6 @@ class Maintenance:
             self._pinned = positions
 
     def _send_dead_letter(self, record: Record, dead: DeadRecord, may_be_sent: bool) -> int:
-        """Return the sequence of a record's dead letter, which is durable then."""
         log = self._log
         origin = Origin(log.identity.log_id, record.route, self._group)
         headers = origin.headers(dead.reason, dead.tries)

@@ -15,7 +15,6 @@ from operator import index
 from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from wald.errors import InvalidInput, NotFound, Refused
@@ -31,12 +30,11 @@ from wald.retention.cursors import CursorState
 from wald.retention.missing import Missing
 from wald.segments.durable_end import OpenHead
 from wald.work.commit_loop import AckRequest, CommitLoop, LeaseRequest, MakeAnswer, Request
-from wald.work.control import ControlServer
 from wald.work.dead_letters import Maintenance
 from wald.work.deliveries import Refusal
 from wald.work.journal import Failure, Journal, Replay, discard
 from wald.work.owner import FOREVER_SECONDS, Clock, Delivery, Leased, LeaseOrder, Owner, Pending, Rules
-from wald.work.ownership import Ownership, require_no_command
+from wald.work.ownership import ControlServer, Ownership, require_no_command
 from wald.work.source import Source
 from wald.work.strict import CursorJournal, resume
 from wald.work.window import Run
@@ -245,9 +243,7 @@ class WorkGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def worker(

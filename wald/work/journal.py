@@ -123,7 +123,6 @@ class Journal:
         return self._end > _GROWN_BYTES + _GROWN_TIMES * self._compacted_bytes
 
     def rewrite(self, lines: Iterable[JournalLine]) -> None:
-        """Replace all lines atomically and durably."""
         data = b"".join(encode_work(line, 0) for line in lines)
         self._disk.replace(self.path, data, mode=_MODE)
         descriptor = self._disk.open(self.path)

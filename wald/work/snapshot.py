@@ -135,7 +135,6 @@ class GroupSnapshot:
 
     @property
     def tries_max(self) -> int:
-        """The most deliveries of any open record."""
         return max((max(tries.replace(_DONE_TRIES, b""), default=0) for _, tries in self._window.pages()), default=0)
 
     def tries(self, sequence: int) -> int:
@@ -187,7 +186,6 @@ class GroupStatus:
 
 
 def work_files(root: Root, route: str) -> list[WorkFile]:
-    """Return the work groups of a route, by name. Raise NotFound if there is no such route."""
     root.require_route(route)
     try:
         names = sorted(entry.name for entry in scan_cursor_directory(root.cursor_directory(route), WORK_SUFFIX))
@@ -303,7 +301,10 @@ class Progress:
             self._floor, self._cursor_stamp = cursor.effective, _settled(stamp)
             self._unsynced.add(self._cursor_path)
         if (stamp := _stamp(self._file.path)) != self._journal_stamp:
-            self._snapshot = self._read_journal()
+            self._snapshot = None
+            with suppress(FileNotFoundError, Damaged):
+                _, lines, _ = read_of_group(self._file, self.log.identity.log_id)  # of a damaged one, the lines before
+                self._snapshot = GroupSnapshot(self._file.path, lines, self._floor, time.time_ns())
             self._journal_stamp = _settled(stamp)
             self._unsynced.add(self._file.path)
 
@@ -326,13 +327,6 @@ class Progress:
         if left != before:
             self._sync()
         return left
-
-    def _read_journal(self) -> GroupSnapshot | None:
-        try:
-            _, lines, _ = read_of_group(self._file, self.log.identity.log_id)  # of a damaged one, the lines before
-            return GroupSnapshot(self._file.path, lines, self._floor, time.time_ns())
-        except (FileNotFoundError, Damaged):
-            return None
 
     def _sync(self) -> None:
         """Sync what was read. A file that has replaced it in the meantime has at least the same progress."""
@@ -371,7 +365,6 @@ class Unprocessed:
         return sum(run.size for run in self._left)
 
     def update(self, progress: Progress) -> None:
-        """Remove the records that the group has processed."""
         self._left = progress.unprocessed(self._left)
 
 

@@ -69,7 +69,6 @@ class BatchCache:
             self._evict(next(iter(self._batches)))
 
     def rows(self, sequence: int) -> Rows | None:
-        """Return the cached batch with this record, or None."""
         if not (place := bisect_right(self._firsts, sequence)):
             return None
         first = self._firsts[place - 1]

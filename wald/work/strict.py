@@ -76,8 +76,7 @@ class CursorJournal:
     def append(self, lines: Iterable[JournalLine]) -> None:
         """Do nothing: :meth:`sync` writes the state of the owner."""
 
-    def rewrite(self, lines: Iterable[JournalLine]) -> None:
-        """Do nothing, as :meth:`append`."""
+    rewrite = append
 
     def sync(self) -> None:
         """Make dead letters durable before they are sent, and the cursor before they are forgotten."""

@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wald.checking import checker
 from wald.checking.checker import CheckResult, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification
 from wald.cli.output import aligned, json_line
@@ -40,7 +39,7 @@ from wald.setting_types import format_bytes
 from wald.work.snapshot import check_journals
 from wald_archive.ledger import RecordedBag, recorded_at
 from wald_archive.manifest import Manifest
-from wald_archive.objects import BagName, Destination, open_destination
+from wald_archive.objects import BagName, open_destination
 from wald_archive.verify import Bags, Finding, Proof, bag_bytes, survey
 from wald_spark.locations import is_pattern, require_bags
 
@@ -153,9 +152,12 @@ class LogAudit:
     def report(self, outcomes: Outcomes) -> Report:
         """Return the report; a segment without an outcome from an executor is checked here."""
         verification = self._verification
+        findings = list(verification.findings(outcomes.of))
+        with suppress(Damaged, UnsupportedFormat):  # the log's id is unknown, which the verification reports
+            findings += [finding for _, finding in check_journals(self.root, read_identity(self.root).log_id)]
         found = [
             AuditFinding(finding.level, str(finding.path), finding.offset, finding.message)
-            for finding in chain(verification.findings(outcomes.of), self._journals())
+            for finding in findings
             if finding.level is not Level.OK
         ]
         ledger, rulings = str(self.root.ledger / "reclaim.jsonl"), list(self._rulings())
@@ -172,12 +174,6 @@ class LogAudit:
             "bundles": len(self._bundles),  # in its ledger
         }
         return Report(counts, tuple(found))
-
-    def _journals(self) -> Iterator[checker.Finding]:
-        """Yield findings about work groups; none if the log's id is unknown, which verification reports."""
-        with suppress(Damaged, UnsupportedFormat):
-            for _, finding in check_journals(self.root, read_identity(self.root).log_id):
-                yield finding
 
     def _rulings(self) -> Iterator[Ruling]:
         """Yield a ruling for each deletion and shrink; none if the ledger is damaged, which verification reports."""
@@ -222,7 +218,12 @@ class ArchiveAudit:
         try:
             destination = open_destination(place, Disk())
             self.address = destination.address
-            self._survey(destination)
+            for each in survey(destination, self._recorded):
+                if isinstance(each, BagName):
+                    recorded = self._recorded.bags[str(each)]
+                    self.work.append(BagWork(self.address, each, recorded, bag_bytes(destination, str(each))))
+                else:
+                    self._findings.append(each)
             self._reached = True
         except (WaldError, OSError) as error:
             message = described(error).removeprefix(self.address).lstrip("/: ")
@@ -252,17 +253,8 @@ class ArchiveAudit:
         counts = {"dest": self.address, "bags": len(self.work), "bundles": proven, "bytes": stored_bytes}
         return Report(counts, tuple(found))
 
-    def _survey(self, destination: Destination) -> None:
-        for found in survey(destination, self._recorded):
-            if isinstance(found, BagName):
-                bag = str(found)
-                self.work.append(BagWork(self.address, found, self._recorded.bags[bag], bag_bytes(destination, bag)))
-            else:
-                self._findings.append(found)
-
 
 def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes, *, first: int = 1) -> list[Report]:
-    """Return a report for each archive, judged together, because a bundle may follow one at another destination."""
     bags = Bags(first=first)
     findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
     if not any(archive.unread for archive in archives):  # a link may lead there
@@ -295,7 +287,6 @@ class Plan:
 
 
 def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) -> Plan:
-    """Plan the audit of ``roots``, of the archives that their ledgers name, and of those at ``destinations``."""
     for destination in destinations:
         with suppress(InvalidInput, DiskFailure):  # unreachable: reported when it is audited
             require_bags(destination)
@@ -308,11 +299,11 @@ def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) 
 
 def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
     """Read and evaluate everything; call ``on_bytes`` with the number of stored bytes read since the last call."""
-    from wald_spark.tasks import run  # needs PySpark, unlike planning
+    from wald_spark.progress import run_tasks  # needs PySpark, unlike planning
 
     began = time.perf_counter()
     work, outcomes = planned.work, Outcomes()
-    done = run(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
+    done = run_tasks(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
     with closing(done) as results:
         for number, pickled in results:
             outcomes[work[number].key] = pickled

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,8 @@ from wald.cli.output import json_line, progress
 from wald.errors import Damaged, Refused
 from wald.files.disk import Disk
 from wald_spark.locations import LogLocation
-from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, running
+from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, run_tasks, running
 from wald_spark.rows import Rows
-from wald_spark.tasks import run as run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,22 +89,17 @@ def compact(
         write(line)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkReduction:
-    """Task that writes a row for each route and key of a chunk to a file in ``directory``, and returns JSON."""
-
-    directory: str
-
-    def __call__(self, chunk: Chunk) -> bytes:
-        pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
-        last, counts = _LastRows(), Counter(records=0, unkeyed=0)
-        rows = Rows(SCHEMA, None, _NO_LIMIT)
-        for batch in chain.from_iterable(map(rows.read, chunk)):
-            keyed = batch.filter(compute.is_valid(batch.column("key"))) if batch.column("key").null_count else batch
-            counts.update(records=batch.num_rows, unkeyed=batch.num_rows - keyed.num_rows)
-            last.add(keyed)
-        _write(last.table(), Path(self.directory))
-        return json.dumps(counts).encode()
+def reduce_chunk(directory: str, chunk: Chunk) -> bytes:
+    """Write a row for each route and key of a chunk to a file in ``directory``; return the counts in JSON."""
+    pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
+    last, counts = _LastRows(), Counter(records=0, unkeyed=0)
+    rows = Rows(SCHEMA, None, _NO_LIMIT)
+    for batch in chain.from_iterable(map(rows.read, chunk)):
+        keyed = batch.filter(compute.is_valid(batch.column("key"))) if batch.column("key").null_count else batch
+        counts.update(records=batch.num_rows, unkeyed=batch.num_rows - keyed.num_rows)
+        last.add(keyed)
+    _write(last.table(), Path(directory))
+    return json.dumps(counts).encode()
 
 
 class _LastRows:
@@ -131,7 +126,6 @@ class _LastRows:
 
 
 def last_of(table: pa.Table) -> pa.Table:
-    """Return the last row of each route and key, in the original order."""
     numbered = table.select(["route", "key"]).append_column("row", pa.array(np.arange(table.num_rows)))
     found = numbered.group_by(["route", "key"], use_threads=False).aggregate([("row", "max")])
     return table.take(pa.array(np.sort(found.column("row_max").to_numpy())))
@@ -164,7 +158,6 @@ class Compacted:
 def next_generation(
     generations: Generations, routes: tuple[str, ...] | None, run: Run, locations: Sequence[LogLocation]
 ) -> Compacted:
-    """Make the next generation if there are new records."""
     before, counts = generations.read(), Counter(records=0, unkeyed=0)
     if before is not None and before.routes != routes:
         raise Refused(
@@ -180,7 +173,7 @@ def next_generation(
     with progress("compact", total) as advance, run.spark() as spark:
         limit = min(CHUNK_BYTES, max(1, total // (2 * spark.sparkContext.defaultParallelism)))
         chunks: list[Chunk] = [chunk for new in parts for chunk in new.chunks(limit)]
-        work = ChunkReduction(str(generations.partial))
+        work = partial(reduce_chunk, str(generations.partial))
         for _, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(raw_bytes_of(chunks[done]))):
             counts.update(json.loads(result))
         keys, deleted = _merged(spark, [earlier, generations.partial], directory)
@@ -285,7 +278,6 @@ class Generations:
         return self._out / f"gen-{number + 1:06d}"
 
     def commit(self, directory: Path, generation: Generation) -> None:
-        """Sync ``directory`` with all its files, and make it the current generation."""
         for path in directory.iterdir():
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

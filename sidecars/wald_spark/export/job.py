@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,8 @@ from wald.files.disk import Disk
 from wald.setting_types import format_bytes
 from wald_spark.locations import LogLocation
 from wald_spark.plan import LogPiece
-from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, running
+from wald_spark.progress import Chunk, NewRecords, Progress, Run, find_logs, raw_bytes_of, run_tasks, running
 from wald_spark.rows import CORRUPT, Rows, schema_ddl
-from wald_spark.tasks import run as run_tasks
 
 FORMAT = 1
 
@@ -134,7 +134,6 @@ class Output:
         return finished
 
     def stage(self) -> Path:
-        """Create a directory for new files."""
         staging = self._stagings / uuid.uuid4().hex
         staging.mkdir(parents=True)
         return staging
@@ -153,7 +152,6 @@ class Output:
         shutil.rmtree(self._stagings, ignore_errors=True)
 
     def refuse_strays(self, log: str) -> None:
-        """Refuse files of a log that is not in the catalog."""
         stray = next(self._out.glob(f"route=*/date=*/{log}-*.parquet"), None)
         if stray is not None:
             raise Refused(
@@ -197,7 +195,6 @@ def _read(path: Path) -> ExportedLog:
 
 
 def private(out: Path) -> Path:
-    """Return the directory for files that readers ignore."""
     return out / "_wald"
 
 
@@ -228,7 +225,7 @@ def export(
         output = Output(out, Disk())
         for entry in output.recover():
             warn(f"moved {_files(len(entry.pending))} that an interrupted run had left for log {entry.log}")
-        results = Exporter(output, shape, file_bytes, run, warn).export(locations)
+        results = export_new(output, shape, file_bytes, run, warn, locations)
     if as_json:
         logs = [result.to_dict() for result in results]
         fields = {"out": str(out), "logs": logs, "held_back": run.held_back, "seconds": round(run.seconds, 3)}
@@ -279,58 +276,58 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-@dataclass(frozen=True, slots=True)
-class Exporter:
-    """Settings of a run."""
+def export_new(
+    output: Output,
+    shape: Shape,
+    file_bytes: int,
+    run: Run,
+    warn: Callable[[str], None],
+    locations: Sequence[LogLocation],
+) -> list[LogResult]:
+    """Export the records since the last run; the result leaves out logs without new records.
 
-    output: Output
-    shape: Shape  # as requested; the types of its columns may be known from earlier runs
-    file_bytes: int
-    run: Run
-    warn: Callable[[str], None]  # called with a message about inferred types
+    The types of the columns in ``shape`` may be known from earlier runs; ``warn`` gets a message if they are inferred.
+    """
+    entries = output.entries()
+    shape = agreed_shape(shape, entries, locations)
+    for location in locations:
+        if location.log not in entries:
+            output.refuse_strays(location.log)
+    wanted = run.plan(locations, {log: entry.progress for log, entry in entries.items()}, shape.routes)
+    pieces = [piece for new in wanted for piece in new.pieces]
+    if shape.names and not shape.json and pieces:
+        shape = replace(shape, json=inferred_ddl(shape.names, values_of(pieces)))
+        warn(f"inferred --json-schema '{shape.json}'")
+    staging = output.stage()
+    files = _written(wanted, shape, file_bytes, run, staging) if pieces else [[] for _ in wanted]
+    results = []
+    for new, made in zip(wanted, files, strict=True):
+        log, begun, passed_over = new.location.log, new.before.last, run.passed_over(new)
+        before = entries.get(log) or ExportedLog(log, shape, begun + 1, begun)
+        entry = replace(before, shape=shape).with_files(
+            made, progress=new.after, staging=staging.name, passed_over=len(passed_over), at=run.at
+        )
+        results.append(LogResult(new, before, entry, sorted(made, key=lambda file: file.name), passed_over))
+    output.commit([each.entry for each in results], staging)
+    return results
 
-    def export(self, locations: Sequence[LogLocation]) -> list[LogResult]:
-        """Export the records since the last run; the result leaves out logs without new records."""
-        entries = self.output.entries()
-        shape = agreed_shape(self.shape, entries, locations)
-        for location in locations:
-            if location.log not in entries:
-                self.output.refuse_strays(location.log)
-        wanted = self.run.plan(locations, {log: entry.progress for log, entry in entries.items()}, shape.routes)
-        pieces = [piece for new in wanted for piece in new.pieces]
-        if shape.names and not shape.json and pieces:
-            shape = replace(shape, json=inferred_ddl(shape.names, values_of(pieces)))
-            self.warn(f"inferred --json-schema '{shape.json}'")
-        staging = self.output.stage()
-        files = self._written(wanted, shape, staging) if pieces else [[] for _ in wanted]
-        results = []
-        for new, made in zip(wanted, files, strict=True):
-            log, begun, passed_over = new.location.log, new.before.last, self.run.passed_over(new)
-            before = entries.get(log) or ExportedLog(log, shape, begun + 1, begun)
-            entry = replace(before, shape=shape).with_files(
-                made, progress=new.after, staging=staging.name, passed_over=len(passed_over), at=self.run.at
-            )
-            results.append(LogResult(new, before, entry, sorted(made, key=lambda file: file.name), passed_over))
-        self.output.commit([each.entry for each in results], staging)
-        return results
 
-    def _written(self, wanted: Sequence[NewRecords], shape: Shape, staging: Path) -> list[list[ExportedFile]]:
-        """Let executors write to ``staging``; return the files of each log."""
-        files: list[list[ExportedFile]] = [[] for _ in wanted]
-        with progress("export", sum(new.raw_bytes for new in wanted)) as advance, self.run.spark() as spark:
-            cores = spark.sparkContext.defaultParallelism
-            owned: list[tuple[int, Chunk]] = [
-                (number, chunk)
-                for number, new in enumerate(wanted)
-                for chunk in chunks_of(new, shape, file_bytes=self.file_bytes, cores=cores)
-            ]
-            chunks = [chunk for _, chunk in owned]
-            work = ChunkExport(str(staging), rows_of(shape.json))
-            for number, result in run_tasks(
-                spark, chunks, work, on_done=lambda done: advance(raw_bytes_of(chunks[done]))
-            ):
-                files[owned[number][0]] += [ExportedFile(**file) for file in json.loads(result)]
-        return files
+def _written(
+    wanted: Sequence[NewRecords], shape: Shape, file_bytes: int, run: Run, staging: Path
+) -> list[list[ExportedFile]]:
+    files: list[list[ExportedFile]] = [[] for _ in wanted]
+    with progress("export", sum(new.raw_bytes for new in wanted)) as advance, run.spark() as spark:
+        cores = spark.sparkContext.defaultParallelism
+        owned: list[tuple[int, Chunk]] = [
+            (number, chunk)
+            for number, new in enumerate(wanted)
+            for chunk in chunks_of(new, shape, file_bytes=file_bytes, cores=cores)
+        ]
+        chunks = [chunk for _, chunk in owned]
+        work = partial(export_chunk, str(staging), rows_of(shape.json))
+        for number, result in run_tasks(spark, chunks, work, on_done=lambda done: advance(raw_bytes_of(chunks[done]))):
+            files[owned[number][0]] += [ExportedFile(**file) for file in json.loads(result)]
+    return files
 
 
 def chunks_of(new: NewRecords, shape: Shape, *, file_bytes: int, cores: int) -> list[Chunk]:
@@ -343,7 +340,6 @@ def chunks_of(new: NewRecords, shape: Shape, *, file_bytes: int, cores: int) -> 
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
-    """Return ``shape`` with the types that an earlier run inferred for its names."""
     logs = {location.log for location in locations}
     for log, entry in entries.items():
         other = entry.shape
@@ -375,7 +371,6 @@ def rows_of(json_ddl: str) -> Rows:
 
 
 def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
-    """Infer DDL for ``names`` from the first :data:`SAMPLE` values that are JSON objects."""
     objects = list(islice(_objects(values), SAMPLE))
     return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)
 
@@ -428,25 +423,22 @@ _NO_DICTIONARY = ("seq", "value", CORRUPT)
 _NO_STATISTICS = ("value", "headers", CORRUPT)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkExport:
-    """Task that writes the files of a chunk to ``staging``, and returns a list of them in JSON."""
+def export_chunk(staging: str, rows: Rows, chunk: Chunk) -> bytes:
+    """Write the files of a chunk to ``staging``, and return a list of them in JSON.
 
-    staging: str
-    rows: Rows  # all columns but ``log``, in order; ``route`` as a dictionary
-
-    def __call__(self, chunk: Chunk) -> bytes:
-        pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
-        files = _Files(Path(self.staging), chunk[0].log, self.rows.schema)
-        try:
-            for piece in chunk:
-                for route, day, part in by_route_and_day(self.rows.read(piece)):
-                    files.add(route, day, part)
-            written = files.close()
-        except BaseException:
-            files.abandon()
-            raise
-        return json.dumps([asdict(file) for file in written]).encode()
+    ``rows`` has all columns but ``log``, in order; ``route`` as a dictionary.
+    """
+    pa.set_cpu_count(1)  # Spark runs as many tasks as there are cores
+    files = _Files(Path(staging), chunk[0].log, rows.schema)
+    try:
+        for piece in chunk:
+            for route, day, part in by_route_and_day(rows.read(piece)):
+                files.add(route, day, part)
+        written = files.close()
+    except BaseException:
+        files.abandon()
+        raise
+    return json.dumps([asdict(file) for file in written]).encode()
 
 
 def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:

@@ -23,19 +23,25 @@ from wald.files.layout import Root
 from wald.format.records import Record
 from wald.work.ownership import workers_of
 from wald_drain.process import (
+    LINE_BYTES,
     PAUSE_MAX_SECONDS,
     TRIES_WHOLE,
+    UNKEPT,
     NextStep,
+    StateFile,
     check_command,
+    cursor_identity,
+    encode_given,
     ending,
+    last_run_in,
     next_step,
+    padded,
     pause_seconds,
     runners_for,
     start_error,
     tries_of,
 )
 from wald_drain.redrive import _RECORDS_MAX, Handover, HandoverFile, _batches
-from wald_drain.state_file import LINE_BYTES, UNKEPT, StateFile, cursor_identity, encode_given, last_run_in, padded
 from wald_drain.worker import stdin_of
 
 FAILURES = (1, 2, 127, 255, -1, -9, -11, -64)

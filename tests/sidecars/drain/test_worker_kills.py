@@ -21,7 +21,7 @@ from wald import Consumer, WorkGroup
 from wald.errors import Locked
 from wald.files.disk import Disk
 from wald.files.locks import is_locked
-from wald_drain.state_file import StateFile
+from wald_drain.process import StateFile
 
 
 def parent_of(process_id: int) -> int:

@@ -17,7 +17,7 @@ from wald.format.sealed_index import RouteEntry, RouteTable
 from wald.retention.blockers import CursorSnapshot
 from wald.retention.cursors import Cursor, CursorState
 from wald_reclaim.apply import ShrunkSegment
-from wald_reclaim.evidence import RouteLists, merge_tables, route_fields
+from wald_reclaim.evidence import merge_tables, route_fields, routes_json
 from wald_reclaim.passes import Report, load_settings, reclaim_metrics
 from wald_reclaim.policy import (
     Facts,
@@ -226,7 +226,6 @@ def segment(base: int, *routes: str) -> RouteTable:
 def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
     early, late = claims(a=50, b=60, c=0), claims(a=51, b=60, c=0)
     by_a = {"a": Verdict.MAX_AGE, "b": Verdict.READ, "c": Verdict.READ}
-    lists = RouteLists()
     for held, under, rules in (
         (segment(1, "a", "b", "c"), early, {}),
         (segment(11, "a", "b", "c"), early, {}),
@@ -238,7 +237,7 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
         (segment(51, "a", "b"), late, {}),
         (segment(51), late, {}),
     ):
-        text = lists.text(held, under, rules)
+        text = routes_json(held, under, rules)
         own = {route: {"rule": verdict.value} for route, verdict in rules.items()}
         expected = [route_fields(entry, under) | own.get(entry.route, {}) for entry in held]
 

@@ -233,7 +233,7 @@ def test_a_log_that_is_not_where_an_executor_is_ends_the_audit(spark: SparkSessi
     built = Built(tmp_path / "root")
     planned = plan([built.root.path], [])
     (tmp_path / "root").rename(tmp_path / "elsewhere")
-    with pytest.raises(Unavailable, match="not there on"):
+    with pytest.raises(Unavailable, match="does not exist on"):
         audit(spark, planned, on_bytes=lambda _: None)
 
 

@@ -27,12 +27,12 @@ from wald.format.names import Kind
 from wald_spark.compact import job
 from wald_spark.compact.job import (
     SCHEMA,
-    ChunkReduction,
     Compacted,
     Generation,
     Generations,
     last_of,
     next_generation,
+    reduce_chunk,
 )
 from wald_spark.options import STRICT, Tolerance
 from wald_spark.progress import Progress, Run, find_logs, new_records
@@ -212,7 +212,7 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
     place.mkdir()
 
     assert portion is not None
-    assert json.loads(ChunkReduction(str(place))(tuple(portion.pieces))) == {"records": 60, "unkeyed": 20}
+    assert json.loads(reduce_chunk(str(place), tuple(portion.pieces))) == {"records": 60, "unkeyed": 20}
     assert table_of(place) == oracle(built)
 
 

@@ -19,7 +19,7 @@ from spark_jobs import run_job
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
-from wald_spark.export.job import Exporter, LogResult, Output, Shape, private
+from wald_spark.export.job import LogResult, Output, Shape, export_new, private
 from wald_spark.options import Tolerance
 from wald_spark.progress import Run, find_logs
 
@@ -44,8 +44,8 @@ def export(
     output.recover()
     tolerance = Tolerance(permissive, permissive, str(private(out) / "passed-over"))
     run = Run(tolerance, "now", lambda: nullcontext(spark))
-    exporter = Exporter(output, Shape(routes, names, json_ddl), 1 << 20, run, warn=print)
-    return exporter.export(find_logs([str(log.root.path) for log in logs], routes))
+    locations = find_logs([str(log.root.path) for log in logs], routes)
+    return export_new(output, Shape(routes, names, json_ddl), 1 << 20, run, print, locations)
 
 
 def read_back(out: Path) -> pa.Table:

@@ -19,7 +19,6 @@ from wald.files.disk import Disk
 from wald.format.names import Kind
 from wald_spark.export import job
 from wald_spark.export.job import (
-    ChunkExport,
     ExportedFile,
     ExportedLog,
     Output,
@@ -27,6 +26,7 @@ from wald_spark.export.job import (
     agreed_shape,
     by_route_and_day,
     chunks_of,
+    export_chunk,
     inferred_ddl,
     private,
     staged_name,
@@ -285,7 +285,7 @@ def exported(root: Path, staging: Path) -> list[ExportedFile]:
     staging.mkdir()
     place = find_logs([str(root)], None)[0]
     portion = new_records(place, None, None, STRICT)
-    result = ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(tuple(portion.pieces))
+    result = export_chunk(str(staging), Rows(COLUMNS, None, 1 << 30), tuple(portion.pieces))
     made = [ExportedFile(**file) for file in json.loads(result)]
     assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
     return made
@@ -321,7 +321,7 @@ def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "staging").mkdir()
 
     with pytest.raises(Damaged):
-        ChunkExport(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(tuple(portion.pieces))
+        export_chunk(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30), tuple(portion.pieces))
     assert list((tmp_path / "staging").iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from wald.format.names import Kind
 from wald.segments.durable_end import Bound
 from wald.segments.view import View
 from wald_spark.locations import LogLocation, Shipped
-from wald_spark.progress import LogEndTracker, log_end
+from wald_spark.progress import LogEndTracker
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def place_of(built: Built) -> LogLocation:
 
 
 def complete(place: LogLocation, *routes: str) -> int:
-    return log_end(place.view(), frozenset(routes) or None).complete
+    return LogEndTracker(frozenset(routes) or None).end(place.view()).complete
 
 
 def begin(built: Built) -> None:
@@ -142,7 +142,7 @@ def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
     place = place_of(built)
     view = place.view()
     seal(built)
-    assert log_end(view, None).complete == 2
+    assert LogEndTracker(None).end(view).complete == 2
 
 
 def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
@@ -254,10 +254,10 @@ def assert_largest(steps: list[Step]) -> None:
             built = step(built)
             view = place.view()
             for routes, ends in zip(choices, patient, strict=True):
-                assert ends.end(view).complete == expected(built, routes) == log_end(view, routes).complete
+                assert ends.end(view).complete == expected(built, routes) == LogEndTracker(routes).end(view).complete
         built.crash()
 
 
 def test_a_bound_without_any_segment_is_believed(built: Built) -> None:
     place = place_of(built)
-    assert log_end(View(place.root, place.log_id, Bound(9, 64, 8), Listing(())), None).complete == 8
+    assert LogEndTracker(None).end(View(place.root, place.log_id, Bound(9, 64, 8), Listing(()))).complete == 8

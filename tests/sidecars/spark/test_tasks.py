@@ -12,7 +12,7 @@ import pytest
 from running import eventually
 
 from wald.errors import Damaged, Unavailable
-from wald_spark import tasks
+from wald_spark import progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,9 +27,9 @@ def ignore(_: int) -> None:
 @pytest.mark.parametrize("count", [0, 4, 10])
 def test_every_piece_gives_its_result_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """More pieces than tasks are shared out."""
-    monkeypatch.setattr(tasks, "_TASKS_PER_CORE", 2)
+    monkeypatch.setattr(progress, "_TASKS_PER_CORE", 2)
     done: list[int] = []
-    results = dict(tasks.run(spark, range(count), lambda piece: str(piece).encode(), on_done=done.append))
+    results = dict(progress.run_tasks(spark, range(count), lambda piece: str(piece).encode(), on_done=done.append))
     assert results == {number: str(number).encode() for number in range(count)}
     assert sorted(done) == list(range(count))
 
@@ -44,7 +44,7 @@ def test_a_result_arrives_while_others_are_being_made(spark: SparkSession, tmp_p
 
     first, second = tmp_path / "first", tmp_path / "second"
     second.touch()
-    running = tasks.run(spark, [first, second], work, on_done=ignore)
+    running = progress.run_tasks(spark, [first, second], work, on_done=ignore)
     assert next(running) == (1, b"second")
     first.touch()
     assert list(running) == [(0, b"first")]
@@ -58,10 +58,10 @@ def test_an_error_arrives_as_what_it_was(spark: SparkSession) -> None:
         return Path(piece).read_bytes()
 
     with pytest.raises(Damaged, match=r"a\.wal: offset 7: no batch") as caught:
-        list(tasks.run(spark, ["a.wal"], damaged, on_done=ignore))
+        list(progress.run_tasks(spark, ["a.wal"], damaged, on_done=ignore))
     assert caught.value.hint == "wald inspect --content a.wal"
     with pytest.raises(FileNotFoundError) as gone:
-        list(tasks.run(spark, ["/nowhere/at/all"], missing, on_done=ignore))
+        list(progress.run_tasks(spark, ["/nowhere/at/all"], missing, on_done=ignore))
     assert gone.value.filename == "/nowhere/at/all"
 
 
@@ -70,7 +70,7 @@ def test_a_piece_that_fails_at_every_attempt_ends_the_job(spark: SparkSession) -
         raise ValueError(f"no {piece}")
 
     with pytest.raises(Unavailable, match="given up: ValueError: no 5"):
-        list(tasks.run(spark, [5], broken, on_done=ignore))
+        list(progress.run_tasks(spark, [5], broken, on_done=ignore))
 
 
 def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path:
             os._exit(1)
         return piece.name.encode()
 
-    found = dict(tasks.run(spark, [tmp_path / name for name in "ab"], work, on_done=ignore))
+    found = dict(progress.run_tasks(spark, [tmp_path / name for name in "ab"], work, on_done=ignore))
     assert found == {0: b"a", 1: b"b"}
 
 
@@ -96,7 +96,7 @@ def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -
             pass
         return b""
 
-    running = tasks.run(spark, [tmp_path / "quick", pid], work, on_done=ignore)
+    running = progress.run_tasks(spark, [tmp_path / "quick", pid], work, on_done=ignore)
     assert next(running) == (0, b"")
     eventually(lambda: pid.exists() and pid.read_text())
     running.close()
