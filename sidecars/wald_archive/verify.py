@@ -408,6 +408,7 @@ class Bags:
                 yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
 
     def has_moved(self, address: str, recorded: Iterable[Recorded], homes: Iterable[str]) -> bool:
+        """Return True if a recorded bundle is at ``address`` and at none of the ``homes`` that the ledger names."""
         return any(
             (address, *what) in self._there
             and not any((home, *what) in self._there for home in homes if home != address)

@@ -163,6 +163,7 @@ def spark_bundles(
 
 
 def _require_written(destination: Destination, run: Run, made: Bundle) -> None:
+    """Check that an executor has written to the shared destination rather than to its own disk."""
     name, found = f"{run.bag}/{PAYLOAD}/{made.name}", None
     with suppress(FileNotFoundError):
         found = destination.length(name)

@@ -84,6 +84,7 @@ Location = LogLocation | ArchiveLocation
 
 
 def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Location]:
+    """Return the locations named by ``paths``, in order and without duplicates; parts of one log are one location."""
     found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')

@@ -340,6 +340,7 @@ class LogEndTracker:
 
 
 def _newest(view: View) -> Segment | None:
+    """Return the segment in which the readable bytes end; None if it is missing."""
     bound = view.bound
     readable = (segment for segment in reversed(view.segments) if segment.base_sequence <= bound.segment)
     newest = next(readable, None)

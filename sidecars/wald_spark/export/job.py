@@ -340,6 +340,7 @@ def chunks_of(new: NewRecords, shape: Shape, *, file_bytes: int, cores: int) -> 
 
 
 def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
+    """Return ``shape`` with the types that an earlier run inferred for its names."""
     logs = {location.log for location in locations}
     for log, entry in entries.items():
         other = entry.shape

@@ -106,7 +106,7 @@ def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -
 # Like PySpark's daemon: the name is in its command line, and it forks workers.
 DAEMON = """
 import os, signal
-from wald_spark.tasks import end_with_parent
+from wald_spark.progress import end_with_parent
 if os.fork() == 0:
     end_with_parent()
     print("ready", flush=True)
