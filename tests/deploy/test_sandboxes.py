@@ -58,7 +58,7 @@ def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
 
     assert host.sh(f"{at_socket} http://log/readyz") == '{"status":"ready"}'
     assert host.sh(f"{at_socket} 'http://log/v1/routes/access/records?limit=1&format=raw'", user="wald") == "1\n"
-    assert "no right here" in host.sh(f"{at_socket} http://log/v1/head", user="daemon")
+    assert "has no rights on this gate" in host.sh(f"{at_socket} http://log/v1/head", user="daemon")
     assert host.sh(f"{by_tcp} 'http://127.0.0.1:7700/v1/routes/access/records?limit=1&format=raw'") == "1\n"
     host.sh("sed -i s/shop/store/ /etc/wald/tokens; systemctl reload wald-gate")
     host.sh(f"systemctl kill --signal=KILL wald-gate; {by_tcp} --fail http://127.0.0.1:7700/v1/head")
