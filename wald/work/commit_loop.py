@@ -12,7 +12,6 @@ gone may return, for example with a mount: requests fail until then, and each ro
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -34,8 +33,7 @@ MakeAnswer = Callable[[Sequence[Share], Sequence[Refusal]], T]
 _NS = 1_000_000_000
 _START_NS = 5 * _NS
 _SLEEP_MAX_SECONDS = 60.0
-_IDLE_YIELDS = 10
-_GATHER_SECONDS = sys.getswitchinterval()  # a caller that computes keeps the interpreter for this time
+_IDLE_YIELDS = 2  # more of them cost other processes their time when the processors are busy
 
 
 class Receiver(Protocol):
@@ -249,10 +247,10 @@ class CommitLoop:
     def _gather(self) -> None:
         """Let the callers of the last round submit their next requests, so that one sync serves all of them.
 
-        A caller that was woken may not have run yet, so this gives up only after some yields without a new request.
+        A caller that was woken may not have run yet, so this gives up only after two yields without a new request.
         """
-        size, idle, end = self._queue.qsize(), 0, time.perf_counter() + _GATHER_SECONDS
-        while size < self._callers and idle < _IDLE_YIELDS and time.perf_counter() < end:
+        size, idle = self._queue.qsize(), 0
+        while size < self._callers and idle < _IDLE_YIELDS:
             time.sleep(0)
             before, size = size, self._queue.qsize()
             idle = 0 if size > before else idle + 1
