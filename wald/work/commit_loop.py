@@ -2,12 +2,12 @@
 
     submitted ─▶ acknowledged, returned, … ─▶ leased ─▶ written ─▶ answered ─▶ synced ─▶ durable requests answered
 
-Requests that arrive during a round are applied together in the next one. One thread runs the rounds, and ends leases in
-time. A caller that is alone runs its round itself, since two changes of threads cost a tenth of a lease of 100 records.
+Requests that arrive during a round are applied together in the next one. One thread runs the rounds and expires
+leases. A single caller runs its round itself, because two thread switches cost a tenth of a lease of 100 records.
 
-After a failed write or sync the state of the disk is unknown, so all later requests fail. The same holds once another
-log, an older copy of the log or another journal is at the path, because the next owner reads that one. A log that is
-gone may return, for example with a mount: requests fail until then, and each round checks again.
+After a failed write or sync the state of the disk is unknown, so all later requests fail. They also fail once another
+log, an older copy of the log or another journal is at the path, because the next owner would read that one. A log that
+is gone may return, for example with a mount: requests fail until then, and each round checks again.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _IDLE_YIELDS = 2  # more of them cost other processes their time when the proces
 
 
 class Receiver(Protocol):
-    """Receives the answers for callers that do not block a thread; its methods are called by the commit loop."""
+    """Receiver of answers for callers that do not block a thread; the commit loop calls its methods."""
 
     def deliver(self, requests: Sequence[Request[Any]]) -> None:
-        """Accept requests that are answered."""
+        """Accept answered requests."""
 
     def prepare_early(self, requests: Sequence[Request[Any]]) -> None:
-        """Accept requests that are answered after the next sync, to prepare their answers in the meantime."""
+        """Accept requests that will be answered after the next sync, to prepare their answers in the meantime."""
 
 
 class Request(Generic[T]):
     """A request to the commit loop.
 
     Args:
-        apply: run in the commit loop; its result is the answer.
+        apply: called by the commit loop; its result is the answer.
         durable: answer only after a sync.
 
     Attributes:
-        named: records that the request acknowledges, which each round does first, for all requests at once.
+        named: records that the request acknowledges; each round first does this for all requests at once.
         receiver: gets the answer if no thread waits for it.
     """
 
@@ -85,7 +85,7 @@ class Request(Generic[T]):
         self._answered.acquire()
 
     def prepare(self) -> None:
-        """Make the answer, once. This is done by the caller, so that the commit loop does not wait for it."""
+        """Make the answer, once. The caller does this, so that the commit loop does not wait."""
 
     def answer(self) -> T:
         self.prepare()
@@ -106,11 +106,11 @@ class AckRequest(Request[list[Refusal]]):
 
 
 class LeaseRequest(Request[T]):
-    """A lease, which waits for records until ``until_ns`` of the monotonic clock.
+    """A lease request, which waits for records until ``until_ns`` of the monotonic clock.
 
     Args:
         named: records to acknowledge first; they are durable once the request is answered.
-        make: makes the answer of the delivered records and the refused acknowledgements.
+        make: makes the answer from the delivered records and the refused acknowledgements.
     """
 
     __slots__ = ("_make", "order", "refused", "until_ns")
@@ -124,7 +124,7 @@ class LeaseRequest(Request[T]):
         self.until_ns = until_ns
 
     def has_ended(self) -> bool:
-        """Return True if the order has got records or an error."""
+        """Return True if the order has received records or an error."""
         if not self.order.shares:
             self.error = self.order.error
         elif not self.durable:  # durable, so that the number of tries never decreases
@@ -146,7 +146,7 @@ class CommitLoop:
     Args:
         queue: the requests, and None to wake the thread because there may be something to lease. A ``SimpleQueue``
             stays usable if Ctrl-C interrupts a call, unlike a lock.
-        require: called in each round; raises an error if the journal does not belong to the log at the path any more.
+        require: called in each round; raises an error if the journal no longer belongs to the log at the path.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class CommitLoop:
             raise
 
     def finish(self, request: Request[Any]) -> None:
-        """Submit a request whose answer is not used, and wait for it, unless this thread runs a round.
+        """Submit a request and wait until it is answered, unless this thread runs a round. The answer is not used.
 
-        The garbage collector may end the loop over a worker's jobs there.
+        In that case, the garbage collector has ended a loop over a worker's jobs during the round.
         """
         if threading.get_ident() in (self._round_thread, self._thread.ident):
             self.submit([request])
@@ -203,7 +203,7 @@ class CommitLoop:
             self._reject_all()
 
     def withdraw(self, lease: LeaseRequest[Any]) -> None:
-        """End a lease whose caller does not wait any more; records that it has got are returned."""
+        """End a lease whose caller no longer waits; return the records it received to the group."""
 
         def withdraw() -> None:
             if lease in self._waiting:
@@ -270,7 +270,7 @@ class CommitLoop:
                 return False
             self._run_round([], last=request)
             if self._is_closing or self._next_ns() < self._wakes_ns:
-                self._queue.put(None)  # at a close, this round may have taken the one that was there
+                self._queue.put(None)  # during a close, this round may have consumed the pending wake-up
         finally:
             self._round_thread = None
             self._running.release()
@@ -284,7 +284,7 @@ class CommitLoop:
                     requests.append(request)
 
     def _next_ns(self) -> float:
-        """Return when a waiting lease has to be looked at again, by the monotonic clock."""
+        """Return when a waiting lease must be checked again, by the monotonic clock."""
         if not self._waiting:
             return float("inf")
         return min(self._owner.next_change_ns(), *map(self._deadline_ns, self._waiting))
@@ -295,12 +295,12 @@ class CommitLoop:
         return min(max(0.0, (next_ns - self._owner.clock.monotonic_ns()) / _NS), _SLEEP_MAX_SECONDS)
 
     def _deadline_ns(self, request: LeaseRequest[Any]) -> int:
-        """Return until when a lease waits: longer at a start, until the records that exist have been read."""
+        """Return the deadline of a lease; after a start, it is extended until existing records have been read."""
         return request.until_ns if self._owner.has_read else request.until_ns + _START_NS
 
     def _run_round(self, requests: list[Request[Any]], last: Request[Any] | None = None) -> None:
-        """Answer ``requests``, those in the queue, and ``last``."""
-        waiting = list(self._waiting)  # including those that get records now, which fail if the write fails
+        """Answer ``requests``, the queued ones, and ``last``."""
+        waiting = list(self._waiting)  # including those that receive records now, which fail if the write fails
         try:
             self._pop_requests(requests)
             if last is not None:
@@ -358,7 +358,7 @@ class CommitLoop:
                 request.result = refused
 
     def _lease(self) -> list[Request[Any]]:
-        """Deliver records to the waiting leases, and return those that are answered."""
+        """Deliver records to the waiting leases; return the answered ones."""
         self._owner.lease([request.order for request in self._waiting])
         now_ns = self._owner.clock.monotonic_ns()
         ended: list[Request[Any]] = []
@@ -370,7 +370,7 @@ class CommitLoop:
         return ended
 
     def _reject_all(self) -> None:
-        """Fail the requests that arrive after the end of the thread."""
+        """Fail the requests that arrive after the thread has ended."""
         requests: list[Request[Any]] = []
         self._pop_requests(requests)
         _fail(requests, self._failed or _closed())
@@ -395,7 +395,7 @@ def _by_receiver(requests: Iterable[Request[Any]]) -> dict[Receiver | None, list
 
 
 def _fail(requests: Iterable[Request[Any]], error: Exception | None) -> None:
-    """Answer requests with an error; without one, waiting leases are answered with the records they have."""
+    """Answer requests with an error; without an error, answer waiting leases with the records they have."""
     unanswered = [request for request in requests if not request.is_answered]
     for request in unanswered:
         request.error = request.error or (error and _copy(error))
@@ -407,7 +407,7 @@ def _closed() -> ValueError:
 
 
 def _copy(error: BaseException) -> Exception:
-    """Copy an error for another thread; a single one would keep the frames of all threads that raise it."""
+    """Copy an error for another thread; a shared error would accumulate the frames of all threads that raise it."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror, error.filename)
     if isinstance(error, WaldError):

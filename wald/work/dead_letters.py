@@ -3,18 +3,19 @@
     wald.origin.log  wald.origin.route  wald.origin.sequence  wald.origin.append_time_ns     origin
     wald.group  wald.reason  wald.tries                                                      failure
 
-Value, key, event time and the other headers are kept, so each record can be put back unchanged. Headers that are not
-the JSON object of strings that headers should be are kept in hexadecimal as ``wald.origin.headers``.
+Value, key, event time and other headers are kept, so each record can be redriven unchanged. Headers that are not a
+JSON object of strings are kept in hexadecimal as ``wald.origin.headers``.
 
 Dead letters are sent in windows of as many requests as the daemon remembers for one producer, each window under a
 producer id made from its contents. So the daemon recognises a window that is sent again after a crash. Because it
-forgets its oldest producers, a retry first looks in the log, where each batch has the id of its producer. A window that
-differs in anything, for example because a record was damaged in between, has another id, and all of it is sent.
+forgets its oldest producers, a retry first looks in the log, where each batch has the id of its producer. A window
+that differs in any way, for example because a record was damaged in the meantime, has another id and is sent as a
+whole.
 
-A record may be too large for a dead letter, because a pipe takes longer records than a request to the daemon. Such a
-record ends the run: everything before it is sent, and only the operator can pass over it.
+A record may be too large for a dead letter, because pipes allow longer records than requests to the daemon. Such a
+record ends the run: everything before it is sent, and only the operator can skip it.
 
-The thread also moves the cursor, and follows a cursor that was moved. This waits for disks and for the daemon, so it is
+The thread also moves the cursor, and follows a cursor moved by others. This waits for disks and the daemon, so it is
 not part of the commit loop. It writes a dead letter exactly once:
 
     the journal has it, synced ─▶ the dead letter is durable ─▶ the journal has the record as done
@@ -69,7 +70,7 @@ _OURS = frozenset({LOG, ROUTE, SEQUENCE, _TIME, GROUP, REASON, TRIES})
 
 
 class Undeliverable(Exception):
-    """The daemon refused a dead letter. ``sent`` records before it are on disk as dead letters."""
+    """The daemon refused a dead letter. ``sent`` earlier records are on disk as dead letters."""
 
     def __init__(self, message: str, *, sent: int) -> None:
         super().__init__(message)
@@ -78,7 +79,7 @@ class Undeliverable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Log and route of records, and the group that could not process them."""
+    """Origin of records: log, route, and the group that could not process them."""
 
     log_id: bytes
     route: str
@@ -94,7 +95,7 @@ class Origin:
 
 
 def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Record:
-    """Return the dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
+    """Return the dead letter, on ``route``, of a record that was given up; it keeps the record's sequence."""
     own = {SEQUENCE: str(record.sequence), _TIME: str(record.append_time_ns)}
     return record._replace(route=route, headers=encode_headers(headers_of(record) | dict(headers) | own))
 
@@ -115,7 +116,7 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
     own = {name: value for name, value in headers.items() if name not in _OURS}
     try:
         encoded = bytes.fromhex(own[_ODD]) if _ODD in own else encode_headers(own) if own else None
-    except ValueError:  # a header of the producer that has this name
+    except ValueError:  # the producer's own header of this name
         encoded = encode_headers(own)
     return letter._replace(route=route, headers=encoded)
 
@@ -136,7 +137,7 @@ def fits(letter: Record, bytes_max: int) -> bool:
 
 
 def prepare(daemon: Path, root: Root, route: str, *, retry_for: float = RETRY_SECONDS) -> None:
-    """Create the dead-letter route if it is missing; wait ``retry_for`` seconds for a daemon."""
+    """Create the dead-letter route if it is missing; wait up to ``retry_for`` seconds for a daemon."""
     with Producer(daemon, retry_for=retry_for) as producer:
         if not root.route(route).is_dir():
             producer.command("ROUTE", "ADD", route)
@@ -150,7 +151,7 @@ def send(
     retry_for: float = RETRY_SECONDS,
     sent_before: SentBefore | None = None,
 ) -> list[Durable]:
-    """Send payloads to routes. They are on disk when this returns, and never sent twice under the same seed.
+    """Send payloads to routes. They are on disk when this returns; repeated calls with the same seed store them once.
 
     For a retry, ``sent_before`` finds in the log the payloads that the daemon may have forgotten.
     """
@@ -220,7 +221,7 @@ def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
 
 
 _EVERY_SECONDS = 1.0
-_RETRY_SECONDS = 1.0  # short, because the thread tries again and must not delay its end
+_RETRY_SECONDS = 1.0  # short, because the thread retries and must stop quickly
 _log = logging.getLogger("wald.work")
 
 
@@ -284,7 +285,7 @@ class Maintenance:
                     self._reported.pop(step.__name__, None)
 
     def _follow_cursor(self) -> None:
-        """Mark everything before a cursor done that an operator has moved."""
+        """If an operator has moved the cursor, mark everything before it done."""
         if not self.moves_cursor:
             return
         cursor = self._log.cursor(self._route, self._group)
@@ -308,7 +309,7 @@ class Maintenance:
             self._lost_reported = line
 
     def _report_failure(self, step: str | int, why: str, error: Exception) -> None:
-        """Report a failure once while it lasts, instead of every second."""
+        """Report a failure once while it persists, instead of every second."""
         if self._reported.get(step) != why and not self._is_closed:
             hint = getattr(error, "hint", "")
             retrying = "; retrying every second" * self.moves_cursor  # the next lease of a strict group may end it
@@ -352,7 +353,7 @@ class Maintenance:
         self.letter_errors.pop(sequence, None)
 
     def _pin(self) -> None:
-        """Pin the routes of dead letters, so that a retry after an interruption finds them in the log."""
+        """Pin the dead-letter routes, so that a retry after an interruption finds the letters in the log."""
         pinned = self._pinned or {}
         positions = self._loop.call(Request(self._owner.dead_letter_positions))
         if any(pinned.get(route, at + 1) > at for route, at in positions.items()):

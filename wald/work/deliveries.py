@@ -1,11 +1,11 @@
-"""Delivery state of a work group: leases, tries, due times and the order of each key. It knows no file and no clock.
+"""Delivery state of a work group: leases, tries, due times and the order of each key. Uses no files and no clock.
 
     appended ─▶ free ─▶ out ─▶ done
                  ▲       │
-                 └───────┴─ the lease ended, or the record was given back or released; it first waits for its delay
+                 └───────┴─ the lease ended, or the record was returned or released; a delay, if any, comes first
 
-With an order by key, a record after an open one of its key is *behind* that one. All records of a key that are out
-belong to one worker: later ones may go out in the same lease, and they return when an earlier one returns.
+With an order by key, a record after an open one of its key is *behind* that one. All leased records of a key belong to
+one worker: later ones may be part of the same lease, and return when an earlier one returns.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import NamedTuple
 from wald.work.window import Run, State, Window, runs_of
 
 _COMPACTED_FROM = 64
-_TICK_NS = 100_000_000  # leases of one worker that begin and end in the same ticks share a number
+_TICK_NS = 100_000_000  # leases of one worker with the same start and end ticks share a number
 _NUMBERS = (1 << 32) - 1
 _KEPT = 1000  # leases without records, before they are dropped early
 
 Named = tuple[str, Sequence[int]]
-"""A worker, and the sequences that it names, in order."""
+"""A worker and the sequences in its request, in order."""
 
 
 class Refusal(NamedTuple):
@@ -44,14 +44,14 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Settled:
-    """Runs that were settled, and for each worker in the call its refused records."""
+    """Settled runs and, for each worker in the call, its refused records."""
 
     runs: list[Run]
     refused: list[list[Refusal]]
 
 
 class Part(NamedTuple):
-    """One worker's part of a delivered run; its lease ends at ``until_ns`` of the monotonic clock."""
+    """One worker's part of a delivered run; the lease ends at ``until_ns`` of the monotonic clock."""
 
     worker: str
     until_ns: int
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """A worker's lease, by the monotonic clock. Times are rounded up to ticks; ``left`` records are still out by it."""
+    """A worker's lease, by the monotonic clock. Times are rounded up to ticks; ``left`` records are still out."""
 
     worker: str
     since_ns: int
@@ -69,7 +69,7 @@ class Lease:
 
 
 class Claim(NamedTuple):
-    """A run of records that the worker with index ``who`` names."""
+    """A run of records in the request of the worker with index ``who``."""
 
     run: Run
     who: int
@@ -91,7 +91,7 @@ class Deliveries:
         """Append records after all others.
 
         Args:
-            keys: the key of each record if the order is by key; None: a later call of :meth:`sort` has them.
+            keys: the key of each record if the order is by key; None if a later call of :meth:`sort` passes them.
             due: pairs of a delayed sequence and its due time in ns since 1970.
         """
         self.window.append(run)
@@ -101,7 +101,7 @@ class Deliveries:
             self.delay(sequence, due_ns)
 
     def sort(self, run: Run, keys: Iterable[bytes | None]) -> None:
-        """Add the keys of records that were appended without, in the order of the log."""
+        """Add the keys of records appended without keys, in log order."""
         if self._keys is None:
             return
         add = self._keys.add
@@ -117,9 +117,9 @@ class Deliveries:
             self._set(sequence, State.WAITING)
 
     def deliver(self, run: Run, parts: Sequence[Part], *, now_ns: int) -> bytes:
-        """Lease free records, part after part, and return the tries of each, this delivery included.
+        """Lease free records, part by part; return the tries of each, including this delivery.
 
-        Records behind those of the last part by key become free for its worker only, until :meth:`end_offer`.
+        Records behind those of the last part, by key, become free for its worker only, until :meth:`end_offer`.
         """
         numbers: array[int] = array("I")
         for worker, until_ns, size in parts:
@@ -149,8 +149,8 @@ class Deliveries:
     def finish(self, named: Sequence[Named]) -> Settled:
         """Mark processed records done.
 
-        A record that was delivered and that no worker has now is marked done too, since redelivering it would be
-        useless. A record that another worker has, or that was never delivered, is refused.
+        A delivered record that no worker has now is marked done too, because redelivering it would be useless. A
+        record that another worker has, or that was never delivered, is refused.
         """
         return self._settle(named, self._finish, late=True)
 
@@ -163,24 +163,24 @@ class Deliveries:
             self._finish(run)
 
     def hold(self, run: Run, worker: str, *, until_ns: int) -> None:
-        """Lease the open records of a run to ``worker`` without counting a try, whichever worker had them."""
+        """Lease the open records of a run to ``worker``, whoever has them, without counting a try."""
         number = self._leases.number(worker, until_ns, until_ns)
         self._uncount(run)
         self._leases[number].left += self.window.hold(run, number)
 
     def take_back(self, run: Run) -> None:
-        """Return the leased records of a run, whichever worker has them."""
+        """Return the leased records of a run to the group, whoever has them."""
         for _, part in list(self.window.leases_in(run)):
             self._uncount(part)
             self._give_back(part)
 
     def pop_followers(self) -> list[Run]:
-        """Return the records that returned since the last call only because an earlier one of their key did."""
+        """Return, and forget, the records that came back only because an earlier one of their key did."""
         followers, self._followers = self._followers, []
         return followers
 
     def give_back(self, named: Named, *, due_ns: int | None = None) -> Settled:
-        """Return records that a worker has not processed; they are redelivered, at ``due_ns`` if that is given."""
+        """Give back a worker's unprocessed records for redelivery, at ``due_ns`` if given."""
         return self._settle([named], lambda run: self._give_back(run, due_ns), last_first=True)
 
     def extend(self, named: Named, *, now_ns: int, until_ns: int) -> Settled:
@@ -191,22 +191,22 @@ class Deliveries:
         return self._settle([named], extend)
 
     def release(self, worker: str) -> list[Run]:
-        """Return all records of ``worker``."""
+        """Give back all records of ``worker``."""
         return self._end_leases({number for number, lease in self._leases if lease.worker == worker})
 
     def claim(self, since_ns: int) -> list[Run]:
-        """Return all records leased at ``since_ns`` or earlier."""
+        """Give back all records leased at ``since_ns`` or earlier."""
         return self._end_leases({number for number, each in self._leases if each.since_ns <= since_ns and each.worker})
 
     def expire(self, now_ns: int) -> None:
-        """End the leases that are over."""
+        """Give back the records of expired leases."""
         over = self._leases.pop_over(now_ns)
         self._end_leases(over)
         for number in over:
             self._leases.drop(number)
 
     def wake(self, now_ns: int) -> None:
-        """Free the delayed records that are due."""
+        """Free delayed records that are due."""
         while self._due and self._due[0][0] <= now_ns:
             due_ns, sequence = heappop(self._due)
             if self._due_of.get(sequence) == due_ns:
@@ -220,7 +220,7 @@ class Deliveries:
 
     @property
     def next_end_ns(self) -> int | None:
-        """End of the lease that ends first."""
+        """Time at which the next lease ends."""
         return self._leases.next_end_ns
 
     @property
@@ -239,7 +239,7 @@ class Deliveries:
                 yield part, self._leases[number]
 
     def holdings(self) -> Iterator[tuple[Run, Lease]]:
-        """Return the same as :meth:`out`, in fewer runs, which may span done records."""
+        """Like :meth:`out`, but in fewer runs, which may span done records."""
         for number, run in self.window.holdings():
             yield run, self._leases[number]
 
@@ -249,8 +249,8 @@ class Deliveries:
         """Call ``settle`` with runs of records that their workers have.
 
         Args:
-            late: also settle records that no worker has any more.
-            last_first: begin with the last record, because the records behind one return with it.
+            late: also settle records that no worker has now.
+            last_first: begin with the last record, because records behind another return with it.
         """
         settled = Settled([], [[] for _ in named])
         found = list(stretches(named))
@@ -270,7 +270,7 @@ class Deliveries:
         return settled
 
     def _uncount_held(self, run: Run, claims: Sequence[Claim], named: Sequence[Named]) -> bool:
-        """Remove a run from the leases of the workers that claim it; return False unless they hold all of it."""
+        """Remove a run from the leases of the workers that name it; return False unless they hold all of it."""
         held = self.window.leases_of(run) if self._keys is None else []
         claimed = ((named[who][0], part.size) for part, who in claims)
         if _joined((self._leases[number].worker, size) for number, size in held) != _joined(claimed):
@@ -313,7 +313,7 @@ class Deliveries:
                 self.delay(sequence, due_ns)
 
     def _give_back_in_order(self, sequence: int, keys: _KeyOrder) -> None:
-        """Return a record that no lease counts any more, and all records behind it that are out."""
+        """Give back a record that no lease counts, and all leased records behind it."""
         self._set(sequence, State.BEHIND)
         for behind in keys.behind(sequence):
             if self.window.state(behind) is State.OUT:
@@ -335,7 +335,7 @@ class Deliveries:
         ]
         for run in runs:
             parts = [run] if self._keys is None else (Run(at, at) for at in range(run.first, run.last + 1))
-            for part in parts:  # by key, some have returned together with an earlier one
+            for part in parts:  # some were given back together with an earlier one of their key
                 if self.window.state(part.first) is State.OUT:
                     self._uncount(part)
                     self._give_back(part)
@@ -386,7 +386,7 @@ class _LeaseTable:
         return number
 
     def pop_over(self, now_ns: int) -> list[int]:
-        """Return the numbers of the leases that are over; the caller drops them."""
+        """Return the numbers of expired leases; the caller drops them."""
         over = []
         while self._ends and self._ends[0][0] <= now_ns:
             over.append(heappop(self._ends)[1])
@@ -397,7 +397,7 @@ class _LeaseTable:
         del self._shared[lease.worker, lease.since_ns, lease.until_ns]
 
     def _drop_empty(self) -> None:
-        """Drop the leases without records, which may end much later."""
+        """Drop leases without records, which might end much later."""
         self._leases = {number: lease for number, lease in self._leases.items() if lease.left}
         self._shared = {(each.worker, each.since_ns, each.until_ns): n for n, each in self._leases.items()}
         self._ends = sorted((lease.until_ns, number) for number, lease in self._leases.items())
@@ -406,7 +406,7 @@ class _LeaseTable:
 
 @dataclass(slots=True)
 class _KeyQueue:
-    """Records of one key, in order; done records may remain behind the first one."""
+    """Records of one key, in order; done records may remain after the first one."""
 
     key: bytes
     sequences: array[int] = field(default_factory=partial(array, "Q"))
@@ -474,7 +474,7 @@ class _KeyOrder:
 
 
 def stretches(named: Sequence[Named]) -> Iterator[list[Claim]]:
-    """Return all claims in order, as lists of adjacent ones. A record that two workers name is in two lists."""
+    """Return all claims in order, as lists of adjacent ones. A record named by two workers is in two lists."""
     claims = [Claim(run, who) for who, (_, sequences) in enumerate(named) for run in runs_of(sequences)]
     stretch: list[Claim] = []
     for claim in sorted(claims):
@@ -487,5 +487,5 @@ def stretches(named: Sequence[Named]) -> Iterator[list[Claim]]:
 
 
 def _joined(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Join neighbouring parts of one worker."""
+    """Join adjacent parts of the same worker."""
     return [(worker, sum(size for _, size in same)) for worker, same in groupby(parts, itemgetter(0))]

@@ -51,7 +51,7 @@ _LOGGER = logging.getLogger("wald.work")
 
 
 class RequestBuilder:
-    """Checks the arguments of each call and makes its request; an error in the commit loop would fail all workers."""
+    """Validates arguments and builds requests, because an error in the commit loop would fail all workers."""
 
     def __init__(self, log: Log, owner: Owner, clock: Clock) -> None:
         self._log = log
@@ -125,31 +125,30 @@ class WorkGroup:
 
     A record is leased to one worker at a time. An acknowledged record is never delivered again, even after a crash:
     :meth:`ack` returns once the acknowledgement is on disk. Any other record is redelivered when its lease ends, or at
-    once if this process is restarted. Its number of tries never decreases. Records are first delivered in log order.
+    once if this process is restarted. The number of tries never decreases. First deliveries are in log order.
 
     Args:
         at: the root of the log, or the log.
         route: the route to work on.
         group: the group. Its cursor is the ack floor: all records up to it are done.
         order: "key": one worker at a time has records of a key, in their order. "strict": one worker at a time has
-            records, in order; a record that is not done blocks later ones, and ``not_before`` is ignored. The cursor
-            alone is the progress, which any program may move, so a restart forgets how often a record failed.
-        window: maximum number of sequences between the ack floor and the newest delivered record.
+            records, in order; a record that is not done blocks later ones, and ``not_before`` is ignored. Progress is
+            the cursor alone, which any program may move, so a restart forgets how often a record failed.
+        window: maximum distance, in sequences, between the ack floor and the newest delivered record.
         max_tries: give a record up after this number of deliveries, at most 254; None: never.
         dead_letter: the route for records that are given up.
         daemon: the socket of the daemon that they are sent to; None: that of the log.
         report: called with a line for each record that is given up, each loss by a repair, and each failure in the
             background, most by another thread. None to log them to ``wald.work``, failures as warnings.
         clock: the clocks to use.
-        ownership: the right to work for the group, if the caller has it already. The caller keeps it, and ensures that
-            no command of an earlier ``wald-drain`` has records of the group.
+        ownership: the right to work for the group, if the caller already has it. The caller keeps it, and ensures that
+        no command of an earlier ``wald-drain`` has records of the group.
 
     Raises:
         NotFound: there is no such log or route, or unprocessed records of the group were reclaimed.
         InvalidInput: an invalid name, or a number out of range.
-        Locked: another process works for this group, or this one does already; or a killed ``wald-drain`` has left a
-            command running.
-        Damaged: the cursor or the journal cannot be trusted.
+        Locked: another process, or this one, already works for the group; or a killed ``wald-drain`` has left a
+        command running. Damaged: the cursor or the journal cannot be trusted.
         NotPermitted: this user may not work for the group.
 
     Example::
@@ -257,7 +256,7 @@ class WorkGroup:
     ) -> Worker:
         """Return an iterable of jobs for the worker ``name``; the arguments are those of :meth:`lease`.
 
-        Iteration ends when no record has come for ``wait`` seconds.
+        Iteration ends when no record has arrived for ``wait`` seconds.
         """
         return Worker(self, name, max_records, max_bytes, lease_for, wait)
 
@@ -275,15 +274,15 @@ class WorkGroup:
 
         Args:
             max_records, max_bytes: bounds on the records and their values; a single record may exceed the bytes.
-            lease_for: infinite: until ``worker`` has settled the records, or is released.
+            lease_for: seconds; infinite: until ``worker`` has settled the records, or is released.
             wait: seconds to wait for a first record; may be infinite.
-            done: records to acknowledge first, as with :meth:`ack`, in the same round; on disk when this returns.
+            done: records to acknowledge first, as with :meth:`ack`; this is on disk when the call returns.
 
         Returns:
             the deliveries; the attribute ``refused`` has the records in ``done`` whose acknowledgement was rejected.
 
         Raises:
-            Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
+            Damaged, NotFound: the next record cannot be read; all earlier ones were delivered. A later lease retries.
             OSError: the journal cannot be written, or the log cannot be read.
         """
         return self._loop.call(self.requests.lease(worker, max_records, max_bytes, lease_for, wait, done, Leased))
@@ -311,7 +310,7 @@ class WorkGroup:
         Args:
             reason: the reason, for a dead letter.
             tries: failures of each record, for a worker that counts them itself; :meth:`failed` returns them. They are
-                recorded even if no worker has the record any more.
+            recorded even if no worker has the record now.
 
         Returns:
             the records that ``worker`` does not have.
@@ -319,16 +318,16 @@ class WorkGroup:
         return self._loop.call(self.requests.nack(worker, sequences, delay, reason, tries))
 
     def failed(self, sequence: int) -> Failure | None:
-        """Return why a record was last returned and how often it has failed, or None if no worker said so."""
+        """Return why a record was last returned and how often it has failed; None if no worker reported that."""
         return self._loop.call(self.requests.failed(sequence))
 
     def give_up(self, worker: str, sequences: Collection[int], reason: str, tries: int | None = None) -> list[Refusal]:
-        """Give up records of ``worker``, however often they were delivered; on disk when this returns.
+        """Give up records of ``worker``, regardless of their tries; on disk when this returns.
 
-        They become dead letters soon after that, or when there is a daemon.
+        They become dead letters soon afterwards, or once a daemon runs.
 
         Args:
-            reason, tries: for the headers of the dead letter; tries None: the number of deliveries.
+            reason, tries: for the headers of the dead letter; tries defaults to the number of deliveries.
 
         Returns:
             the records that ``worker`` does not have.
@@ -344,16 +343,16 @@ class WorkGroup:
         return self._loop.call(self.requests.extend(worker, sequences, lease_for))
 
     def release(self, worker: str) -> int:
-        """Return all records of ``worker`` to the group; return their number."""
+        """Give all records of ``worker`` back to the group; return their number."""
         return self._loop.call(self.requests.release(worker))
 
     def skip(self, first: int, last: int) -> int:
         """Mark records done without processing them; on disk when this returns.
 
-        A worker that has one of them cannot acknowledge it any more, and gets no error.
+        A worker that has one of them can no longer acknowledge it, and gets no error.
 
         Args:
-            first, last: both ends included; records of other routes in between do not matter.
+            first, last: both ends included; records of other routes in between are ignored.
 
         Returns:
             the number of records that were not done before.
@@ -397,9 +396,9 @@ class WorkGroup:
 
     @property
     def requests(self) -> RequestBuilder:
-        """Builder of the requests that the commit loop accepts."""
+        """Builder of requests to the commit loop."""
         if self._is_inherited:
-            raise ValueError("the work group is that of the parent process; open one after the fork")
+            raise ValueError("the work group belongs to the parent process; open one after the fork")
         return self._requests
 
     @property
@@ -423,7 +422,7 @@ class WorkGroup:
 
     @property
     def has_failed(self) -> bool:
-        """True if the journal could not be written: all calls raise that error until the group is opened again."""
+        """True if the journal could not be written: all calls raise that error until the group is reopened."""
         return self._loop.has_failed
 
     def close(self) -> None:
@@ -446,7 +445,7 @@ class WorkGroup:
             each.close()
 
     def _open_cursor(self, disk: Disk) -> int:
-        """Return the position of the group's cursor; a new group gets one."""
+        """Return the position of the group's cursor; create the cursor of a new group."""
         is_new = self.log.cursor(self.route, self.group).state is CursorState.ABSENT
         self._earlier_reclaim = EarlierReclaim(self.log.root, self.route, self.group, is_new=is_new)
         if is_new:
@@ -463,16 +462,16 @@ class WorkGroup:
         return self.log.batches(self.route, first, last, on_missing=self._earlier_reclaim.skip)
 
     def _apply_command(self, command: Mapping[str, Any]) -> int:
-        """Apply a command of another process, which is JSON, and return the number of records."""
+        """Apply a JSON request of another process; return the number of records."""
         match command:
             case {"do": "skip", "first": int(first), "last": int(last)}:
                 return self.skip(first, last)
             case {"do": "release", "worker": str(worker)}:
                 return self.release(worker)
-        raise InvalidInput("the owner of the group does not know this request", hint="it may run an older wald")
+        raise InvalidInput("the owner of the group does not support this request", hint="it may run an older wald")
 
     def _sort(self, replay: Replay) -> None:
-        """Add the keys of the open records for an order by key, since the journal does not have them."""
+        """Add the keys of the open records for an order by key; the journal does not contain them."""
         window = replay.deliveries.window
         if replay.deliveries.by_key and window.open:
             skip = self._earlier_reclaim.skip
@@ -484,8 +483,8 @@ class WorkGroup:
 class Job(Delivery):
     """A delivery to a :class:`~wald.work.group.Worker`.
 
-    The methods return False if the call was rejected because the worker does not have the record any more. A job that
-    is not settled is redelivered when its lease ends.
+    The methods return False if the call was rejected because the worker no longer has the record. A job that is not
+    settled is redelivered when its lease ends.
     """
 
     worker: Worker
@@ -517,7 +516,7 @@ class Job(Delivery):
 class Worker:
     """A worker of a group: an iterable of jobs, made by :meth:`WorkGroup.worker`.
 
-    Records that were leased together with the last job are returned to the group when the loop ends before them.
+    When a loop ends early, records leased together with the last job are returned to the group.
     """
 
     group: WorkGroup
@@ -550,7 +549,7 @@ def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_le
         raise InvalidInput(f"max_tries {max_tries}: must be None, or 1 to {TRIES_MAX}", hint="max_tries 5")
     if check_route(dead_letter) == route and max_tries is not None:
         raise InvalidInput(
-            f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
+            f"route {route}: cannot be its own dead-letter route", hint="set dead_letter to the name of another route"
         )
     return Rules(order == "key", window, max_tries, dead_letter, order == "strict")
 
@@ -565,7 +564,7 @@ def _checked(worker: object, sequences: Collection[int]) -> list[int]:
 
 
 def _storable(reason: object) -> str:
-    """Escape what UTF-8 cannot encode, such as a file name that is not text."""
+    """Escape characters that UTF-8 cannot encode, such as those of a non-text file name."""
     return str(reason).encode(errors="backslashreplace").decode()
 
 

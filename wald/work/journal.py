@@ -1,7 +1,7 @@
-"""Journal of a work group, ``routes/R/cursors/G.work``: read at the start, appended to, compacted when it is large.
+"""Journal of a work group, ``routes/R/cursors/G.work``: read at start-up, appended to, and compacted when large.
 
-Its only writer holds the lock of the group (``G.drain``). A line counts once it is synced; the owner cuts off the
-remains of later lines after a crash. Anything else that cannot be read is damage: the group does not start, and its
+Its only writer holds the lock of the group (``G.drain``). A line counts once it is synced; after a crash, the owner
+cuts off the remains of unsynced lines. Anything else that is unreadable is damage: the group does not start, and its
 cursor pins the same records as before.
 
 Blank lines are preallocated after the last line, and new lines overwrite them. So the file does not grow with each
@@ -75,7 +75,7 @@ class Journal:
             os.fchmod(self._descriptor, _MODE)
             read = read_whole(self.path, root, apply)
             if read.start is not None and read.start.owner != start.owner:
-                raise _damaged(self.path, root, 0, "the journal of another log, route or group")
+                raise _damaged(self.path, root, 0, "belongs to another log, route or group")
             self.is_new = read.start is None
             self._identity = FileIdentity(self.path, self._descriptor)
             self._end = read.end
@@ -90,7 +90,7 @@ class Journal:
     def append(self, lines: Iterable[JournalLine]) -> None:
         """Write lines, which the next :meth:`sync` makes durable.
 
-        After an OSError the lines appended since the last sync may be in the file or not.
+        After an OSError, lines appended since the last sync may or may not be in the file.
         """
         data = b"".join(encode_work(line, self._synced) for line in lines)
         if data:
@@ -105,7 +105,7 @@ class Journal:
             self._synced = self._end
 
     def require_place(self) -> None:
-        """Raise Replaced unless the path still has the open file. The next owner would not read lines elsewhere."""
+        """Raise Replaced unless the open file is still at the path: the next owner would not see its lines."""
         if self._identity.is_current():
             return
         try:
@@ -139,7 +139,7 @@ class Journal:
         """Write blank lines behind the end; the next sync makes them durable."""
         self._preallocated_end = self._end
         size = -self._end % _PREALLOCATED_BYTES
-        with suppress(OSError):  # on a full disk there may still be space for the lines themselves
+        with suppress(OSError):  # a full disk may still have space for the lines themselves
             self._preallocated_end += self._disk.write(self._descriptor, [_PREALLOCATED * size], self._end)
 
 
@@ -166,11 +166,11 @@ class Reading:
 
 
 def read_journal(path: Path, apply: Callable[[JournalLine], None]) -> Reading:
-    """Read a journal and call ``apply`` with each line before the first invalid one.
+    """Read a journal; call ``apply`` with each line before the first invalid one.
 
-    Without the lock of the group, a line that is being written looks like damage. A crash keeps everything that was
-    synced, and of the rest some sectors in any order. So a later line that says the invalid one was synced proves
-    damage.
+    Without the group's lock, a line that is being written looks like damage. After a crash, everything synced is
+    intact, and any sectors of the rest may be missing. So a later line that shows that the invalid one was synced
+    proves damage.
     """
     data = read_regular(path)
     read = Reading(len(data))
@@ -203,7 +203,7 @@ def read_journal(path: Path, apply: Callable[[JournalLine], None]) -> Reading:
 
 
 def read_beside_owner(path: Path) -> tuple[Reading, list[JournalLine]]:
-    """Read a journal that its owner may be writing, and its valid lines. Real damage is still there on a retry."""
+    """Read a journal that its owner may be writing; retry, because real damage persists."""
     for number in range(_READ_AGAIN):
         if number:
             time.sleep(_AGAIN_SECONDS)
@@ -227,8 +227,8 @@ def read_whole(path: Path, root: Root, apply: Callable[[JournalLine], None]) -> 
 def beyond_head(root: Root, read: Reading) -> str:
     """Return a message if a journal names records beyond the head, or "".
 
-    Such a log is older than the journal, and the next records with these sequences would count as done. The head is
-    read after the journal, so an active owner's journal is never beyond it.
+    Such a log is older than the journal, and future records with these sequences would count as done. The head is read
+    after the journal, so an active owner's journal never appears to be beyond it.
     """
     head = readable_head(root)
     if head is None or read.last <= head.sequence:
@@ -255,7 +255,7 @@ def _is_torn(data: bytes, offset: int) -> bool:
 
 
 def _has_end(text: bytes) -> bool:
-    """True if a line has its end, with at most one wrong byte, and possibly another byte instead of its newline."""
+    """True if the end of a line is present, with at most one wrong byte, and possibly another byte for its newline."""
     for tail in (text[-len(_END) :], text[-len(_END) - 1 : -1]):
         fixed = [found == meant for found, meant in zip(tail, _END, strict=False) if meant != ord("_")]
         if len(tail) == len(_END) and fixed.count(False) <= 1:
@@ -264,7 +264,7 @@ def _has_end(text: bytes) -> bool:
 
 
 def _decoded(piece: bytes) -> tuple[JournalLine, int]:
-    """Decode a line; a blank line that it should have overwritten may hide its last byte."""
+    """Decode a line; a blank line that was not completely overwritten may hide its last byte."""
     if not piece.endswith(b"\n"):
         raise BadWork("a line without its end")
     if piece.endswith(b'"\n'):
@@ -293,7 +293,7 @@ class Failure(NamedTuple):
 
 
 class Replay:
-    """State that the previous owner wrote. Leased records are free again, because their workers are gone.
+    """State recovered from the previous owner. Leased records are free again, because their workers are gone.
 
     ``failures`` has the reasons of returned records, ``dead`` the records that are being given up.
     """
@@ -324,7 +324,7 @@ class Replay:
                 self.dead |= {dead.sequence: dead for dead in line.dead}
 
     def end(self, floor: int) -> None:
-        """Complete the replay with the position of the cursor."""
+        """Finish the replay with the position of the cursor."""
         self.deliveries.window.extend_to(floor)
         self.deliveries.finish_all(Run(0, floor))
         is_open = self.deliveries.window.is_open
@@ -356,7 +356,7 @@ def journal_lines(
     dead: Mapping[int, DeadRecord],
     since_1970_ns: int,
 ) -> Iterator[JournalLine]:
-    """Return the lines of a compacted journal; ``since_1970_ns`` is the time at 0 of the monotonic clock."""
+    """Return the lines of a compacted journal; ``since_1970_ns`` is the wall time at monotonic time 0."""
     yield replace(start, floor=deliveries.window.floor, end=deliveries.window.end)
     due = deliveries.due_times()
     for first, tries in deliveries.window.pages():
@@ -377,7 +377,7 @@ def journal_lines(
 
 @dataclass(frozen=True, slots=True)
 class RecoveredProgress:
-    """Progress of a group's workers by its journal.
+    """Progress of a group's workers, from its journal.
 
     ``floor`` is the ack floor, at least the cursor; ``done`` records above it are done, ``dead`` are being given up.
     """
@@ -398,7 +398,7 @@ def recover_progress(log: Log, route: str, group: str) -> RecoveredProgress:
     replay.end(floor)
     window = replay.deliveries.window
     done = 0
-    if window.open:  # only the log shows which of the other sequences belong to this route
+    if window.open:  # only the log shows which sequences belong to this route
         skip = EarlierReclaim(log.root, route, group).skip
         for batch in log.batches(route, window.floor + 1, window.end - 1, on_missing=skip):
             sequences = range(batch.first_sequence, batch.last_sequence + 1)

@@ -1,4 +1,4 @@
-"""Owner of a work group: applies leases and acknowledgements to the window and collects the journal lines for them.
+"""Owner of a work group: applies leases and acknowledgements to the window, and collects the journal lines.
 
 It never blocks. The commit loop (:mod:`wald.work.commit_loop`) is its only caller.
 """
@@ -22,7 +22,7 @@ from wald.work.source import Lost, Source
 from wald.work.window import Run, State
 
 FOREVER_SECONDS = 1e9
-"""Length of a lease without an end."""
+"""Duration of an endless lease."""
 _NS = 1_000_000_000
 _FOREVER_NS = 1 << 62
 _ORDERS_MAX = 128  # filled at a time
@@ -32,10 +32,10 @@ _POLL_NS = 1 * _NS  # while a record waits for a time of the wall clock, which m
 
 
 class Clock(Protocol):
-    """Monotonic clock for leases and wall clock for due times, as in :mod:`time`."""
+    """The clocks of :mod:`time`: monotonic for leases, wall clock for due times."""
 
     def monotonic_ns(self) -> int:
-        """Return the time of a clock that is never set."""
+        """Return the time of a clock that cannot be set."""
 
     def time_ns(self) -> int:
         """Return the nanoseconds since 1970; this clock may be set."""
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
     """A record leased to a worker.
 
     Attributes:
-        tries: number of deliveries, this one included.
+        tries: number of deliveries, including this one.
         sequence, key, value: those of the record.
     """
 
@@ -87,7 +87,7 @@ class Leased(list[Delivery]):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Records that a worker has.
+    """Consecutive records that a worker has leased.
 
     Attributes:
         first, last: sequences, both ends included.
@@ -124,12 +124,12 @@ class DeadLetter(NamedTuple):
 
 
 class LeaseOrder:
-    """A worker's order of records: what it may still get, and what it has got.
+    """A lease in progress: its remaining capacity and the delivered records.
 
     Attributes:
-        records_max, bytes_max: what it still accepts; the first record may have more bytes.
+        records_max, bytes_max: remaining capacity; the first record may exceed the bytes.
         shares, runs: the delivered records and their runs.
-        error: why it got nothing.
+        error: why it got no records.
     """
 
     __slots__ = ("bytes_max", "error", "lease_ns", "records_max", "runs", "shares", "worker")
@@ -148,7 +148,7 @@ class LeaseOrder:
         return not (self.records_max and self.bytes_max)
 
     def reserve(self, values: Sequence[bytes], start: int) -> int:
-        """Reserve the next records with these values, beginning at ``start``; return their number."""
+        """Reserve capacity for the next values from ``start``; return how many fit."""
         lengths = list(map(len, values[start : start + self.records_max]))
         count, size = len(lengths), sum(lengths)
         if size >= self.bytes_max:
@@ -167,7 +167,7 @@ class Owner:
     """Leases and acknowledgements of one group.
 
     Args:
-        giving_up: called when :meth:`next_dead_letter` has something to return.
+        giving_up: called when :meth:`next_dead_letter` has a record to return.
 
     Attributes:
         given_up: number of records that became dead letters.
@@ -194,7 +194,7 @@ class Owner:
         self._to_give_up: deque[int] = deque()
         self.given_up = 0
         self.last_done = start.floor
-        self._passed = 0  # an operator has moved the cursor up to here
+        self._passed = 0  # an operator has moved the cursor to here
         self._giving_up = giving_up
         self._lines: list[Commit] = [Commit()]
         for sequence in self._dead:
@@ -264,7 +264,7 @@ class Owner:
         ]
 
     def acknowledge(self, named: Sequence[Named]) -> list[list[Refusal]]:
-        """Mark processed records done; return the refused records of each worker.
+        """Mark processed records done; return each worker's refused records.
 
         A record that is being given up is refused, because its dead letter may exist already.
         """
@@ -281,9 +281,9 @@ class Owner:
         return every
 
     def give_back(self, worker: str, sequences: Sequence[int], delay_ns: int, reason: str, tries: int) -> list[Refusal]:
-        """Return records to the group that ``worker`` has not processed; return the refused ones.
+        """Give unprocessed records of ``worker`` back to the group; return the refused ones.
 
-        ``tries`` is the worker's own count of failures or 0; it is recorded even for records that no worker has.
+        ``tries`` is the worker's own failure count, or 0; it is recorded even for records that no worker has.
         """
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
         settled = self._deliveries.give_back((worker, sequences), due_ns=due_ns)
@@ -293,7 +293,7 @@ class Owner:
         if due_ns is not None:
             over = [sequence for sequence in _each(settled) if self._is_over(sequence)]
             self._settled_line().due += [(sequence, due_ns) for sequence in _each(settled) if sequence not in over]
-            for sequence in over:  # without a try left, there is nothing to wait for
+            for sequence in over:  # no tries left, so the delay does not matter
                 self._give_up(sequence)
         runs: list[tuple[int, int]] = list(settled.runs)
         if tries:
@@ -310,7 +310,7 @@ class Owner:
     def give_up(
         self, worker: str, sequences: Sequence[int], reason: str, tries: int | None, durable: int
     ) -> list[Refusal]:
-        """Begin to give up records of ``worker``; return the refused ones. The log is durable up to ``durable``."""
+        """Start to give up records of ``worker``; return the refused ones. ``durable`` is the last durable record."""
         settled = self._deliveries.give_back((worker, sequences))
         reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
         for sequence in _each(settled):
@@ -330,15 +330,15 @@ class Owner:
         return settled.refused[0]
 
     def release(self, worker: str) -> int:
-        """Return all records of ``worker`` to the group; return their number."""
+        """Give all records of ``worker`` back to the group; return their number."""
         return self._record_returned(self._deliveries.release(worker))
 
     def claim(self, idle_ns: int) -> int:
-        """Return all records leased at least ``idle_ns`` ago to the group; return their number."""
+        """Give all records leased at least ``idle_ns`` ago back to the group; return their number."""
         return self._record_returned(self._deliveries.claim(self.clock.monotonic_ns() - idle_ns))
 
     def skip(self, run: Run) -> list[Run] | None:
-        """Mark records done without processing, and return them; None if not all of them have been read yet."""
+        """Mark records done without processing; return them, or None if not all have been read yet."""
         while self._deliveries.window.end <= run.last:
             if not self._read_next():
                 return None
@@ -365,7 +365,7 @@ class Owner:
         ]
 
     def next_dead_letter(self, durable: int) -> DeadLetter | None:
-        """Return the next record to give up, if any. The log is durable up to ``durable``."""
+        """Return the next record to give up, if any. ``durable`` is the last durable record."""
         for _ in range(len(self._to_give_up)):
             self._to_give_up.rotate(-1)  # so that an unreadable record blocks no other
             sequence = self._to_give_up[-1]
@@ -388,19 +388,19 @@ class Owner:
         return None
 
     def dead_letter_positions(self) -> dict[str, int]:
-        """Return each route that may have dead letters of open records, with a sequence before all of them."""
+        """Return each route that may have dead letters of open records, with a sequence that precedes them all."""
         routes: dict[str, int] = {}
         for dead in self._dead.values():
             routes[dead.route] = min(dead.after, routes.get(dead.route, dead.after))
         return routes
 
     def finish_dead_letter(self, sequence: int) -> None:
-        """Mark a record done whose dead letter is durable."""
+        """Mark a record done once its dead letter is durable."""
         self.given_up += 1
         self._record_done(self._deliveries.finish([("", [sequence])]).runs)
 
     def retry_dead_letter(self, sequence: int) -> None:
-        """Try a record again, after all others, whose dead letter may or may not have been written."""
+        """Retry, after all others, a record whose dead letter may or may not have been written."""
         self._to_give_up.append(sequence)
 
     def finish_through(self, sequence: int) -> None:
@@ -412,7 +412,7 @@ class Owner:
             self._record_done([run])
 
     def move(self, cursor: int) -> None:
-        """Continue after ``cursor``, which may be before records that are done."""
+        """Continue after ``cursor``, which may precede done records."""
         if cursor >= self.floor:
             self.finish_through(cursor)
             self.last_done = cursor
@@ -425,9 +425,9 @@ class Owner:
         self._source.restart(cursor + 1)
 
     def _is_next_ready(self, order: LeaseOrder) -> bool:
-        """Read ahead for an order of a strict group; return True once it can be filled, or all records have arrived.
+        """Read ahead for an order of a strict group; return True once it can be filled or all records are read.
 
-        The error of a record that cannot be read waits until all records before it are done.
+        The error of an unreadable record is raised once all earlier records are done.
         """
         window, size = self._deliveries.window, 0
         try:
@@ -445,7 +445,7 @@ class Owner:
         return window.next_is_free
 
     def _finish_in_order(self, worker: str, sequences: Sequence[int]) -> list[Refusal]:
-        """Mark records done up to the first one that is not among them; refuse the others."""
+        """Mark records done up to the first gap; refuse the others."""
         if not sequences:
             return []
         named, end = set(sequences), sequences[-1] + 1
@@ -456,7 +456,7 @@ class Owner:
         return settled.refused[0] + [Refusal(s, "") for s in sequences if s >= first]
 
     def _deliver_next(self, waiting: deque[LeaseOrder], now_ns: int) -> bool:
-        """Deliver the next run and remove the orders that are full; return False if there are no records."""
+        """Deliver the next run, and remove full orders; return False if there are no records."""
         orders = [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, _ORDERS_MAX))
         run = self._next_run(sum(each.records_max for each in orders))
         if run is None:
@@ -474,7 +474,7 @@ class Owner:
         return True
 
     def _next_run(self, records_max: int) -> Run | None:
-        """Return the next records to deliver; give up those that have had all of their tries."""
+        """Return the next records to deliver; give up those without tries left."""
         while True:
             run = self._deliveries.window.first_free(records_max)
             if run is None:
@@ -493,7 +493,7 @@ class Owner:
             self._give_up(over)
 
     def _is_blocked(self, sequence: int) -> bool:
-        """Return True if an earlier record waits or is being given up."""
+        """Return True if an earlier record is delayed or being given up."""
         waiting = next(self._deliveries.window.runs(State.WAITING), None)
         given_up = [*self._to_give_up, *self._dead]
         return (waiting is not None and waiting.first < sequence) or min(given_up, default=sequence) < sequence
@@ -504,7 +504,7 @@ class Owner:
         return tried_out or sequence in self._dead
 
     def _read(self, run: Run) -> Rows:
-        """Return the batch with the first record of a run; if that record is lost, mark it done and return no rows."""
+        """Return the batch with the first record of a run; if that record is lost, mark it done and return None."""
         try:
             return self._source.rows(run.first)
         except Lost as lost:
@@ -523,7 +523,7 @@ class Owner:
         self._giving_up()
 
     def _read_next(self) -> bool:
-        """Append the next batch to the window; return False if there is none, or the window is full."""
+        """Append the next batch to the window; return False if there is none or the window is full."""
         run = self._source.next(self.floor)
         window = self._deliveries.window
         if run is None or (window.open and run.last - window.floor > self._rules.window):
@@ -559,13 +559,13 @@ class Owner:
                 del known[sequence]
 
     def _record_returned(self, runs: Collection[Run]) -> int:
-        """Record returned runs and those that returned with them; return the number of records in ``runs``."""
+        """Record runs given back, and those that came back with them; return the number of records in ``runs``."""
         if returned := [*runs, *self._deliveries.pop_followers()]:
             self._settled_line().returned += returned
         return sum(run.size for run in runs)
 
     def _settled_line(self) -> Commit:
-        """Return the line for settled records. It is a new one if this round has leased records."""
+        """Return the journal line for settled records; a new one if this round has leased records."""
         line = self._lines[-1]
         if line.read or line.leased:
             self._lines.append(line := Commit())
@@ -578,7 +578,7 @@ def _each(settled: Settled) -> Iterator[int]:
 
 
 def divide(values: Sequence[bytes], orders: Iterable[LeaseOrder]) -> Iterator[tuple[LeaseOrder, int]]:
-    """Divide consecutive records with these values among the orders; yield each order with its count."""
+    """Divide consecutive values among the orders; yield each order with its count."""
     at = 0
     for each in orders:
         if at == len(values):
@@ -591,7 +591,7 @@ def divide(values: Sequence[bytes], orders: Iterable[LeaseOrder]) -> Iterator[tu
 def hand_out(rows: Rows, run: Run, tries: bytes, shares: Sequence[tuple[LeaseOrder, int]]) -> None:
     """Add a run of delivered records to the orders.
 
-    A single worker decodes its records itself, later; for several it is faster to decode all of them at once.
+    A single worker decodes its records lazily; for several workers, decoding all at once is faster.
     """
     records = rows.records(*run)
     if len(shares) == 1:

@@ -1,6 +1,6 @@
 """Ownership of a work group: one process at a time, by the lock of ``routes/R/cursors/G.drain``.
 
-A command of ``wald-drain`` holds the lock of a file too, and the next drain waits for one that outlived its drain:
+A command of ``wald-drain`` also holds a file lock, and the next drain waits for a command that outlived its drain:
 
     drain ──fork──▶ keeper ──▶ command          <group>.command, or <group>.command-3 of worker 3
 
@@ -9,9 +9,9 @@ Commands of other processes reach the owner over its control socket, ``routes/R/
     command: connects, sends a request
     owner:   sends "accepted", applies the request, sends the answer
 
-A command that gives up shuts its connection down, after which the owner cannot send "accepted". So nothing is applied
-for a command that has given up or was killed, however late the owner is. The mode of the socket is 0600: only the
-owner's user and root may connect.
+A command that gives up shuts its connection down, after which the owner cannot send "accepted". So a late owner
+applies nothing for a command that has given up or was killed. The mode of the socket is 0600: only the owner's user
+and root may connect.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from wald.work.journal import discard, recover_progress
 from wald.work.snapshot import GroupStatus, WorkFile, owner_of
 
 KEEPER = "wald-keeper"
-"""Name of the process that waits for one run of a command."""
+"""Name of the process that waits for a run of a command."""
 RUNNER = "wald-runner"
 """Name of the process that starts the commands of a worker."""
-_RETRY_SECONDS = 0.1  # another process may hold the lock for an instant, to test it
+_RETRY_SECONDS = 0.1  # another process may hold the lock for an instant to test it
 
 
 class Ownership(GroupFile):
-    """The right to work on ``route`` for ``group``, held until it is closed. The owner may use the file's contents."""
+    """The exclusive right to work on ``route`` for ``group``, until closed. The owner may use the file's contents."""
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         super().__init__(root, route, group, HANDOVER_SUFFIX, disk)
@@ -94,7 +94,7 @@ class RunningCommand(NamedTuple):
 
     worker: int | None  # None: the drain has no workers
     process: int
-    process_group: int  # including the processes that it started
+    process_group: int  # including its child processes
     words: str  # its command line; "" if this user may not see it
     started_ns: int  # in ns since 1970
     left: bool  # an earlier drain started it, and the current owner waits for it
@@ -116,7 +116,7 @@ def workers_of(directory: Path, group: str) -> list[int]:
 
 
 def command_files(directory: Path, group: str) -> list[Path]:
-    """Return the files that commands of a group lock: of a drain without workers, and of each worker."""
+    """Return the files locked by a group's commands: that of a drain without workers, and one for each worker."""
     workers = (f"{COMMAND_SUFFIX}-{each}" for each in workers_of(directory, group))
     return [directory / f"{group}{suffix}" for suffix in (COMMAND_SUFFIX, *workers)]
 
@@ -151,7 +151,7 @@ def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, lis
 
 
 def describe_commands(path: Path) -> str:
-    """Describe the commands that hold a file, and how to end them; "" if one has just ended, or is starting."""
+    """Describe the commands that hold a file, and how to end them; "" if one is just starting or has just ended."""
     found = running([path]).get(path)
     if found is None:
         return f"a process that this user may not see; as root: fuser -v {path}"
@@ -184,9 +184,9 @@ def remove_group(file: WorkFile) -> list[Path]:
 
 
 def succeed_workers(log: Log, route: str, group: str) -> None:
-    """Move the cursor of a work group to its ack floor for a reader without workers.
+    """Move a work group's cursor to its ack floor, so that a reader without workers can take over.
 
-    A group without workers is left alone, and no lock is taken.
+    Does nothing, and takes no lock, for a group without workers.
     """
     if not log.cursor(route, group).of_work_group:
         return
@@ -207,7 +207,7 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
 
 
 def done_above(log: Log, route: str, group: str, floor: int, command: str = "COMMAND") -> Refused:
-    """Return the refusal of a reader without workers; ``command`` is what processes the remaining records."""
+    """Return the error for a reader without workers; ``command`` would process the remaining records."""
     words = f"feed {route} --group {group} --workers 1 --exit-at-end -- {command}"
     return Refused(
         f"route {route}: workers of group {group} have processed records above the cursor, "
@@ -223,7 +223,9 @@ def _remove(file: WorkFile) -> list[Path]:
     removed = []
     cursor = cursor_name(file.group)
     names = [name for name in os.listdir(directory) if is_group_file(name, file.group)]
-    for name in sorted(names, key=lambda name: (name != cursor, name)):  # without the cursor a new owner starts again
+    for name in sorted(
+        names, key=lambda name: (name != cursor, name)
+    ):  # without the cursor, a new owner would start over
         path = directory / name
         try:
             disk.unlink(path)
@@ -245,22 +247,22 @@ _MESSAGE_MAX_BYTES = 64 << 10
 _ACCEPTED = b"accepted"
 
 Apply = Callable[[Mapping[str, Any]], int]
-"""Applies a request, which is JSON, and returns the number of records; on disk when it returns."""
+"""Applies a JSON request and returns the number of records; the change is on disk when it returns."""
 
 
 class OwnerGone(Exception):
-    """No process owns the group any more."""
+    """No process owns the group."""
 
 
 def ask_owner(root: Root, route: str, group: str, request: Mapping[str, Any], seconds: float) -> int:
-    """Send a request to the owner of a group, and return the number of records that it was applied to.
+    """Send a request to the owner of a group; return the number of affected records.
 
     The owner has that number of seconds to accept the request, and as long again to answer it.
     """
     path = root.cursor_directory(route) / f"{group}{ASK_SUFFIX}"
     until = time.monotonic() + seconds
     while True:
-        with suppress(ConnectionError, FileNotFoundError, BlockingIOError):  # it starts, ends, or has a full backlog
+        with suppress(ConnectionError, FileNotFoundError, BlockingIOError):  # it starts, ends, or its backlog is full
             _require_trusted(root, route, path)
             try:
                 with _connection(path) as connection:
@@ -291,7 +293,7 @@ class ControlServer:
             report(f"{self._path}: cannot listen: {error}; `wald group` cannot change the group while this owner runs")
 
     def close(self) -> None:
-        """End the thread after its current request, and remove the socket."""
+        """Stop the thread after its current request, and remove the socket."""
         self._is_closed = True
         if self._identity is not None:
             with suppress(OSError):
@@ -369,7 +371,7 @@ def _exchange(
 
 
 def _require_trusted(root: Root, route: str, path: Path) -> None:
-    """Raise NotPermitted if another user has planted the file, as any cursor owner may."""
+    """Raise NotPermitted if another user has planted the file, which any cursor owner can do."""
     if path.lstat().st_uid not in (0, os.geteuid(), path.parent.stat().st_uid):
         raise not_permitted(root, route, path, PermissionError(errno.EPERM, "the file belongs to another user"))
 

@@ -1,7 +1,7 @@
-"""Snapshot of a work group by its journal and its cursor, without its lock and without its owner.
+"""Snapshot of a work group from its journal and cursor, without its lock or its owner.
 
-The lines are replayed by the wall clock, whose times they have. So records of expired leases have returned, and delayed
-records that are due are free. While an owner runs, the snapshot may be some lines old.
+The lines are replayed up to the current wall-clock time, so records of expired leases and due records are free. While
+an owner runs, the snapshot may lack its last lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FileStamp = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class WorkFile:
-    """The journal of a work group, which makes a group a work group."""
+    """The journal of a work group; a group with a journal is a work group."""
 
     root: Root
     route: str
@@ -55,7 +55,7 @@ class WorkFile:
 
     @property
     def lock(self) -> Path:
-        """The file that the owner of the group has locked."""
+        """The file that the group's owner has locked."""
         return self.path.with_suffix(HANDOVER_SUFFIX)
 
 
@@ -68,7 +68,7 @@ class OwnerProcess:
 
 
 class Out(NamedTuple):
-    """Records that a worker has."""
+    """Consecutive records that a worker has leased."""
 
     first: int
     last: int
@@ -88,7 +88,7 @@ class Waiting(NamedTuple):
 
 
 class _LeasedReplay(Replay):
-    """Replay that keeps who has which records."""
+    """Replay that tracks which worker has which records."""
 
     def apply(self, line: JournalLine) -> None:
         if isinstance(line, Commit):
@@ -108,7 +108,7 @@ class _LeasedReplay(Replay):
 
 
 class GroupSnapshot:
-    """State of a group by the lines of its journal. Raise Damaged if they contradict each other.
+    """State of a group according to its journal. Raise Damaged if lines contradict each other.
 
     ``floor`` is the ack floor, ``end`` the first sequence that the group has not read, and ``open`` the number of
     records between them that are not done. ``dead`` has the records that are being given up, ``failures`` the reasons
@@ -175,7 +175,7 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """A work group with its owner, its cursor and a snapshot of its journal, up to the damage if there is any."""
+    """A work group with its owner, its cursor, and a snapshot of its journal up to any damage."""
 
     file: WorkFile
     owner: OwnerProcess | None
@@ -227,7 +227,7 @@ def read_status(log: Log, file: WorkFile, now_ns: int) -> GroupStatus:
 
 
 def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[JournalLine], str]:
-    """Read a group's journal, which its owner may be writing."""
+    """Read a group's journal while its owner may be writing it."""
     reading, lines = read_beside_owner(file.path)
     if reading.damage:
         return reading, lines, f"offset {reading.end}: {reading.damage}"
@@ -243,7 +243,7 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[JournalL
 
 
 def check_journals(root: Root, log_id: bytes) -> Iterator[tuple[WorkFile, Finding]]:
-    """Check the journal of every work group, even while its owner writes to it; nothing is changed."""
+    """Check the journal of every work group, even while its owner writes to it; change nothing."""
     for route in root.route_names():
         files: list[WorkFile] = []
         with suppress(NotFound, OSError):  # removed in the meantime; the check of cursors reports an unreadable one
@@ -274,7 +274,7 @@ def _findings(file: WorkFile, log_id: bytes) -> Iterator[Finding]:
 
 
 class Progress:
-    """Progress of ``group`` on ``route`` by its files, which are read again only after a change."""
+    """Progress of ``group`` on ``route``, from its files, which are reread only after a change."""
 
     def __init__(self, log: Log, route: str, group: str, disk: Disk | None = None) -> None:
         self._disk = disk or Disk()
@@ -303,16 +303,18 @@ class Progress:
         if (stamp := _stamp(self._file.path)) != self._journal_stamp:
             self._snapshot = None
             with suppress(FileNotFoundError, Damaged):
-                _, lines, _ = read_of_group(self._file, self.log.identity.log_id)  # of a damaged one, the lines before
+                _, lines, _ = read_of_group(
+                    self._file, self.log.identity.log_id
+                )  # of a damaged journal, the valid lines
                 self._snapshot = GroupSnapshot(self._file.path, lines, self._floor, time.time_ns())
             self._journal_stamp = _settled(stamp)
             self._unsynced.add(self._file.path)
 
     def unprocessed(self, runs: Iterable[Run]) -> list[Run]:
-        """Return the parts of these runs of the route that the group has not processed.
+        """Return the unprocessed parts of these runs of the route.
 
-        The progress is synced before it counts, because the process that wrote it may not have done that yet, and a
-        power failure would undo it.
+        Progress is synced before it counts, because its writer may not have synced it yet, and a power failure would
+        undo it.
         """
         before = list(runs)
         left = [Run(max(run.first, self._floor + 1), run.last) for run in before if run.last > self._floor]
@@ -329,7 +331,7 @@ class Progress:
         return left
 
     def _sync(self) -> None:
-        """Sync what was read. A file that has replaced it in the meantime has at least the same progress."""
+        """Sync the files that were read. A file that has replaced one since then has at least the same progress."""
         inodes = dict(self._synced_inodes)
         for path in self._unsynced:
             with suppress(FileNotFoundError, Damaged):
@@ -346,9 +348,9 @@ class Progress:
 
 
 class Unprocessed:
-    """Records of ``route`` that ``group`` has not processed yet.
+    """Records of ``route`` that ``group`` has not yet processed.
 
-    One thread may update it while another one reads ``count``.
+    One thread may update this while another one reads ``count``.
     """
 
     def __init__(self, route: str, group: str) -> None:
@@ -369,12 +371,12 @@ class Unprocessed:
 
 
 def pause(before: float, reading: float) -> float:
-    """Return the seconds to pause after a pause of ``before`` (0: none) and a poll that took ``reading``."""
+    """Return the next pause in seconds, after a pause of ``before`` (0: none) and a poll that took ``reading``."""
     return max(min(max(2 * before, _FIRST_SECONDS), _LAST_SECONDS), _PAUSES * reading)
 
 
 def not_processed(log: Log, unprocessed: Unprocessed, sent: int, seconds: float) -> NotProcessed:
-    """Return the error for records that were not processed in time; ``sent`` is the number of all records."""
+    """Return the error for records not processed in time; ``sent`` is the total number of records."""
     route, group = unprocessed.route, unprocessed.group
     return NotProcessed(
         f"group {group} has not processed {unprocessed.count} of {sent} records on route {route} "
@@ -384,7 +386,7 @@ def not_processed(log: Log, unprocessed: Unprocessed, sent: int, seconds: float)
 
 
 def _stamp(path: Path) -> _FileStamp:
-    """Return values that differ after a change of the file, or None if it does not exist."""
+    """Return values that differ after any change of the file; None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -393,5 +395,5 @@ def _stamp(path: Path) -> _FileStamp:
 
 
 def _settled(stamp: _FileStamp) -> _FileStamp:
-    """Return the stamp if every later write would change it, else None."""
+    """Return the stamp if any later write would change it, else None."""
     return None if stamp is None or time.time_ns() - stamp[2] < _SETTLED_NS else stamp

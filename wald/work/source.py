@@ -1,4 +1,4 @@
-"""Records of a route for a work group: read ahead in order by one thread, or read again by sequence.
+"""Records of a route for a work group: read ahead in order by a thread, or reread by sequence.
 
 A cache keeps the batches that were used last. Records are usually read again in order, so some batches after the
 requested one are read, too. No file stays open for this, because it might keep the space of a deleted segment in use.
@@ -25,11 +25,11 @@ from wald.work.window import Run
 _AHEAD_BYTES = 4 << 20
 _CACHE_BYTES = 8 << 20
 _AGAIN_BYTES = 1 << 20  # read at once
-_RECORD_BYTES = 64  # memory of a record besides its value
+_RECORD_BYTES = 64  # memory per record in addition to its value
 
 
 class Lost(Exception):
-    """Records that were read before, and that a repair gave up or no copy of the log has."""
+    """Records that were read before and no longer exist: a repair gave them up, or the log is an older copy."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -37,7 +37,7 @@ class Lost(Exception):
 
 
 class CachedBatch(NamedTuple):
-    """Records of a batch, or None if those of the run are lost."""
+    """Cached batch; its records are None if they are lost."""
 
     run: Run
     rows: Rows | None
@@ -85,7 +85,7 @@ class BatchCache:
 
 @dataclass(eq=False)
 class Source:
-    """Reader of ``route`` from ``start`` that passes over some missing records."""
+    """Reader of ``route`` from ``start`` that skips some missing records."""
 
     _log: Log
     _route: str
@@ -101,35 +101,35 @@ class Source:
         self._begin_empty(self._start)
 
     def restart(self, start: int) -> None:
-        """Read again from ``start``, as if nothing had been read."""
+        """Restart from ``start``, as if nothing had been read."""
         self.close()
         self._begin_empty(start)
 
     def _begin_empty(self, start: int) -> None:
         self._ahead: deque[CachedBatch] = deque()
         self._ahead_bytes = 0
-        self._is_waiting = False  # for records after all that were read
+        self._is_waiting = False  # for records after all those read
         self._failed: Exception | None = None
         self._cache = BatchCache(_CACHE_BYTES)
         self._cancel = threading.Event()
         self._begin(start)
 
     def has_no_more(self) -> bool:
-        """Return True if all records that have arrived were read; otherwise ``arrived`` is called once they were."""
+        """Return True if all available records were read; otherwise ``arrived`` is called once they are."""
         with self._changed:
             self._end_is_awaited = not self._is_waiting
             return self._is_waiting and not self._ahead
 
     @property
     def next_bytes(self) -> int:
-        """Size of the batch of which :meth:`next` has returned the run."""
+        """Size of the batch whose run :meth:`next` has returned."""
         return self._ahead[0].size
 
     def next(self, floor: int) -> Run | None:
-        """Return the run of the next batch in the log, or None if there is none yet.
+        """Return the run of the next batch in the log; None if there is none yet.
 
-        The run may be of lost records; then :meth:`pop` returns None. After an error of the reader, which is raised
-        once all batches before it are used, reading begins again, above ``floor``.
+        For a run of lost records, :meth:`pop` returns None. A reader's error is raised once all earlier batches are
+        used; reading then restarts above ``floor``.
         """
         with self._changed:
             if self._ahead:
@@ -155,7 +155,7 @@ class Source:
         return batch.rows
 
     def rows(self, first: int) -> Rows:
-        """Return the batch of a record that was read before. Raise Lost if the record is lost."""
+        """Return the batch of a record read before. Raise Lost if the record is lost."""
         if (rows := self._cache.rows(first)) is not None:
             return rows
         batch, lost = self._read_again(first)

@@ -1,4 +1,4 @@
-"""Progress of a group with ``order="strict"``, which the cursor alone says.
+"""Progress of a group with ``order="strict"``, which is stored in the cursor alone.
 
 Such a group acknowledges records only in order, so its cursor needs no journal: a shell may write it, ``wald cursor
 set`` may move it forward and back, and any reader may continue from it. A journal exists only while a record becomes a
@@ -27,9 +27,9 @@ from wald.work.ownership import done_above
 
 
 def resume(log: Log, disk: Disk, route: str, group: str, floor: int) -> Replay:
-    """Return the state in which a strict group starts: the cursor, and unfinished dead letters.
+    """Return the initial state of a strict group: the cursor, and unfinished dead letters.
 
-    A journal of workers is removed once the cursor says all that it does.
+    A journal left by workers is removed if it has no more progress than the cursor.
     """
     path = log.root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
     dead: Mapping[int, DeadRecord] = {}
@@ -53,7 +53,7 @@ def resume(log: Log, disk: Disk, route: str, group: str, floor: int) -> Replay:
 
 
 class CursorJournal:
-    """Replacement of the journal: each sync moves the cursor to the last record that is done.
+    """Replacement for the journal: each sync moves the cursor to the last done record.
 
     ``report`` gets a line when another process has moved the cursor.
     """
@@ -74,7 +74,7 @@ class CursorJournal:
             self._dead = dict(owner.dead)
 
     def append(self, lines: Iterable[JournalLine]) -> None:
-        """Do nothing: :meth:`sync` writes the state of the owner."""
+        """Do nothing: :meth:`sync` writes the owner's state."""
 
     rewrite = append
 
@@ -94,7 +94,7 @@ class CursorJournal:
         """Follow a cursor that another process has moved."""
         try:
             content = self._path.read_bytes()
-        except FileNotFoundError:  # removed; the next sync makes a new one
+        except FileNotFoundError:  # removed; the next sync creates a new one
             return
         if content == self._content:
             return
@@ -124,7 +124,7 @@ class CursorJournal:
             self._log.require_continuity()
             log_id, now = self._start.log_id, utc(time.time_ns())
             move_cursor(self._log.root, route, group, sequence, log_id=log_id, disk=self._disk, now=now)
-        except Refused:  # moved at this moment
+        except Refused:  # moved concurrently
             self.require_place()
             if self._owner.last_done > self._cursor:
                 raise

@@ -1,8 +1,8 @@
-"""Window of a work group: the state and tries of each record between the ack floor and the newest record read.
+"""Window of a work group: state and tries of each record between the ack floor and the newest record read.
 
 Each sequence takes two bytes, in pages; a page is dropped once all of its records are done. Memory depends on the
 number of pages with gaps, not on the number of acknowledged records. Sequences of other routes count as done. Methods
-work on runs of records, not on single ones, because a Python step per record would be too slow.
+work on runs rather than single records, because Python code per record would be too slow.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES))
 
 
 class _Page:
-    """``PAGE_RECORDS`` consecutive sequences. ``leases`` is one number for all records that are out, or one each."""
+    """``PAGE_RECORDS`` consecutive sequences. ``leases`` is one number for all leased records, or one each."""
 
     __slots__ = ("leases", "open", "queued", "states", "tries")
 
@@ -86,7 +86,7 @@ class _Page:
         self.leases[low:high] = numbers
 
     def held(self, first: int) -> Iterator[tuple[int, Run]]:
-        """Return runs of equal leases if all open records are out; a run may span done records."""
+        """Return runs with equal leases if all open records are out; a run may span done records."""
         assert not isinstance(self.leases, int)
         low = 0
         for lease, same in groupby(self.leases):
@@ -99,7 +99,7 @@ class _Page:
 class Window:
     """Records of one route above ``floor``, the ack floor.
 
-    ``end`` is the first sequence that has not been read; ``open`` counts the records that are not done.
+    ``end`` is the first unread sequence; ``open`` is the number of records that are not done.
     """
 
     def __init__(self, floor: int) -> None:
@@ -110,7 +110,7 @@ class Window:
         self._free: list[int] = []  # a heap of numbers of pages
 
     def append(self, run: Run) -> None:
-        """Append records after all others; the sequences in between belong to other routes."""
+        """Append records at the end; skipped sequences belong to other routes."""
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None:
@@ -136,7 +136,7 @@ class Window:
 
     @property
     def next_is_free(self) -> bool:
-        """True if the first record that is not done is free, and no later one is leased."""
+        """True if the first open record is free and no later one is leased."""
         if self.state(self.floor + 1) is not State.FREE:
             return False
         return all(State.OUT not in page.states for page in self._pages.values())
@@ -163,7 +163,7 @@ class Window:
         return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE_RECORDS]
 
     def leases_of(self, run: Run) -> list[tuple[int, int]]:
-        """Return pairs of a lease and a record count, in order; none unless all records of the run are out."""
+        """Return pairs of lease and record count, in order; none unless all records of the run are out."""
         found: list[tuple[int, int]] = []
         if run.first <= self.floor or run.last >= self.end:
             return found
@@ -178,7 +178,7 @@ class Window:
         return found
 
     def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
-        """Return the parts of a run that are out, with their leases, in order."""
+        """Return the leased parts of a run, with their leases, in order."""
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None:
@@ -194,7 +194,7 @@ class Window:
                     first = last + 1
 
     def holdings(self) -> Iterator[tuple[int, Run]]:
-        """Return all runs that are out, with their leases, in order; a run may span done records."""
+        """Return all leased runs, with their leases, in order; a run may span done records."""
         for number, page in self._pages.items():
             out, first = page.states.count(State.OUT), number * PAGE_RECORDS
             if out < page.open:
@@ -205,7 +205,7 @@ class Window:
                 yield from page.held(first)
 
     def deliver(self, run: Run, leases: array[int]) -> bytes:
-        """Mark open records as out by these leases, and return their new numbers of tries."""
+        """Mark open records as leased under these leases; return their new tries."""
         every = []
         for number, low, high in _parts(run):
             page = self._pages[number]
@@ -223,7 +223,7 @@ class Window:
                     yield Run(number * PAGE_RECORDS + found.start(), number * PAGE_RECORDS + found.end() - 1)
 
     def hold(self, run: Run, lease: int) -> int:
-        """Mark the open records of a run as out by ``lease`` without counting a try; return their number."""
+        """Mark the open records of a run as leased under ``lease`` without counting a try; return their number."""
         held = 0
         for number, low, high in _parts(run):
             page = self._pages.get(number)
@@ -234,7 +234,7 @@ class Window:
         return held
 
     def set(self, run: Run, state: State) -> None:
-        """Set the state of open records to one other than DONE and OUT; their tries stay."""
+        """Set the state of open records, except to DONE or OUT; tries stay unchanged."""
         for number, low, high in _parts(run):
             page = self._pages[number]
             page.states[low:high] = bytes([state]) * (high - low)
@@ -265,7 +265,7 @@ class Window:
             self._advance()
 
     def first_free(self, records_max: int = 1) -> Run | None:
-        """Return the first run of free records, or None. It may cross into the next page below ``records_max``."""
+        """Return the first run of free records, or None. If below ``records_max``, it may cross into the next page."""
         while self._free:
             number = self._free[0]
             page = self._pages.get(number)
@@ -289,12 +289,12 @@ class Window:
                 yield Run(base + found.start(), base + found.end() - 1)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Return the first sequence and the tries of each page with open records; the tries of done ones are 255."""
+        """Return the first sequence and the tries of each page with open records; done records have 255 tries."""
         for number, page in self._pages.items():
             yield number * PAGE_RECORDS, bytes(page.tries)
 
     def put_page(self, first: int, tries: bytes) -> None:
-        """Append a page returned by :meth:`pages`; its open records are free."""
+        """Append a page from :meth:`pages`; its open records become free."""
         page = self._pages[first // PAGE_RECORDS] = _Page()
         page.states[:], page.tries[:] = tries.translate(_STATES_OF), tries
         page.open = PAGE_RECORDS - page.states.count(State.DONE)
@@ -302,7 +302,7 @@ class Window:
         self._queue(first // PAGE_RECORDS, page, State.FREE)
 
     def count_try(self, run: Run) -> None:
-        """Count one more delivery of open records that have returned since."""
+        """Count another delivery of open records that have since come back."""
         for number, low, high in _parts(run):
             if (page := self._pages.get(number)) is not None:
                 page.tries[low:high] = page.tries[low:high].translate(_ONCE_MORE)
@@ -323,7 +323,7 @@ class Window:
 
 
 def _parts(run: Run) -> list[tuple[int, int, int]]:
-    """Split a run by pages, into the number of the page and the bounds within it."""
+    """Split a run by pages into page number and bounds within the page."""
     first, behind = run.first, run.last + 1
     parts = []
     while first < behind:
