@@ -53,7 +53,7 @@ class _Thread:
         return await asyncio.shield(self.start(call, *args, **kwargs))  # otherwise a queued call would never start
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Start a call behind those already queued."""
+        """Queue a call."""
         return asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
 
     @property

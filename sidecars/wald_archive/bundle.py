@@ -318,7 +318,7 @@ class Bundle:
 
     Attributes:
         bytes, sha256: size and digest of the file; ``tar_sha256``: digest of the tar in it.
-        runs: lengths of the runs of sequences after ``after`` that are absent, present, and so on in turn.
+        runs: lengths of alternating runs of absent and present sequences after ``after``.
         frames: size of each compressed frame in the file and in the tar.
     """
 

@@ -90,11 +90,12 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @json_option
 @stdout_is_a_report
 def pack(root: Path, routes: tuple[str, ...], **settings: Any) -> None:
-    """Archive all records of each ROUTE that the group has not processed, then move its cursor.
+    """Archive the records that the group has not processed.
 
-    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with a sha256 file, and a
-    manifest. Everything is read back before the cursor moves. An interrupted run is finished first, with its own sizes
-    and codec. Nothing at the destination is ever overwritten.
+    All such records of each ROUTE are packed, then the group's cursor moves. Each run makes a BagIt bag at
+    DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with a sha256 file, and a manifest. Everything is read back
+    before the cursor moves. An interrupted run is finished first, with its own sizes and codec. Nothing at the
+    destination is ever overwritten.
     """
     from wald_archive.pack import pack_routes
 
@@ -109,11 +110,11 @@ def pack(root: Path, routes: tuple[str, ...], **settings: Any) -> None:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None, as_json: bool) -> int:
-    """Read every byte at each DEST, verify it against the manifests, and change nothing.
+    """Verify every byte at each DEST; change nothing.
 
-    Several DESTs are verified together: a bundle may follow one at another DEST. With --root, every bundle that the
-    log's ledger records must be there, too. It prints one line for each finding; the exit code is 4 if anything is
-    wrong.
+    Everything is checked against the manifests. Several DESTs are verified together: a bundle may follow one at another
+    DEST. With --root, every bundle that the log's ledger records must be there, too. It prints one line for each
+    finding; the exit code is 4 if anything is wrong.
     """
     from wald_archive.verify import report_findings
 
@@ -157,11 +158,12 @@ def restore(
     form: str,
     as_json: bool,
 ) -> None:
-    """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
+    """Write archived records to stdout, or create a log from them.
 
-    The digest of a bundle is checked before any of its records is written. If the archive does not cover the range from
-    --from to --to (without --to: to the last record in the ledger of --root), the records that it has are written, and
-    the exit code is 3.
+    The records of ROUTE in the archive DEST are written as `wald read` would write them; no log is needed. The digest
+    of a bundle is checked before any of its records is written. If the archive does not cover the range from --from to
+    --to (without --to: to the last record in the ledger of --root), the records that it has are written, and the exit
+    code is 3.
 
     With --into the records become a new log, with the sequences and times that they had. It has a new id; cursors and
     the senders of records are not in an archive. `wald where N` shows which sequences are in no bundle.

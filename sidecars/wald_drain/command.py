@@ -61,7 +61,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     count_max=1_000_000,
     help_text="The maximum number of records for one run of the command.  [default: 1000; with --workers: 1]",
 )
-@count_option("--workers", count_max=1000, help_text="The number of commands at a time, each with different records.")
+@count_option("--workers", count_max=1000, help_text="The number of commands that run at once, with different records.")
 @click.option(
     "--order",
     type=click.Choice(["log", "key"]),
@@ -73,7 +73,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @duration_option(
     "--time-limit",
     None,
-    "End a run of the command that takes longer; counts as a failed try.",
+    "Stop the command if it runs longer; that counts as a failed try.",
     seconds_min=0.001,
     days_max=30,
 )
@@ -113,9 +113,9 @@ def feed(
     metrics: str | None,
     socket: Path | None,
 ) -> None:
-    """Feed the records of ROUTE after the group's cursor to COMMAND, one batch at a time.
+    """Feed the records of ROUTE to COMMAND, one batch at a time.
 
-    COMMAND gets each batch on its stdin, as one file. If it exits 0, the cursor moves
+    Starts after the group's cursor. COMMAND gets each batch on its stdin, as one file. If it exits 0, the cursor moves
     past the batch. Otherwise it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the failing
     record is alone. That record is retried after 0.1 s, 0.2 s, 0.4 s and so on, up to every 30 s, until it succeeds.
     With --tries N, the record goes to the dead-letter route after N tries, with headers that name its origin and the
@@ -167,10 +167,11 @@ def feed(
 @socket_option
 @stdout_is_a_report
 def redrive(root: Path, route: str, group: str, socket: Path | None) -> None:
-    """Append the dead letters of ROUTE (dead_letter) after the group's cursor to their original routes again.
+    """Append dead letters to their original routes again.
 
-    Each is appended once to the route that its headers name, with its value, key, event time and headers as before. It
-    is a new record there, which every group of that route gets. Then the cursor moves.
+    Reads ROUTE (dead_letter if not given) after the group's cursor. Each dead letter is appended once to the route that
+    its headers name, with its value, key, event time and headers as before. There it is a new record, which every
+    group of that route gets. Then the cursor moves.
     """
     from wald.log import Log
     from wald.loop import stop_on_signals

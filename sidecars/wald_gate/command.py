@@ -105,7 +105,7 @@ def token() -> None:
     """
 
 
-_tokens_option = click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The file.")
+_tokens_option = click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The token file.")
 
 
 @token.command(
@@ -130,11 +130,13 @@ _tokens_option = click.option("--tokens", type=click.Path(path_type=Path), requi
     metavar="ROUTE[/GROUP]",
     help="A group that the client may work for and whose cursor it may move; without GROUP: all. Repeatable.",
 )
-@click.option("--admin", is_flag=True, help="Allow the client everything.")
+@click.option("--admin", is_flag=True, help="Grant the client all rights.")
 @click.option("--user", default="", help="Identify the client as this user on the unix socket.")
 @click.option("--certificate", default="", metavar="NAME", help="Identify the client by a certificate with this name.")
 def add_token(name: str, tokens: Path, admin: bool, user: str, certificate: str, **patterns: tuple[str, ...]) -> None:
-    """Add a client, and print its token, which is not stored: the file has only its SHA-256.
+    """Add a client and print its token.
+
+    The token is not stored: the file has only its SHA-256.
 
     A client that works for a group leases its records, acknowledges them and moves its cursor. wald-reclaim may delete
     records that every group has passed. Without --read, --write, --work and --admin a client may read /metrics, the

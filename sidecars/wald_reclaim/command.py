@@ -48,13 +48,13 @@ _CENTURY = 36_600  # days
     days_max=_CENTURY,
 )
 @size_option(
-    "--max-bytes", None, "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit."
+    "--max-bytes", None, "Delete read segments while the complete ones exceed this; log_max_bytes. 0: no limit."
 )
 @count_option("--max-records", count_min=0, hidden=True, help_text="The same in records; log_max_records. 0: no limit.")
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
-    help="expire: delete records beyond a limit even if unread, except of routes with keep. LOSES DATA. "
+    help="expire: delete records beyond a limit even if unread, except in routes with keep. LOSES DATA. "
     "keep: delete no unread record, regardless of the file.  [default: the file, else keep]",
 )
 @click.option(
@@ -73,7 +73,7 @@ _CENTURY = 36_600  # days
 @click.option(
     "--shrink-pinned",
     is_flag=True,
-    help="Reduce a sealed segment that is kept only for its unread records to those, if that frees at least half.",
+    help="Rewrite a sealed segment that is kept only for unread records to just those, if that frees at least half.",
 )
 @metrics_option
 @json_option

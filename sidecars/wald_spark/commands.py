@@ -51,7 +51,7 @@ roots_option = click.option(
     multiple=True,
     metavar="DIR",
     callback=_roots,
-    help="A log; export and compact also take shipped segments. * ? [ ] match several. Repeatable.  [env: WALD_ROOT]",
+    help="A log or, except for audit, shipped segments; * ? [ ] are wildcards. Repeatable.  [env: WALD_ROOT]",
 )
 # It gets ``out``, an absolute path, and ``routes``, sorted, or None for all.
 table_options = _all(

@@ -47,10 +47,8 @@ _STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 @click.option(
     "--jsonl", is_flag=True, help="Each line is a JSON object: value, and optionally key, time, not_before, headers."
 )
-@duration_option(
-    "--delay", None, "Deliver each record to workers this long after it is sent, not before.", days_max=3650
-)
-@due_option("--at", "--delay", "Deliver records to workers at this time, not before; a past time means at once.")
+@duration_option("--delay", None, "Do not deliver a record to workers until this long after it is sent.", days_max=3650)
+@due_option("--at", "--delay", "Do not deliver records to workers before this time; a past time means at once.")
 @duration_option(
     "--retry-for", "30s", "How long to wait for a daemon to come back; if none runs at the start, 2s unless given."
 )
@@ -74,8 +72,8 @@ def append(
 
     Prints FIRST LAST, the sequences of the records that became durable, or nothing if there are none. Records of other
     producers may lie between them. The exit code is 0 only if every record is durable. If a line cannot be sent, the
-    lines before it become durable, and no line after it is sent (2). If the daemon does not come back, stderr says how
-    many records are durable, and how many may be (6, or 7 if its disk is full).
+    lines before it become durable, and no line after it is sent (exit code 2). If the daemon does not come back,
+    stderr says how many records are durable, and how many may be (exit code 6, or 7 if its disk is full).
 
     With --jsonl, value is a string (or any other JSON, even null, whose text is stored unchanged) or value_hex, key is
     a string or key_hex, time is like 2026-11-21T10:00:00Z or ns since 1970, headers is an object of strings; the output
@@ -87,7 +85,7 @@ def append(
 
     With --wait-processed the command ends once the group has processed all records: its cursor has passed them, or its
     workers have acknowledged them; dead letters count as processed. If that does not happen in time, the records are
-    durable nevertheless, and the exit code is 15. If the route has no such group, nothing is sent (3).
+    durable nevertheless, and the exit code is 15. If the route has no such group, nothing is sent (exit code 3).
     """
     if jsonl and key_separator is not None:
         raise InvalidInput("--jsonl and --key-separator are mutually exclusive", hint="wald append --help")

@@ -245,7 +245,7 @@ _LINES = 500  # written at once
 def history(root: Path, since: datetime | None, until: datetime | None, route: str | None, as_json: bool) -> int:
     """Show what happened to a log: cuts, seals, deletions, losses, archives, crashes, clock steps.
 
-    Each deletion is checked by its line in ledger/reclaim.jsonl: for each route the cursors had reached its last
+    Each deletion is checked against its line in ledger/reclaim.jsonl: for each route the cursors had reached its last
     record, or the route was retired, or a limit let unread records expire, which are counted. The line must agree with
     the one that was written when the segment was sealed. The chain of the ledgers is checked for all lines read.
 

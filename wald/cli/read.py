@@ -68,7 +68,7 @@ _OBJECTS = 1000  # JSON objects in one write
 )
 @click.option("-f", "--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
-@click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
+@click.option("--commit", is_flag=True, help="Move the group's cursor once the records have been written to stdout.")
 @click.option(
     "--on-missing",
     hidden=True,

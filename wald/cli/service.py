@@ -131,7 +131,7 @@ def cut(root: Path, socket: Path | None, as_json: bool) -> None:
 
 @click.group()
 def clock() -> None:
-    """Restart append times after the clock was far ahead."""
+    """Recover from a clock that was far ahead."""
 
 
 @clock.command(cls=Command, epilog=examples("wald clock step", "wald clock step --json"))
@@ -140,7 +140,9 @@ def clock() -> None:
 @json_option
 @stdout_is_a_report
 def step(root: Path, socket: Path | None, as_json: bool) -> None:
-    """Record a clock step: the next records get their append times from the clock again.
+    """Record a clock step, after the clock was corrected.
+
+    The next records get their append times from the clock again.
 
     While the clock was far ahead, records got append times in the future, and all later records get the last of them
     until the clock has caught up. Correct the clock first. Sequences and records do not change; look-ups by time treat
@@ -161,7 +163,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 @click.command(epilog=examples("wald hold --all", "wald hold access orders"))
 @click.argument("routes", nargs=-1, metavar="[ROUTE...]")
 @root_option
-@click.option("--all", "every", is_flag=True, help="Every FIFO, including those that are created later.")
+@click.option("--all", "every", is_flag=True, help="Hold every FIFO, including those created later.")
 @stdout_is_a_report
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     """Hold FIFOs open, without reading, until SIGTERM or SIGINT; SIGHUP is ignored.
@@ -223,7 +225,7 @@ def route() -> None:
 @root_option
 @json_option
 def list_(root: Path, as_json: bool) -> None:
-    """List routes with their last sequence, and for each group its cursor and its lag.
+    """List routes, and the cursor and lag of each group.
 
     LAG is the number of records of the route that the log has and the group has not processed.
     """
@@ -256,7 +258,7 @@ def list_(root: Path, as_json: bool) -> None:
 def add(
     root: Path, socket: Path | None, route: str, fifo: bool, mode: int | None, consumers: str | None, as_json: bool
 ) -> None:
-    """Create a route, or reactivate a retired one; through the daemon if one runs."""
+    """Create a route, or reactivate a retired one. Uses the daemon if one runs."""
     if mode is not None and not fifo:
         hint = command_line(root, f"route add {route} --fifo --mode {mode:04o}")
         raise InvalidInput("--mode needs --fifo", hint=hint)
@@ -284,7 +286,7 @@ def add(
 @json_option
 @stdout_is_a_report
 def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
-    """Stop accepting records for a route; its cursors no longer keep wald-reclaim from deleting."""
+    """Stop accepting records for a route. Its cursors no longer keep wald-reclaim from deleting."""
     here = Root(root)
     read_identity(here)
     here.require_route(route)

@@ -45,7 +45,7 @@ def status(
     during: float | None,
     as_json: bool,
 ) -> int:
-    """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk is full.
+    """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk will be full.
 
     The exit code is 0 if all is well (the last line is OK), 14 if there are warnings, 13 if something fails (the disk
     is full, a segment cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the

@@ -46,7 +46,7 @@ _SAMPLED = b"\0"
 @duration_option("--interval", "1s", "The time between two samples of the head.")
 @click.option("--once", is_flag=True, help="Print one screen as plain text; the default if stdout is not a terminal.")
 def top(root: Path, interval: float, once: bool) -> None:
-    """Watch the log: its segments, its routes, which group pins which segments, and when the disk is full.
+    """Watch the log: its segments, its routes, which group pins which segments, and when the disk will be full.
 
     IN/S and OUT/S are the records per second that a route receives and a group processes. LAG is counted in records of
     the route; OLDEST is how long the first of them has been waiting. If there are very many segments, they are read

@@ -204,7 +204,7 @@ def encode_values(
             )
         if column is not None and len(column) != len(values):
             raise InvalidInput(
-                f"the lengths differ: values has {len(values)}, {name} has {len(column)}",
+                f"values has {len(values)} entries, but {name} has {len(column)}",
                 case="unequal-lengths",
                 name=name,
             )

@@ -163,13 +163,13 @@ class Deliveries:
             self._finish(run)
 
     def hold(self, run: Run, worker: str, *, until_ns: int) -> None:
-        """Lease the open records of a run to ``worker``, whoever has them, without counting a try."""
+        """Lease the open records of a run to ``worker`` even if others have them, without counting a try."""
         number = self._leases.number(worker, until_ns, until_ns)
         self._uncount(run)
         self._leases[number].left += self.window.hold(run, number)
 
     def take_back(self, run: Run) -> None:
-        """Return the leased records of a run to the group, whoever has them."""
+        """Give back the leased records of a run, regardless of their worker."""
         for _, part in list(self.window.leases_in(run)):
             self._uncount(part)
             self._give_back(part)

@@ -135,7 +135,7 @@ class Groups:
             elif not (rivals := self._rivals(route, group)):
                 return self._open(route, group)
             elif not await self._make_room(rivals):
-                share = f"for route {route} it may be half of {self._groups_max}"
+                share = f"those of route {route} may be half of {self._groups_max}"
                 message = f"this gate already hosts {len(rivals)} groups; {share}"
                 hint = "try again once one of them is no longer used"
                 raise HttpError(503, "too-many-groups", message, hint=hint, headers=_RETRY)

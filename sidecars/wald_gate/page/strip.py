@@ -86,7 +86,7 @@ class Strip:
     head_x: float | None = None
 
     def at(self, sequence: int) -> float:
-        """Return the position of the end of a record."""
+        """Return the x position of a record's end."""
         number = bisect_right(self.drawn, sequence, key=lambda each: each.piece.first) - 1
         if number < 0:
             return self.drawn[0].x if self.drawn else 0.0

@@ -63,7 +63,7 @@ def expander(encoding: str) -> Expand:
 
 
 class TextLines:
-    """Divides a text into lines, each of which is a record; the last one may lack its newline.
+    """Divides text into lines, one per record; the last one may lack its newline.
 
     With ``bare``, each JSON value of the body is the value of a record. Long lines are parsed in separate threads,
     because the gate connects to the daemon in asyncio's threads.

@@ -1,4 +1,4 @@
-"""``wald doctor``: which promises hold on this directory and host, and what to type if one does not.
+"""``wald doctor``: which promises hold on this directory and host, and what to do if one does not.
 
 command      the command line, and one record sent through the log
 examination  all checks, run within a time limit

@@ -52,7 +52,7 @@ _EXPLAIN_SECONDS = 1.2  # for the client to determine why the daemon does not an
 def doctor(
     root: Path, config_path: Path | None, socket: Path | None, canary: bool, timeout: float | None, as_json: bool
 ) -> int:
-    """Report which promises hold on this directory and this host, and what to type if one does not.
+    """Report which promises hold on this directory and this host, and what to do if one does not.
 
     The directory may be a log, with or without a running daemon, or one that does not exist yet. The checks run in a
     scratch directory inside it, which is removed. The exit code is 0 if nothing is wrong, 13 if a check failed, 14 if
