@@ -115,12 +115,11 @@ def feed(
 ) -> None:
     """Feed the records of ROUTE to COMMAND, one batch at a time.
 
-    Starts after the group's cursor. COMMAND gets each batch on its stdin, as one file. If it exits 0, the cursor moves
-    past the batch. Otherwise it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the failing
-    record is alone. That record is retried after 0.1 s, 0.2 s, 0.4 s and so on, up to every 30 s, until it succeeds.
-    With --tries N, the record goes to the dead-letter route after N tries, with headers that name its origin and the
-    reason, and the cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records
-    again later.
+    Starts after the group's cursor. COMMAND gets each batch on its stdin. If it exits 0, the cursor moves past the
+    batch. Otherwise it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the failing record is
+    alone. That record is retried after 0.1 s, 0.2 s, 0.4 s and so on, up to every 30 s, until it succeeds. With --tries
+    N, the record goes to the dead-letter route after N tries, with headers that name its origin and the reason, and the
+    cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
 
     With --time-limit 5m, a COMMAND that runs longer gets SIGTERM, and SIGKILL 10 s later, together with its process
     group; that counts as a failed try, regardless of its exit code.

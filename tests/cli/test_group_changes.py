@@ -232,9 +232,9 @@ def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
 INVALID_REQUESTS = [
     (b"garbage", b""),
     (b"{" * 50_000, b""),
-    (b"[]", b"does not know this request"),
-    (b'{"do": "remove everything"}', b"does not know this request"),
-    (b'{"do": "skip", "first": "1", "last": null}', b"does not know this request"),
+    (b"[]", b"does not support this request"),
+    (b'{"do": "remove everything"}', b"does not support this request"),
+    (b'{"do": "skip", "first": "1", "last": null}', b"does not support this request"),
     (b'{"do": "release", "worker": ""}', b"must be text"),
 ]
 

@@ -40,7 +40,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "What would a repair": (0, (r"OK",)),
     "Is the archive whole": (0, (r"OK",)),
     "How do I get archived": (0, (r"^one\ntwo\nthree$",)),
-    "How do I make a log of": (0, (r"^web: 3 records\n", r"records 1 to 3 of log", r"not in an archive: the cursors")),
+    "How do I make a log of": (0, (r"^web: 3 records\n", r"records 1 to 3 of log", r"not in an archive: cursors")),
     "What is this file": (0, (r"is +the head", r"delete it\? +no: ")),
     "Which promises": (14, (r"warn",)),
 }

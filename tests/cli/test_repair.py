@@ -117,7 +117,9 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
     shown = json.loads(output_of("cursor", "show", "a", "--json", "--root", log))
     assert (shown["lag_records"], shown["lost_records"]) == (3, 3)
-    assert b"up to 3 records after the first of these were given up" in output_of("cursor", "show", "a", "--root", log)
+    assert b"up to 3 records after the first one, given up by a repair" in output_of(
+        "cursor", "show", "a", "--root", log
+    )
     (event,) = (line for line in output_of("history", "--root", log).decode().splitlines() if " repaired " in line)
     assert re.search(r"segment 4: .*; no record in it was intact; .*; the old file is quarantine/0{19}4\.wal\.", event)
     done = wald("where", "--since", "1h ago", "--route", "a", "--root", log)
