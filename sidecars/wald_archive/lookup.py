@@ -285,7 +285,7 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Bun
         try:
             manifest = decode_manifest(b"".join(destination.read(name)))
         except FileNotFoundError:
-            continue  # an interrupted run, of which nothing is acknowledged
+            continue  # an interrupted run, which has acknowledged nothing
         except BadManifest as error:
             raise _damaged(destination, name, str(error)) from error
         found += [(manifest, entry) for entry in manifest.entries]

@@ -6,7 +6,7 @@
                   "earliest": …, "earliest_ns": …, "latest": …, "latest_ns": …, "parts": […],
                   "bytes": …, "sha256": …, "tar_sha256": …, "previous": {"bundle": …, "sha256": …} or null}]}
 
-There is one way to write it, so a changed byte shows even if the JSON stays well-formed. The other files of a bag
+There is only one valid encoding, so any changed byte is found even if the JSON stays valid. The other files of a bag
 (those of BagIt, RFC 8493, the digests, and a page to read) follow from it, so they can be compared byte for byte.
 """
 
@@ -33,7 +33,7 @@ class BadManifest(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """Bundle that another one follows, in the same bag or in the previous one."""
+    """Predecessor of a bundle, in the same bag or in the previous one."""
 
     bundle: str
     sha256: str
@@ -41,7 +41,7 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """Bundle and the one before it."""
+    """A bundle and its predecessor."""
 
     bundle: Bundle
     previous: Previous | None

@@ -147,7 +147,7 @@ def _processed_in_order(file: StateFile) -> tuple[tuple[int, int], int, int] | N
 
 
 _PORTION_MAX_BYTES = 8 << 20  # of values, so that every lease fits into memory
-_WAIT_SECONDS = 0.2  # for a record, between two looks at whether drain is over
+_WAIT_SECONDS = 0.2  # for a record, between two checks of whether drain is over
 _LONG_SECONDS = 60.0  # after which a full disk is another one
 _NAMED = 5  # processes, of many workers
 _LEFT = b"wald-drain: interrupted; running commands continue, and the next start waits for them\n"
@@ -259,7 +259,7 @@ def _work(shared: Shared, runners: Sequence[Runner]) -> None:
 
 
 class _Leases:
-    """Distributor of records to workers until the drain is over."""
+    """Distributes records to workers until the drain is over."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared, self._context = shared, shared.context

@@ -406,7 +406,7 @@ def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Met
     yield Metric("wald_drain_run_seconds", "histogram", meaning, labels, {values: counts.run_seconds})
     since = counts.failing_since  # written by another thread
     failing = max(0.0, now - since) if since else 0.0
-    meaning = "Time that the command has failed on the next records"
+    meaning = "Time for which the command has been failing on the next records"
     yield Metric("wald_drain_failing_seconds", "gauge", meaning, labels, {values: failing})
     succeeded: Samples = {values: counts.succeeded_ns / 1e9} if counts.succeeded_ns else {}
     meaning = "Time of the last successful run"

@@ -166,7 +166,7 @@ async def _describe(_: Call) -> Response:
     return Response(_description(), media_type=JSON)
 
 
-@cache  # every client may ask for it, and making it takes some milliseconds
+@cache  # every client may request it, and making it takes some milliseconds
 def _description() -> bytes:
     return encoded(document(VERBS))
 

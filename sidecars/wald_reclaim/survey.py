@@ -342,7 +342,7 @@ class Survey:
         except Misplaced as error:  # the ledger's line is about another file
             return Decision(segment, Verdict.UNREADABLE, stored_bytes, message=str(error), keeps_name=True)
         verdict = recorded.verdict if recorded is not None else Verdict.READ
-        must_count = recorded is not None and recorded.lost  # what is lost is counted again
+        must_count = recorded is not None and recorded.lost  # lost records are counted again
         is_unpinned = base in self._unpinned and not must_count and not self._limits.require_archived
         pin, entry, message = None, None, ""
         if is_sealing:

@@ -96,7 +96,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         yield f"\nWhat one route alone pins: {named}{more}."
     if sizes["pinned"]:
         shrinking = command_line(log.root.path, "--shrink-pinned", program="wald-reclaim")
-        yield f"\nA sealed segment of which few records are unread can be rewritten to those:\n  {shrinking}"
+        yield f"\nA sealed segment with few unread records can be rewritten to just those:\n  {shrinking}"
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     for pin in backlog.handovers:

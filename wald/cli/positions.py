@@ -65,7 +65,7 @@ def head(root: Path, as_json: bool) -> None:
     help="Check only this route.",
 )
 @time_option("--since", "Check the records appended at or after this time.")
-@time_option("--until", "Check only records appended before this time.  [default: now]")
+@time_option("--until", "Check the records appended before this time.  [default: now]")
 @json_option
 def where(
     root: Path, sequence: int | None, route: str | None, since: datetime | None, until: datetime | None, as_json: bool

@@ -61,7 +61,7 @@ def _tables() -> Iterator[tuple[str, list[Setting]]]:
 )
 @root_option
 @config_option("A TOML file of settings.")
-@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
+@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also read lines from stdin, and stop at its end.")
 @click.option(
     "--check", "only_check", is_flag=True, help="Only check the settings and that the root is or can be a log."
 )
@@ -91,7 +91,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
 
 @click.command(epilog=examples("wald metrics", "wald metrics --needed-bytes 1GiB > wald.prom"))
 @root_option
-@size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, the daemon takes no input.")
+@size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, no input is accepted.")
 def metrics(root: Path, needed_bytes: int) -> None:
     """Print Prometheus metrics from the directory: segments, groups, lag, growth, times of the last runs.
 

@@ -85,7 +85,7 @@ class Rights:
             # The time of the look-up reveals nothing about known tokens, because a client cannot choose a digest.
             digest = digest_of(authorization[len(_SCHEME) :].strip())
             if (found := self._clients.get(("sha256", digest))) is None:
-                raise _unknown("the token is not known")
+                raise _unknown("unknown token")
             return found
         if user is not None:
             return self._of_user(user)
@@ -135,7 +135,7 @@ class Admission:
         """Raise HttpError 403 if the client does not have a right on the route and the group in the path."""
         route, group = request.path_params.get("route"), request.path_params.get("group")
         if not client.may(right, route, group):
-            message = f"{client.name} may not do this: it needs {right.of(route, group)}"
+            message = f"{client.name} may not do this: the client needs {right.of(route, group)}"
             hint = "the file of --tokens lists the rights of each client"
             raise HttpError(403, "not-permitted", message, hint=hint)
 

@@ -46,7 +46,7 @@ def _record(record: Record, tries: int) -> LeasedRecord:
     if headers is not None:
         try:
             found.headers = _headers.decode(headers)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # not what producers are asked for
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not the options of producers
             found.headers, found.headers_base64 = _text(headers)
     if event_time_ns is not None:
         found.event_time_ns = event_time_ns

@@ -311,7 +311,7 @@ class Newest:
         self._next = 0  # the record behind those that were read, to begin with after an error
         self._onward: Generator[Batch | int | None] | None = None  # keeps the pieces of records that have not ended
         self._notes: list[str] = []
-        self._rows: dict[int, Row] = {}  # in the order in which they have ended
+        self._rows: dict[int, Row] = {}  # in the order in which they ended
 
     def read_on(self) -> Excerpt:
         """Read new durable records; if there are many, decode the last ones and count the others."""
