@@ -147,7 +147,7 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: 
 
 
 class Handovers:
-    """Handovers of one consumer, for the holder of its file; ``report`` gets a line for each."""
+    """Handovers of one consumer; requires its handover file. ``report`` gets a line for each."""
 
     def __init__(self, consumer: Consumer, file: HandoverFile, *, daemon: Path, report: Callable[[str], None]) -> None:
         self._consumer, self._file, self._daemon, self._report = consumer, file, daemon, report

@@ -120,7 +120,7 @@ class Admission:
 
     def __init__(self, rights: Rights, log_id: bytes) -> None:
         self._rights = rights
-        self._name = f"wald-{log_id.hex()[:12]}"  # of the cookie, which a browser sends to every port of a machine
+        self._name = f"wald-{log_id.hex()[:12]}"  # of the cookie; browsers ignore the port
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()  # monotonic times of unknown tokens, by address
 

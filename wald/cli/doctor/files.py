@@ -271,7 +271,7 @@ class Allocation(Facts):
             message = f"{self.type} copies on write, so allocated space may still run out; the daemon then waits"
             return warn(message, f"keep free_space_min large; on btrfs chattr +C on an empty {paths.at}")
         if self.allocated_bytes < self.asked_bytes:
-            return warn(f"of {asked}, {self.type} allocated only {format_bytes(self.allocated_bytes)}", _LOCAL_DISK)
+            return warn(f"{self.type} allocated only {format_bytes(self.allocated_bytes)} of {asked}", _LOCAL_DISK)
         return ok(f"allocated {asked}, which stay writable when the disk is full")
 
 

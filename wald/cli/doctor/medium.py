@@ -282,7 +282,7 @@ class Space(Facts):
         seconds = self.full_in_seconds
         outlook = "" if seconds is None or seconds > _YEAR else f"; full in {format_seconds(seconds)}"
         if self.free_bytes < self.needed_bytes:
-            smaller = f"df -h {paths.at}; or a smaller free_space_min and segment_max_bytes"
+            smaller = f"df -h {paths.at}; or use a smaller free_space_min and segment_max_bytes"
             remedy = f"{paths.wald} explain; df -h {paths.at}" if pinned else smaller
             return fail(f"{free} free, but the daemon needs {needed} to accept input{pinned}", remedy)
         if seconds is not None and seconds < _DAY:
