@@ -136,7 +136,7 @@ def spark_bundles(
     on_record: Callable[[int], None],
 ) -> Iterator[Bundle]:
     """Make the bundles of a run on Spark; ``spark`` is called only if there is a bundle to make."""
-    from wald_spark.progress import run_tasks  # needs PySpark, unlike the check for it
+    from wald_spark.progress import run_tasks  # needs PySpark, unlike the check for PySpark
 
     location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
     view = location.view()

@@ -303,9 +303,7 @@ class Progress:
         if (stamp := _stamp(self._file.path)) != self._journal_stamp:
             self._snapshot = None
             with suppress(FileNotFoundError, Damaged):
-                _, lines, _ = read_of_group(
-                    self._file, self.log.identity.log_id
-                )  # of a damaged journal, the valid lines
+                _, lines, _ = read_of_group(self._file, self.log.identity.log_id)  # the valid ones, if it is damaged
                 self._snapshot = GroupSnapshot(self._file.path, lines, self._floor, time.time_ns())
             self._journal_stamp = _settled(stamp)
             self._unsynced.add(self._file.path)
