@@ -19,10 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from workgroup_history import Notes
+from workgroup_oracle import Notes
 
-import wald
-from wald.format.records import NOT_BEFORE
 from wald.work import journal
 from wald.work.group import WorkGroup
 
@@ -47,36 +45,23 @@ class Owner:
             max_tries=options["max_tries"],
         )
 
-    def call(
-        self,
-        kind: str,
-        worker: str,
-        sequences: tuple[int, ...] = (),
-        seconds: float = 0.0,
-        limit: int = 1,
-        reason: str = "",
-    ) -> list[tuple[int, int, str | None, int, int]]:
+    def call(self, kind: str, worker: str, *what: Any, **options: Any) -> list[tuple[int, int, str | None, int]]:
         """Call a method of the group; return what a lease has delivered."""
-        number = next(self._numbers)
-        told = {"seconds": seconds, "reason": reason, "sequences": sequences}
-        self._notes.write(call=number, kind=kind, worker=worker, at_ns=time.monotonic_ns(), **told)
-        given, answer = [], dict[str, Any]()
-        match kind:
-            case "lease":
-                got = self.work.lease(worker, limit, lease_for=seconds, wait=0.5)
-                given = answer["given"] = [_given(delivery.record, delivery.tries) for delivery in got]
-            case "ack":
-                answer["refused"] = [each.sequence for each in self.work.ack(worker, sequences)]
-            case "nack":
-                refused = self.work.nack(worker, sequences, delay=seconds, reason=reason)
-                answer["refused"] = [each.sequence for each in refused]
-            case "extend":
-                refused = self.work.extend(worker, sequences, lease_for=seconds)
-                answer["refused"] = [each.sequence for each in refused]
-            case "release":
-                self.work.release(worker)
+        number, sequences = next(self._numbers), () if kind in ("lease", "release") else what[0]
+        seconds = options.get("lease_for", options.get("delay", 0.0))
+        told = {"kind": kind, "worker": worker, "sequences": sequences, "seconds": seconds}
+        self._notes.write(call=number, at_ns=time.monotonic_ns(), **told)
+        found = getattr(self.work, kind)(worker, *what, **options)
+        answer = dict[str, Any]()
+        if kind == "lease":
+            answer["given"] = [
+                (record.sequence, tries, record.key.decode() if record.key else None, int(record.value))
+                for record, tries in found
+            ]
+        elif kind != "release":
+            answer["refused"] = [each.sequence for each in found]
         self._notes.write(call=number, at_ns=time.monotonic_ns(), **answer)
-        return given
+        return answer.get("given", [])
 
     def serve(self, worker: str, seed: int) -> None:
         """Work as this worker until the group is closed."""
@@ -93,11 +78,11 @@ class Owner:
         """Lease some records and settle them; return False if the worker dies before that."""
         seconds = chance.choice((0.2, 1.0, 1.0, 5.0))
         began = time.monotonic()
-        given = self.call("lease", worker, limit=chance.randrange(1, 40), seconds=seconds)
-        good = [sequence for sequence, *_, number in given if not poison(number)]
-        bad = [sequence for sequence, *_, number in given if poison(number)]
+        given = self.call("lease", worker, chance.randrange(1, 40), lease_for=seconds, wait=0.5)
+        good = [sequence for sequence, _, _, number in given if not poison(number)]
+        bad = [sequence for sequence, _, _, number in given if poison(number)]
         if bad and chance.random() < 0.8:
-            self.call("nack", worker, tuple(bad), reason=f"poison {chance.randrange(1000)}")
+            self.call("nack", worker, bad, reason=f"poison {chance.randrange(1000)}")
         if chance.random() < 0.1:
             _wait(chance.uniform(0, 2 * _PAUSE_SECONDS))
         dice = chance.random()
@@ -108,7 +93,7 @@ class Owner:
         if dice < 0.10:  # is late
             _wait(began + seconds * chance.choice((0.9, 1.0, 1.1)) - time.monotonic())
         if dice > 0.94 and good:
-            self.call("extend", worker, tuple(good), seconds=chance.choice((0.1, 2.0)))
+            self.call("extend", worker, good, lease_for=chance.choice((0.1, 2.0)))
         back = [sequence for sequence in good if chance.random() < 0.03]
         done = [sequence for sequence in good if sequence not in back]
         half = chance.randrange(len(done) + 1)
@@ -116,10 +101,9 @@ class Owner:
             if chance.random() < 0.01:
                 return False
             if part:
-                self.call("ack", worker, tuple(part))
+                self.call("ack", worker, part)
         if back:
-            delay, reason = chance.choice((0.0, 0.3)), chance.choice(("", "busy"))
-            self.call("nack", worker, tuple(back), seconds=delay, reason=reason)
+            self.call("nack", worker, back, delay=chance.choice((0.0, 0.3)), reason=chance.choice(("", "busy")))
         return True
 
 
@@ -131,12 +115,6 @@ def poison(number: int) -> bool:
 def _wait(seconds: float) -> None:
     """Wait, as if working."""
     threading.Event().wait(max(0.0, seconds))
-
-
-def _given(record: wald.Record, tries: int) -> tuple[int, int, str | None, int, int]:
-    headers = json.loads(record.headers) if record.headers else {}
-    key = record.key.decode() if record.key is not None else None
-    return record.sequence, tries, key, int(headers.get(NOT_BEFORE, 0)), int(record.value)
 
 
 def _end(error: BaseException) -> None:

@@ -28,12 +28,11 @@ from contents import errors
 from running import Daemon, eventually, run, sidecar
 from threads import started
 from tracing import traced
-from workgroup_history import History, Letter, Look, Offset, calls_of
-from workgroup_oracle import judge
+from workgroup_oracle import History, Letter, calls_of
 
 import wald
 from wald.client.producer import Producer
-from wald.files.ledger_read import read_ledger
+from wald.files.ledger_read import entries_of
 from wald.format.records import NOT_BEFORE
 from wald.work.group import Order
 
@@ -45,7 +44,6 @@ AHEAD = 4000  # maximum lead of the producer over the cursor, in sequences
 STUCK_SECONDS = 120.0
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
 _CALLS = ("fdatasync", "fsync", "rename", "pwritev")
-_SECOND_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -106,13 +104,11 @@ class _Scene:
         self._daemon = daemon
         self._chance = chance
         self._log = wald.open(daemon.root)
-        self._history = History(order, WINDOW, MAX_TRIES)
+        self._history = History(order, MAX_TRIES)
         self._clock = place / "clock"
         self._clock.write_bytes(bytes(8))
-        self._offset_ns = 0
         self._stopping, self._over = threading.Event(), threading.Event()
         self._owner: subprocess.Popen[bytes] | None = None
-        self._reclaimed = 0
         self._answered = 0
 
     def begin(self) -> None:
@@ -130,7 +126,7 @@ class _Scene:
             "owner stopped for a while": (1, self._stop_owner),
             "calls that fail": (2, lambda: self._trace(f"error={error}:when={self._chance.randrange(1, 30)}")),
             "calls that take long": (1, lambda: self._trace("delay_enter=30ms")),
-            "clock set": (2, self._set_clock),
+            "clock set": (2, lambda: self._set_clock(self._chance.choice((0, 3, -3)))),
             "cut": (1, self._cut),
         }
         name = self._chance.choices(list(faults), [weight for weight, _ in faults.values()])[0]
@@ -152,7 +148,7 @@ class _Scene:
     def finish(self) -> None:
         """Wait until all sent records are processed."""
         self._daemon.await_ready()
-        self._set_clock(to_ns=0)
+        self._set_clock(0)
         self._stopping.set()
         self._producer.join(STUCK_SECONDS)
         assert not self._producer.is_alive(), "the producer is stuck"
@@ -164,8 +160,7 @@ class _Scene:
         self._end_owner()
         self._over.set()
         self._sidecars.join(STUCK_SECONDS)
-        with suppress(FileNotFoundError):
-            self._look()
+        self._read_dead_letters()
 
     def abandon(self) -> None:
         """Stop everything."""
@@ -179,13 +174,14 @@ class _Scene:
         history, outcome = self._history, self.outcome
         for life in range(outcome.owners):
             history.calls += calls_of(life, self._notes_of(life))
-        outcome.wrong = self.wrong + judge(history) + errors(self._daemon.root)
+        outcome.wrong = self.wrong + history.judge() + errors(self._daemon.root)
         outcome.sent = len(history.sent)
         tries = [given.tries for call in history.calls for given in call.given]
         outcome.deliveries, outcome.again = len(tries), sum(each > 1 for each in tries)
         outcome.acknowledged = len({s for call in history.calls if call.kind == "ack" for s in call.sequences})
         outcome.dead_letters = len(history.letters)
-        outcome.segments_reclaimed = self._reclaimed
+        reclaimed = entries_of(self._daemon.root / "ledger/reclaim.jsonl")
+        outcome.segments_reclaimed = sum(entry["event"] == "reclaimed" for entry in reclaimed)
         return outcome
 
     # The owner.
@@ -279,15 +275,9 @@ class _Scene:
         with suppress(OSError):  # it has not started yet
             self._daemon.ask("CUT")
 
-    def _set_clock(self, to_ns: int | None = None) -> None:
-        if to_ns is None:
-            to_ns = self._chance.choice((0, 3, -3)) * _SECOND_NS
-        offsets = self._history.offsets
-        offsets += [Offset(time.monotonic_ns(), to_ns), Offset(time.monotonic_ns(), self._offset_ns)]
+    def _set_clock(self, seconds: int) -> None:
         with self._clock.open("r+b", buffering=0) as file:  # in place: the owner has mapped it
-            file.write(struct.pack("<q", to_ns))
-        offsets.append(Offset(time.monotonic_ns(), to_ns))
-        self._offset_ns = to_ns
+            file.write(struct.pack("<q", seconds * 10**9))
 
     # Background activity.
 
@@ -319,33 +309,16 @@ class _Scene:
 
     def _reclaim(self) -> None:
         while not self._over.wait(0.7):
-            self._look()
+            self._read_dead_letters()
             done = run(sidecar("reclaim", "--root", self._daemon.root, "--grace", "0"))
             if done.returncode not in (0, 3):
                 self.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
 
-    def _look(self) -> None:
-        """Read the cursor first: the dead letters of all records before it exist by then."""
-        root, history = self._daemon.root, self._history
-        cursor = self._cursor()
-        entries = read_ledger(root / "ledger/reclaim.jsonl").entries if (root / "ledger/reclaim.jsonl").exists() else []
-        new = [entry for entry in entries if entry["event"] == "reclaimed"][self._reclaimed :]
-        self._reclaimed += len(new)
-        ranges = [(part["first"], part["last"]) for entry in new for part in entry["routes"] if part["route"] == ROUTE]
-        if (root / "routes" / DEAD).exists():
-            last = 0
-            for record in self._log.records(DEAD, "cursor"):
-                headers = json.loads(record.headers or b"{}")
-                history.letters.append(
-                    Letter(
-                        int(headers["wald.origin.sequence"]),
-                        int(headers["wald.tries"]),
-                        headers["wald.reason"],
-                        int(record.value),
-                        time.monotonic_ns(),
-                    )
-                )
-                last = record.sequence
-            if last:
-                self._log.set_cursor(DEAD, last)
-        history.looks.append(Look(time.monotonic_ns(), cursor, tuple(ranges)))
+    def _read_dead_letters(self) -> None:
+        last = 0
+        for record in self._log.records(DEAD, "cursor") if (self._daemon.root / "routes" / DEAD).exists() else ():
+            headers, last = json.loads(record.headers or b"{}"), record.sequence
+            letter = Letter(int(headers["wald.origin.sequence"]), int(headers["wald.tries"]), int(record.value))
+            self._history.letters.append(letter)
+        if last:
+            self._log.set_cursor(DEAD, last)
