@@ -23,16 +23,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import counted
 from contents import errors
 from disturbed import invariants
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, run, sidecar
-from threads import started
+from torturing import Tally, started
 from tracing import traced
 
 import wald
@@ -90,29 +89,6 @@ MIXED = Storm(
 CUTS = Storm({"nothing": 1}, delays="0.02,3", pause_seconds=0.005, cutters=2)
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts of a run, and ``wrong``: the broken promises."""
-
-    seconds: float = 0.0
-    rounds: int = 0
-    cuts: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    sidecars: Counter[str] = field(default_factory=Counter)
-    acknowledged: int = 0
-    read: int = 0
-    lost: int = 0
-    doubled: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        reported = {name: getattr(self, name) for name in ("rounds", "cuts", "acknowledged", "read", "lost", "doubled")}
-        reported |= (
-            {"seconds": round(self.seconds)} | dict(sorted(self.faults.items())) | dict(sorted(self.sidecars.items()))
-        )
-        return counted.table(reported, self.wrong)
-
-
 def endure(
     scratch: Path,
     storm: Storm,
@@ -124,10 +100,9 @@ def endure(
 ) -> Tally:
     """Run rounds of ``storm`` until ``seconds`` are over or a promise is broken."""
     tally, chance, began = Tally(), random.Random(seed), time.monotonic()
-    while (left := seconds - tally.seconds) > 0 and not tally.wrong:
-        _Round(scratch / f"round-{tally.rounds}", storm, chance, tally).go(min(left, round_seconds))
-        tally.rounds += 1
-        tally.seconds = time.monotonic() - began
+    while (left := seconds - (time.monotonic() - began)) > 0 and not tally.wrong:
+        _Round(scratch / f"round-{tally.counts['rounds']}", storm, chance, tally).go(min(left, round_seconds))
+        tally.counts["rounds"] += 1
         tell(tally)
     return tally
 
@@ -155,11 +130,11 @@ class _Round:
             }
             self._root = disk / "root"
             self._daemon = stack.enter_context(Daemon(self._root, env=env))
-            self._load = _Load(self._daemon, self._storm, self._chance.randrange(1 << 32), self._full)
-            self._helpers = helpers = _Sidecars(self._root, self._place / "archive", self._full)
+            self._load = _Load(self._daemon, self._storm, self._chance.randrange(1 << 32), self._full, self._tally)
+            helpers = _Sidecars(self._root, self._place / "archive", self._full, self._tally)
             deadline = time.monotonic() + seconds
             try:
-                while time.monotonic() < deadline and not self._wrong():
+                while time.monotonic() < deadline and not self._tally.wrong:
                     self._disturb()
                     self._settle()
                 self._load.finish()
@@ -170,15 +145,9 @@ class _Round:
             finally:
                 self._load.abandon()
                 helpers.stop()
-            self._judge(helpers)
-
-    def _wrong(self) -> list[str]:
-        return self._tally.wrong + self._load.wrong + self._helpers.wrong
+            self._judge()
 
     def _disturb(self) -> None:
-        names = list(self._storm.faults)
-        fault = self._chance.choices(names, [self._storm.faults[name] for name in names])[0]
-        self._tally.faults[fault] += 1
         verbs: dict[str, Callable[[], None]] = {
             "kill": self._daemon.kill,
             "kill while it starts": self._kill_while_it_starts,
@@ -193,7 +162,8 @@ class _Round:
             "clock jumps": self._jump,
             "nothing": lambda: None,
         }
-        verbs[fault]()
+        weights = self._storm.faults
+        self._tally.disturb(self._chance, {name: (weights[name], verbs[name]) for name in weights})
 
     def _settle(self) -> None:
         """Restart the daemon if it has ended; then records must flow and invariants hold."""
@@ -202,8 +172,8 @@ class _Round:
                 self._tally.faults[f"given up with {self._daemon.process.returncode}"] += 1
             self._daemon.spawn()
         self._daemon.await_ready()
-        before = self._load.progress()
-        eventually(lambda: self._load.progress() > before or self._wrong(), timeout=STUCK_SECONDS)
+        before = self._load.acknowledged
+        eventually(lambda: self._load.acknowledged > before or self._tally.wrong, timeout=STUCK_SECONDS)
         with suppress(FileNotFoundError), self._load.lull():  # it has ended
             self._tally.wrong += invariants(self._daemon.process.pid, self._root)
         threading.Event().wait(self._chance.uniform(0, 0.3))
@@ -260,18 +230,16 @@ class _Round:
         with self._clock.open("r+b", buffering=0) as file:  # in place: the daemon has mapped it
             file.write(struct.pack("<q", offset))
 
-    def _judge(self, helpers: _Sidecars) -> None:
+    def _judge(self) -> None:
         tally, load = self._tally, self._load
-        tally.wrong += load.wrong + helpers.wrong
-        tally.sidecars += helpers.runs
-        tally.acknowledged += load.acknowledged
-        tally.read += sum(load.read.values())
-        tally.lost += load.lost
-        tally.doubled += load.doubled
+        tally.counts["acknowledged"] += load.acknowledged
+        tally.counts["read"] += sum(load.read.values())
+        tally.counts["lost"] += load.lost
+        tally.counts["doubled"] += load.doubled
         if load.lost or load.doubled:
             tally.wrong.append("records are lost or doubled")
         with suppress(WaldError):
-            tally.cuts += _cuts(Root(self._root))
+            tally.counts["cuts"] += _cuts(Root(self._root))
             tally.wrong += errors(self._root)
         if tally.wrong:
             subprocess.run(["cp", "-a", self._root, self._place / "left"], check=False)
@@ -289,15 +257,14 @@ def _cuts(root: Root) -> int:
 class _Sidecars:
     """Sidecars that run concurrently with the daemon, one after the other."""
 
-    def __init__(self, root: Path, archive: Path, full: threading.Event) -> None:
-        self.runs: Counter[str] = Counter()
-        self.wrong: list[str] = []
+    def __init__(self, root: Path, archive: Path, full: threading.Event, tally: Tally) -> None:
+        self._tally = tally
         self._full = full
         self._stopping = threading.Event()
         reclaim = sidecar("reclaim", "--root", root, "--grace", "0")
         pack = sidecar("archive", "pack", SOCKETS[0], "--root", root, "--group", "archive", "--dest", archive)
         pack += ["--records-per-bundle", "20000", "--codec", "none"]
-        self._thread = started("sidecars", partial(self._work, [reclaim, reclaim, reclaim, pack]), self.wrong)
+        self._thread = started("sidecars", partial(self._work, [reclaim, reclaim, reclaim, pack]), self._tally.wrong)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -308,9 +275,9 @@ class _Sidecars:
             for line in lines:
                 full = self._full.is_set()
                 done = run(line, timeout=SIDECAR_SECONDS)
-                self.runs[line[2].removeprefix("wald_")] += 1
+                self._tally.counts[line[2].removeprefix("wald_")] += 1
                 if done.returncode not in (0, 3) and not full and not self._full.is_set():
-                    self.wrong.append(f"{line[2]} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+                    self._tally.wrong.append(f"{line[2]} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
                 if self._stopping.wait(0.5):
                     return
 
@@ -323,8 +290,8 @@ class _Load:
         read: number of lines read in order, by route.
     """
 
-    def __init__(self, daemon: Daemon, storm: Storm, seed: int, full: threading.Event) -> None:
-        self.wrong: list[str] = []
+    def __init__(self, daemon: Daemon, storm: Storm, seed: int, full: threading.Event, tally: Tally) -> None:
+        self._tally = tally
         self.lost = self.doubled = 0
         self.read = dict.fromkeys((*SOCKETS, FIFO), 0)
         self._equal = Counter[str]()  # equal lines since the last numbered one
@@ -354,9 +321,6 @@ class _Load:
     def acknowledged(self) -> int:
         return sum(self._durable.values())
 
-    def progress(self) -> int:
-        return self.acknowledged
-
     @contextmanager
     def lull(self) -> Iterator[None]:
         """Pause new requests: a log that is cut constantly cannot be examined."""
@@ -375,7 +339,7 @@ class _Load:
         assert not any(thread.is_alive() for thread in self._readers), "a consumer is stuck"
         for name, sent in self._sent.items():
             if sent != self._durable[name] or sent != self.read[name]:
-                self.wrong.append(
+                self._tally.wrong.append(
                     f"{name}: {sent} sent, {self._durable[name]} durable, {self.read[name]} read in order"
                 )
 
@@ -385,7 +349,7 @@ class _Load:
         self._abandoned.set()
 
     def _started(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        return started(name, work, self.wrong, hushed=self._abandoned)
+        return started(name, work, self._tally.wrong, hushed=self._abandoned)
 
     def _goes_on(self) -> bool:
         self._flowing.wait()

@@ -28,19 +28,16 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import counted
 from contents import errors, records
 from full_disk import fill
 from gating import BILLING, NDJSON, ORDERS, TEXT, Answer, Body, Gate
 from running import Daemon, eventually, launched, sidecar
-from threads import started
+from torturing import Faults, Tally, started
 
 import wald
 
@@ -63,30 +60,6 @@ _LATER = (429, 503)
 _NO_ANSWER = (OSError, http.client.HTTPException)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Counts of a run, and in ``wrong`` the broken promises."""
-
-    kills: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    requests: int = 0
-    attempts: int = 0
-    cut_off: int = 0
-    replayed: int = 0
-    sent: int = 0
-    read: int = 0
-    passes: int = 0
-    reclaimed: int = 0
-    leases: int = 0
-    delivered: int = 0
-    acknowledged: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        counts = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "wrong")}
-        return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
-
-
 class _Posted(NamedTuple):
     """A request that was answered with 200."""
 
@@ -105,7 +78,7 @@ class _Leased(NamedTuple):
 
 def torture_gate(
     root: Path, *, kills: int, seed: int, small_disk: bool = False, tell: Callable[[int], None] = lambda _: None
-) -> Outcome:
+) -> Tally:
     """Torture one log with a daemon and a gate, which are stopped afterwards.
 
     Args:
@@ -121,10 +94,10 @@ def torture_gate(
             scene = _Scene(daemon, gate, random.Random(seed), small_disk=small_disk)
             try:
                 scene.begin()
-                while scene.outcome.kills < kills and not scene.outcome.wrong:
+                while scene.outcome.counts["kills"] < kills and not scene.outcome.wrong:
                     scene.let_work()
                     scene.disturb()
-                    tell(scene.outcome.kills)
+                    tell(scene.outcome.counts["kills"])
                 scene.finish()
             finally:
                 scene.abandon()
@@ -137,12 +110,12 @@ class _Scene:
     """The daemon, the gate, and their clients, which are threads."""
 
     def __init__(self, daemon: Daemon, gate: Gate, chance: random.Random, *, small_disk: bool) -> None:
-        self.outcome = Outcome()
+        self.outcome = Tally()
         self._daemon = daemon
         self._gate = gate
         self._chance = chance
         self._small_disk = small_disk
-        self._faults: dict[str, tuple[int, Callable[[], None]]] = {
+        self._faults: Faults = {
             "gate killed": (6, lambda: self._killed(gate)),
             "daemon killed": (5, lambda: self._killed(daemon)),
             "both killed": (5, lambda: self._killed(daemon, gate)),
@@ -155,27 +128,27 @@ class _Scene:
             "disk full for a while": (2 if small_disk else 0, self._fill_disk),
         }
         self._stopping, self._over = threading.Event(), threading.Event()
-        self._producers: list[threading.Thread] = []
-        self._workers: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._posted: list[_Posted] = []
         self._leased: list[_Leased] = []
+        self._found: dict[int, str] = {}  # by the reader
+        self._last = 0
         self._settled: set[str] = set()  # values that were answered with 200, and may be deleted
         self._acknowledged: dict[int, float] = {}  # time of the answer
         self._unanswered: set[int] = set()  # acknowledgements that may have counted or not
 
     def begin(self) -> None:
-        wrong = self.outcome.wrong
         for number in range(PRODUCERS):
-            produce = partial(self._produce, number, random.Random(self._chance.random()))
-            self._producers.append(started(f"producer {number}", produce, wrong, hushed=self._over))
+            self._start(f"producer {number}", self._produce, number)
         for number in range(WORKERS):
-            work = partial(self._work, f"worker-{number}", random.Random(self._chance.random()))
-            self._workers.append(started(f"worker {number}", work, wrong, hushed=self._over))
+            self._start(f"worker {number}", self._work, f"worker-{number}")
+        self._start("reader", self._read)
+        self._start("reclaimer", self._reclaim)
 
-        self._reader = Reader(self._gate, self._settled.__contains__, wrong)
-        full = (_NO_ROOM,) if self._small_disk else ()
-        self._reclaimer = Reclaimer(self._daemon.root, random.Random(self._chance.random()), (0, *full), wrong)
+    def _start(self, name: str, work: Callable[..., None], *what: object) -> None:
+        chance = random.Random(self._chance.random())
+        self._threads.append(started(name, lambda: work(chance, *what), self.outcome.wrong, hushed=self._over))
 
     def let_work(self) -> None:
         """Return at a random moment: during a start, or during the work after it."""
@@ -187,22 +160,20 @@ class _Scene:
         self._pause(0.5)
 
     def disturb(self) -> None:
-        name = self._chance.choices(list(self._faults), [weight for weight, _ in self._faults.values()])[0]
-        self.outcome.faults[name] += 1
-        self._faults[name][1]()
+        self.outcome.disturb(self._chance, self._faults)
 
     def finish(self) -> None:
         """Wait until all requests are answered and all records processed."""
         self._await_daemon()
         self._stopping.set()
-        for thread in self._producers:
+        for thread in self._threads[:PRODUCERS]:
             thread.join(STUCK_SECONDS)
             if thread.is_alive():
                 self.outcome.wrong.append(f"{thread.name} is stuck")
         last = max((posted.last for posted in self._posted), default=0)
         log = wald.open(self._daemon.root)
         with suppress(TimeoutError):
-            self._await(lambda: self._reader.last >= last)
+            self._await(lambda: self._last >= last)
         try:
             self._await(lambda: log.cursor(ROUTE, GROUP).sequence >= last)
         except TimeoutError:
@@ -212,27 +183,32 @@ class _Scene:
         """Stop all clients."""
         self._stopping.set()
         self._over.set()
-        for thread in (*self._producers, *self._workers):
+        for thread in self._threads:
             thread.join(STUCK_SECONDS)
-        self._reclaimer.stop()
-        self._reader.stop()
 
     def end(self, name: str, program: Gate | Daemon) -> None:
         """Stop a process, which must exit with 0."""
         if (code := program.stop()) != 0:
             self.outcome.wrong.append(f"the {name} ended with {code}: {program.log[-1000:]}")
 
-    def judge(self) -> Outcome:
+    def judge(self) -> Tally:
         outcome, wrong = self.outcome, self.outcome.wrong
-        found = self._reader.found
+        found = self._found
         left = {record.sequence: record.value.decode() for record in records(self._daemon.root, ROUTE)}
-        outcome.reclaimed, outcome.passes = len(found) - len(left), self._reclaimer.passes
         wrong += [f"{at} is not what it was: {value}" for at, value in left.items() if found.get(at) != value][:5]
         times = Counter(found.values())
         at = {value: sequence for sequence, value in found.items()}
         sent = [value for posted in self._posted for value in posted.values]
-        outcome.read, outcome.sent, outcome.requests = len(found), len(sent), len(self._posted)
-        outcome.delivered, outcome.acknowledged = len(self._leased), len(self._acknowledged)
+        outcome.counts.update(
+            {
+                "requests": len(self._posted),
+                "sent": len(sent),
+                "read": len(found),
+                "reclaimed": len(found) - len(left),
+                "delivered": len(self._leased),
+                "acknowledged": len(self._acknowledged),
+            }
+        )
         wrong += [f"{value} is in the log {times[value]} times" for value in sent if times[value] != 1][:5]
         if len(found) != len(sent):
             wrong.append(f"the log has {len(found)} records; {len(sent)} were sent")
@@ -279,7 +255,7 @@ class _Scene:
     def _killed(self, *programs: Gate | Daemon) -> None:
         for program in self._chance.sample(programs, len(programs)):
             program.kill()
-            self.outcome.kills += 1
+            self.outcome.counts["kills"] += 1
         self._pause(0.3)
         for program in programs:
             program.spawn()
@@ -320,7 +296,7 @@ class _Scene:
 
     # The producers.
 
-    def _produce(self, number: int, chance: random.Random) -> None:
+    def _produce(self, chance: random.Random, number: int) -> None:
         sent = 0
         # Answered requests to repeat later. A full disk may keep a key from the table: then only the last one.
         before: deque[tuple[dict[str, str], bytes, Any]] = deque(maxlen=1 if self._small_disk else 50)
@@ -341,7 +317,7 @@ class _Scene:
             if chance.random() < 0.1:
                 headers, plain, answer = chance.choice(before)
                 again = self._posted_at_last(chance, headers, plain, chance.choice(("", "gzip")))
-                self.outcome.replayed += 1
+                self.outcome.counts["replayed"] += 1
                 if again is not None and again != answer:
                     self.outcome.wrong.append(f"{answer} became {again} when it was sent again")
             with self._lock:
@@ -352,7 +328,7 @@ class _Scene:
     def _posted_at_last(self, chance: random.Random, headers: dict[str, str], plain: bytes, encoding: str) -> Any:
         """Return the answer 200; None if the torture is over."""
         while not self._over.is_set():
-            self.outcome.attempts += 1
+            self.outcome.counts["attempts"] += 1
             body = gzip.compress(plain, 1) if encoding else plain
             sent = headers | ({"Content-Encoding": "gzip"} if encoding else {})
             if chance.random() < 0.03:
@@ -373,11 +349,11 @@ class _Scene:
         more, media_type = length - len(begin), headers["Content-Type"]
         with suppress(OSError):
             self._gate.begin(f"POST {ORDERS}", *lines, body=begin, more=more, media_type=media_type).close()
-        self.outcome.cut_off += 1
+        self.outcome.counts["cut off"] += 1
 
     # The workers.
 
-    def _work(self, name: str, chance: random.Random) -> None:
+    def _work(self, chance: random.Random, name: str) -> None:
         while not self._over.is_set():
             asked_at = time.monotonic()
             lease_for = chance.choice((0.5, 5.0))
@@ -388,7 +364,7 @@ class _Scene:
                 continue
             leased = [_Leased(each["sequence"], value_of(each), asked_at) for each in given["records"]]
             with self._lock:
-                self.outcome.leases += 1
+                self.outcome.counts["leases"] += 1
                 self._leased += leased
             sequences = [each.sequence for each in leased]
             if sequences and chance.random() < 0.1:
@@ -422,6 +398,51 @@ class _Scene:
             return None
         return answer.json()
 
+    # The reader of all records, and the deletion of those that it has read.
+
+    def _read(self, _: random.Random) -> None:
+        while not self._over.wait(0.05):
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(self._last)} if self._last else {})
+            with suppress(*_NO_ANSWER), self._gate.asked("GET", ORDERS, headers=headers) as answer:
+                if answer.status == 200:
+                    self._take(answer)
+                elif answer.status not in _LATER:
+                    self.outcome.wrong.append(f"a reader was answered {answer.status}: {answer.read().decode()}")
+                    return
+
+    def _take(self, answer: http.client.HTTPResponse) -> None:
+        while not self._over.is_set() and (line := answer.readline()):
+            if not (line.startswith(b"data: ") and line.endswith(b"\n")):
+                continue
+            record = json.loads(line.removeprefix(b"data: "))
+            if record["sequence"] != self._last + 1:
+                self.outcome.wrong.append(f"{record['sequence']} came behind {self._last}")
+            self._found[record["sequence"]] = value_of(record)
+            self._last = record["sequence"]  # last, because another thread reads ``_found`` up to it
+
+    def _reclaim(self, chance: random.Random) -> None:
+        """Move the reader's cursor, and run ``wald-reclaim``; kill some of the runs."""
+        passed, line = 0, sidecar("reclaim", "--root", self._daemon.root, "--grace", "0")
+        while not self._over.wait(chance.uniform(0, 1.0)):
+            following = passed
+            while following < self._last and self._found[following + 1] in self._settled:
+                following += 1
+            answer = ask(self._gate, "PUT", f"/v1/routes/orders/cursors/{READER}", {"sequence": following})
+            if answer is not None and answer.status == 200:
+                passed = following
+            elif answer is not None and answer.status not in _LATER:
+                self.outcome.wrong.append(f"the cursor was answered {answer.status}: {answer.body.decode()}")
+            with launched(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                if chance.random() < 0.2:
+                    self._over.wait(chance.uniform(0, 0.3))
+                    process.kill()
+                    process.wait()
+                    continue
+                _, said = process.communicate(timeout=STUCK_SECONDS)
+            self.outcome.counts["passes"] += 1
+            if process.returncode != 0 and not (self._small_disk and process.returncode == _NO_ROOM):
+                self.outcome.wrong.append(f"wald-reclaim ended with {process.returncode}: {said.decode()[-500:]}")
+
 
 def _body(values: list[str], media_type: str) -> bytes:
     if media_type == _BYTES:
@@ -436,99 +457,6 @@ def ask(gate: Gate, method: str, path: str, body: Body, headers: dict[str, str] 
         return gate.ask(method, path, body, headers)
     except _NO_ANSWER:
         return None
-
-
-class Reader:
-    """Reader of all records of the route orders, while the gate restarts.
-
-    Args:
-        is_settled: returns True if a value may be deleted.
-        wrong: receives descriptions of errors.
-    """
-
-    def __init__(self, gate: Gate, is_settled: Callable[[str], bool], wrong: list[str]) -> None:
-        self.found: dict[int, str] = {}
-        self.last = 0
-        self._gate = gate
-        self._is_settled = is_settled
-        self._wrong = wrong
-        self._over = threading.Event()
-        self._threads = [started(each.__name__, each, wrong, hushed=self._over) for each in (self._read, self._move)]
-
-    def stop(self) -> None:
-        """Stop reading."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(STUCK_SECONDS)
-
-    def _read(self) -> None:
-        while not self._over.wait(0.05):
-            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(self.last)} if self.last else {})
-            with suppress(*_NO_ANSWER), self._gate.asked("GET", ORDERS, headers=headers) as answer:
-                if answer.status == 200:
-                    self._take(answer)
-                elif answer.status not in _LATER:
-                    self._wrong.append(f"a reader was answered {answer.status}: {answer.read().decode()}")
-                    return
-
-    def _take(self, answer: http.client.HTTPResponse) -> None:
-        while not self._over.is_set() and (line := answer.readline()):
-            if not (line.startswith(b"data: ") and line.endswith(b"\n")):
-                continue
-            record = json.loads(line.removeprefix(b"data: "))
-            if record["sequence"] != self.last + 1:
-                self._wrong.append(f"{record['sequence']} came behind {self.last}")
-            self.found[record["sequence"]] = value_of(record)
-            self.last = record["sequence"]  # last, because another thread reads ``found`` up to it
-
-    def _move(self) -> None:
-        passed = 0
-        while not self._over.wait(0.2):
-            following = passed
-            while following < self.last and self._is_settled(self.found[following + 1]):
-                following += 1
-            if following == passed:
-                continue
-            answer = ask(self._gate, "PUT", f"/v1/routes/orders/cursors/{READER}", {"sequence": following})
-            if answer is not None and answer.status not in (200, *_LATER):
-                self._wrong.append(f"the cursor was answered {answer.status}: {answer.body.decode()}")
-            if answer is not None and answer.status == 200:
-                passed = following
-
-
-class Reclaimer:
-    """Repeated runs of ``wald-reclaim``, some of which are killed.
-
-    Attributes:
-        passes: number of runs that were not killed.
-    """
-
-    def __init__(self, root: Path, chance: random.Random, codes: Container[int], wrong: list[str]) -> None:
-        self.passes = 0
-        self._line = sidecar("reclaim", "--root", root, "--grace", "0")
-        self._chance = chance
-        self._codes = codes
-        self._wrong = wrong
-        self._over = threading.Event()
-        self._thread = started("reclaimer", self._work, wrong)
-
-    def stop(self) -> None:
-        """Stop deleting."""
-        self._over.set()
-        self._thread.join(STUCK_SECONDS)
-
-    def _work(self) -> None:
-        while not self._over.wait(self._chance.uniform(0, 1.0)):
-            with launched(self._line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-                if self._chance.random() < 0.2:
-                    self._over.wait(self._chance.uniform(0, 0.3))
-                    process.kill()
-                    process.wait()
-                    continue
-                _, said = process.communicate(timeout=STUCK_SECONDS)
-            self.passes += 1
-            if process.returncode not in self._codes:
-                self._wrong.append(f"wald-reclaim ended with {process.returncode}: {said.decode()[-500:]}")
 
 
 def value_of(record: dict[str, Any]) -> str:

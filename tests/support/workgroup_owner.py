@@ -52,16 +52,14 @@ class Owner:
         told = {"kind": kind, "worker": worker, "sequences": sequences, "seconds": seconds}
         self._notes.write(call=number, at_ns=time.monotonic_ns(), **told)
         found = getattr(self.work, kind)(worker, *what, **options)
-        answer = dict[str, Any]()
-        if kind == "lease":
-            answer["given"] = [
-                (record.sequence, tries, record.key.decode() if record.key else None, int(record.value))
-                for record, tries in found
-            ]
-        elif kind != "release":
-            answer["refused"] = [each.sequence for each in found]
+        given = [
+            (record.sequence, tries, record.key.decode() if record.key else None, int(record.value))
+            for record, tries in (found if kind == "lease" else ())
+        ]
+        refused = [each.sequence for each in found] if kind in ("ack", "nack", "extend") else []
+        answer = {"given": given} if kind == "lease" else {"refused": refused}
         self._notes.write(call=number, at_ns=time.monotonic_ns(), **answer)
-        return answer.get("given", [])
+        return given
 
     def serve(self, worker: str, seed: int) -> None:
         """Work as this worker until the group is closed."""

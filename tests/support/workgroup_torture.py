@@ -16,17 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import counted
 import workgroup_owner
 from contents import errors
 from running import Daemon, eventually, run, sidecar
-from threads import started
+from torturing import Faults, Tally, started
 from tracing import traced
 from workgroup_oracle import History, Letter, calls_of
 
@@ -46,30 +43,9 @@ SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
 _CALLS = ("fdatasync", "fsync", "rename", "pwritev")
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Result of a run; ``wrong`` is empty if the group kept its promises."""
-
-    kills: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    sent: int = 0
-    owners: int = 0
-    deliveries: int = 0
-    again: int = 0
-    acknowledged: int = 0
-    dead_letters: int = 0
-    segments_reclaimed: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        names = ("kills", "sent", "owners", "deliveries", "again", "acknowledged", "dead_letters", "segments_reclaimed")
-        counts = {name: getattr(self, name) for name in names}
-        return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
-
-
 def torture_workers(
     place: Path, *, order: Order, kills: int, seed: int, tell: Callable[[int], None] = lambda _: None
-) -> Outcome:
+) -> Tally:
     """Torture one log and one group with at least ``kills`` SIGKILLs; the log is stopped afterwards.
 
     Args:
@@ -85,10 +61,10 @@ def torture_workers(
         scene = _Scene(place, daemon, order, chance)
         stack.callback(scene.abandon)
         scene.begin()
-        while scene.outcome.kills < kills and not scene.wrong:
+        while scene.outcome.counts["kills"] < kills and not scene.outcome.wrong:
             scene.disturb()
             scene.settle()
-            tell(scene.outcome.kills)
+            tell(scene.outcome.counts["kills"])
         scene.finish()
         assert daemon.stop() == 0, daemon.log
     return scene.judge()
@@ -98,8 +74,7 @@ class _Scene:
     """All processes and threads around one group."""
 
     def __init__(self, place: Path, daemon: Daemon, order: Order, chance: random.Random) -> None:
-        self.outcome = Outcome()
-        self.wrong: list[str] = []
+        self.outcome = Tally()
         self._place = place
         self._daemon = daemon
         self._chance = chance
@@ -113,12 +88,12 @@ class _Scene:
 
     def begin(self) -> None:
         self._spawn_owner()
-        self._producer = started("producer", self._produce, self.wrong, hushed=self._over)
-        self._sidecars = started("sidecars", self._reclaim, self.wrong, hushed=self._over)
+        self._producer = started("producer", self._produce, self.outcome.wrong, hushed=self._over)
+        self._sidecars = started("sidecars", self._reclaim, self.outcome.wrong, hushed=self._over)
 
     def disturb(self) -> None:
         error = self._chance.choice(("EIO", "ENOSPC"))
-        faults: dict[str, tuple[int, Callable[[], None]]] = {
+        faults: Faults = {
             "owner killed": (5, self._kill_owner),
             "owner killed while it starts": (1, self._kill_owner_while_it_starts),
             "daemon killed": (3, self._kill_daemon),
@@ -129,9 +104,7 @@ class _Scene:
             "clock set": (2, lambda: self._set_clock(self._chance.choice((0, 3, -3)))),
             "cut": (1, self._cut),
         }
-        name = self._chance.choices(list(faults), [weight for weight, _ in faults.values()])[0]
-        self.outcome.faults[name] += 1
-        faults[name][1]()
+        self.outcome.disturb(self._chance, faults)
 
     def settle(self) -> None:
         """Restart all processes that have ended, and wait until records are acknowledged."""
@@ -142,7 +115,7 @@ class _Scene:
             threading.Event().wait(self._chance.uniform(0, 0.6))
             return
         self._answered = self._answers_of_owner()
-        eventually(lambda: self._see_to_owner() and (self._goes_on() or self.wrong), timeout=STUCK_SECONDS)
+        eventually(lambda: self._see_to_owner() and (self._goes_on() or self.outcome.wrong), timeout=STUCK_SECONDS)
         threading.Event().wait(self._chance.uniform(0, 0.4))
 
     def finish(self) -> None:
@@ -154,9 +127,11 @@ class _Scene:
         assert not self._producer.is_alive(), "the producer is stuck"
         last = max(self._history.sent)
         try:
-            eventually(lambda: self._see_to_owner() and (self._cursor() >= last or self.wrong), timeout=STUCK_SECONDS)
+            eventually(
+                lambda: self._see_to_owner() and (self._cursor() >= last or self.outcome.wrong), timeout=STUCK_SECONDS
+            )
         except TimeoutError:
-            self.wrong.append(f"the cursor is {self._cursor()}, and does not reach {last}")
+            self.outcome.wrong.append(f"the cursor is {self._cursor()}, and does not reach {last}")
         self._end_owner()
         self._over.set()
         self._sidecars.join(STUCK_SECONDS)
@@ -170,24 +145,30 @@ class _Scene:
             self._owner.kill()
             self._owner.wait()
 
-    def judge(self) -> Outcome:
+    def judge(self) -> Tally:
         history, outcome = self._history, self.outcome
-        for life in range(outcome.owners):
+        for life in range(outcome.counts["owners"]):
             history.calls += calls_of(life, self._notes_of(life))
-        outcome.wrong = self.wrong + history.judge() + errors(self._daemon.root)
-        outcome.sent = len(history.sent)
+        outcome.wrong += history.judge() + errors(self._daemon.root)
         tries = [given.tries for call in history.calls for given in call.given]
-        outcome.deliveries, outcome.again = len(tries), sum(each > 1 for each in tries)
-        outcome.acknowledged = len({s for call in history.calls if call.kind == "ack" for s in call.sequences})
-        outcome.dead_letters = len(history.letters)
         reclaimed = entries_of(self._daemon.root / "ledger/reclaim.jsonl")
-        outcome.segments_reclaimed = sum(entry["event"] == "reclaimed" for entry in reclaimed)
+        outcome.counts.update(
+            {
+                "sent": len(history.sent),
+                "deliveries": len(tries),
+                "again": sum(each > 1 for each in tries),
+                "acknowledged": len({s for call in history.calls if call.kind == "ack" for s in call.sequences}),
+                "dead letters": len(history.letters),
+                "segments reclaimed": sum(entry["event"] == "reclaimed" for entry in reclaimed),
+            }
+        )
         return outcome
 
     # The owner.
 
     def _spawn_owner(self) -> None:
-        life, self.outcome.owners = self.outcome.owners, self.outcome.owners + 1
+        life = self.outcome.counts["owners"]
+        self.outcome.counts["owners"] += 1
         options = {
             "root": os.fspath(self._daemon.root),
             "route": ROUTE,
@@ -218,7 +199,7 @@ class _Scene:
             return True
         if code not in (0, 3, -signal.SIGKILL, -signal.SIGTERM):  # the last one: it was not yet ready for the signal
             log = (self._place / "owner.log").read_text()
-            self.wrong.append(f"owner {self.outcome.owners - 1} ended with {code}: {log[-1500:]}")
+            self.outcome.wrong.append(f"owner {self.outcome.counts['owners'] - 1} ended with {code}: {log[-1500:]}")
         self._spawn_owner()
         self._answered = 0
         return True
@@ -228,7 +209,7 @@ class _Scene:
         return self._answers_of_owner() > self._answered
 
     def _answers_of_owner(self) -> int:
-        return self._notes_of(self.outcome.owners - 1).read_bytes().count(b'"refused"')
+        return self._notes_of(self.outcome.counts["owners"] - 1).read_bytes().count(b'"refused"')
 
     # Faults.
 
@@ -236,7 +217,7 @@ class _Scene:
         assert self._owner is not None
         self._owner.kill()
         self._owner.wait()
-        self.outcome.kills += 1
+        self.outcome.counts["kills"] += 1
 
     def _kill_owner_while_it_starts(self) -> None:
         self._kill_owner()
@@ -246,7 +227,7 @@ class _Scene:
 
     def _kill_daemon(self) -> None:
         self._daemon.kill()
-        self.outcome.kills += 1
+        self.outcome.counts["kills"] += 1
 
     def _end_owner(self) -> None:
         assert self._owner is not None
@@ -254,7 +235,7 @@ class _Scene:
         try:
             self._owner.wait(STUCK_SECONDS)
         except subprocess.TimeoutExpired:
-            self.wrong.append("an owner does not end")
+            self.outcome.wrong.append("an owner does not end")
             self._owner.kill()
             self._owner.wait()
 
@@ -312,7 +293,7 @@ class _Scene:
             self._read_dead_letters()
             done = run(sidecar("reclaim", "--root", self._daemon.root, "--grace", "0"))
             if done.returncode not in (0, 3):
-                self.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+                self.outcome.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
 
     def _read_dead_letters(self) -> None:
         last = 0
