@@ -58,7 +58,7 @@ def test_a_record_above_the_limit_of_the_daemon_ends_drain_until_it_can_be_sent_
             assert code == 2, errors
             assert "a 3: cannot be a dead letter: the payload has" in errors
             assert f"cursor set a 3 --group {group}" in errors
-            assert "retrying" not in errors
+            assert "retrying every second" not in errors
             assert cursor(group) == 2
     output_of("cursor", "set", "a", "3", "--group", "g", "--root", limited.root)
     code, errors = feed("g", "sh", "-c", f"[ $WALD_FIRST = 4 ] && touch {got}")
