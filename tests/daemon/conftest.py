@@ -1,7 +1,5 @@
 """A root, daemons on it that do not outlive their test, and a daemon that tests of a module share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path

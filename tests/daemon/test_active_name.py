@@ -1,7 +1,5 @@
 """The daemon restores a lost name of the active segment, so that the next start finds acknowledged records."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable

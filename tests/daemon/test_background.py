@@ -1,7 +1,5 @@
 """Background sealing: each error is reported, counted and retried, and connections cannot take its descriptors."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import threading

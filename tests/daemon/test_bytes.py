@@ -1,7 +1,5 @@
 """Every input stores the bytes unchanged."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The state machine of a connection: however a stream is cut into reads, its records and replies are the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Connections are independent: a connection that waits, leaves, floods or uses many slots blocks no other."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

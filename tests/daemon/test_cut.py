@@ -1,7 +1,5 @@
 """CUT: always when it is due, never an empty segment, and no reader or writer loses anything by it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Durable, then visible, then acknowledged: even if the disk is slow, fails, is full, or refuses a turn."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

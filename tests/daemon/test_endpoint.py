@@ -1,7 +1,5 @@
 """HTTP endpoints for scrapers and load balancers; metrics of the directory come from a separate process."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

@@ -1,7 +1,5 @@
 """SIGKILL at exact system calls, and FIFOs that are read late: every line once, in order."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

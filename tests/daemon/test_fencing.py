@@ -1,7 +1,5 @@
 """A daemon that lost its lock or socket, or that started together with another one, harms nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """FIFOs that are replaced, removed or unreadable lose nothing; losses of a restart depend on who holds them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Clients that ask much, send much or read nothing: others do not wait for them, and memory is bounded."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A full disk never blocks the daemon for ever, leaves the reserve to others, and requests wait or are refused."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Descriptors that systemd passes, stores and passes back, and notifications to it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Lifecycle of a daemon: a single instance, signals, starts and stops, and reports of its runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A thousand FIFOs cost a commit round what one costs, and a check of all of them a thousand checks of one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """``segments/`` on a separate file system, as docs/files.md recommends: replaced, unmounted, smaller or larger."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

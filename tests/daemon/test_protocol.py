@@ -1,7 +1,5 @@
 """The socket protocol from outside: refusals, the order of replies, repeated requests, and senders of records."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Quotas: a route over its quota accepts nothing, and its unread bytes are those of a sum over the records."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

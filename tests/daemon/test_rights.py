@@ -1,7 +1,5 @@
 """Permissions of users towards the daemon, its FIFOs, routes and cursors, and harmful files that they may leave."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os

@@ -1,7 +1,5 @@
 """Storms of faults lose and double nothing, and verification under load reports no damage."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches: encoding is reversible, other bytes are rejected, and fast iteration equals slow parsing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

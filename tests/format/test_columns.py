@@ -1,7 +1,5 @@
 """Records as columns and as JSON, and the header ``wald.not-before``."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Golden files: the bytes of the first release still decode."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

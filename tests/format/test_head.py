@@ -1,7 +1,5 @@
 """Head line, cursor files and slots of transfers: encoding is reversible, and torn or other bytes are rejected."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines of a ledger, their chain, the index of a part, and sets of spans with their run lengths."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

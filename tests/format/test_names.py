@@ -1,7 +1,5 @@
 """Names: what may name a route, and that a segment's name says exactly one thing."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

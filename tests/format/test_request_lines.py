@@ -1,7 +1,5 @@
 """The socket's text protocol: each line is a request or a ProtocolError that says whether the connection lives on."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

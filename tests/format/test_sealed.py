@@ -1,7 +1,5 @@
 """The end of a sealed segment: truncations and lies are BadSealed before they cost memory or give wrong data."""
 
-from __future__ import annotations
-
 import resource
 import struct
 from array import array

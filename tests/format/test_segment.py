@@ -1,7 +1,5 @@
 """Headers of segments, and sparse indexes, which never lead past the wanted batch even if damaged."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Log state that each segment passes to the next."""
 
-from __future__ import annotations
-
 from collections import deque
 from contextlib import suppress
 

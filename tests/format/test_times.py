@@ -1,7 +1,5 @@
 """Times that people type, including those around clock changes, and times in data."""
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Journal lines of work groups: encoding is reversible, and any other line raises BadWork."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

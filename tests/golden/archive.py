@@ -1,7 +1,5 @@
 """The golden bag: the first release of the archive format applied to a small log."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The golden files: the value of each, and how the current code encodes and decodes it."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections import deque

@@ -1,7 +1,5 @@
 """A daemon that accepts published records, and peers with scripted answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Errors, timeouts and broken connections: every record is appended once, or the producer reports the missing ones."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Publishing and sending: records are appended once and in order, even if threads or forks share a producer."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

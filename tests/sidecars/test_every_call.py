@@ -1,7 +1,5 @@
 """After a fault at any system call of a program, running the command again gives the result of an undisturbed run."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every program reads a long line whole if its pieces surround a deleted segment; RECLAIM keeps unread pieces."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

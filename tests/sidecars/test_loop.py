@@ -1,7 +1,5 @@
 """A watcher wakes only for wanted changes and at the end of each period, and stops on request."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Unread records survive a power cut at any moment of a program, and delays of its system calls."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

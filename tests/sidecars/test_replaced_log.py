@@ -1,7 +1,5 @@
 """Running programs detect that another log, or an older copy, has replaced their log."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Callable, Iterator

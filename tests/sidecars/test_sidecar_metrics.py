@@ -1,7 +1,5 @@
 """Sidecars serve metrics over HTTP while they run."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts of two use cases find what they promise, notice what is wrong, and leave no file behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

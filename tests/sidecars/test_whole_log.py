@@ -1,7 +1,5 @@
 """Each group reads exactly its next records, whatever happens to the log; ``scripts/torture`` tries other seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An empty log, and no pause before a damaged head is read again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

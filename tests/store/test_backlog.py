@@ -1,7 +1,5 @@
 """Backlog of a log and lag of its groups, compared with numbers counted by hand or by reading."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Sealed files give back the raw segment, byte for byte, to us and to stock tools, or say that they cannot."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

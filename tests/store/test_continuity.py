@@ -1,7 +1,5 @@
 """A process that keeps running notices another log, or an older copy of its log, at the path; and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cursor moves forward only, is replaced in one step, and pins segments that it has not passed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

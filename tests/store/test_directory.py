@@ -1,7 +1,5 @@
 """The directory of a root, its routes and its access rights; nothing else is taken for a log or changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Writes to the disk, the identity of files, and sparse indexes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

@@ -1,7 +1,5 @@
 """Dumps of files, whose contents and damage are shown at their offsets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Excerpts of the history, newest first, which together equal a full read of the ledgers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

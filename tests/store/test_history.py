@@ -1,7 +1,5 @@
 """History of deleted and archived records, and the audit of deletions."""
 
-from __future__ import annotations
-
 import os
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A ledger file: an entry is there when append returns, not if it raises, and is read once while the file is cut."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations

@@ -1,7 +1,5 @@
 """A ledger that is cut: its lines are in sealed parts and an active file, and readers do not see the difference."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The daemon's lock, and temporary files: those of killed programs are removed, those of running programs stay."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

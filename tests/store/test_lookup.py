@@ -1,7 +1,5 @@
 """Look-ups of every sequence, each of which has exactly one state, and the floor, so that none is issued again."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

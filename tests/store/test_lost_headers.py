@@ -1,7 +1,5 @@
 """Segments that lost header or sectors: only the salt and known positions are trusted; nothing forged is read."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

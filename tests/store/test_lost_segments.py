@@ -1,7 +1,5 @@
 """Segments that are missing without a ledger line are damage; deleted records and those given up are reported so."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Logs with misplaced, lost and damaged segments, compared with the intact log as an oracle."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Construction of a log from given records: segment ends, holes, and the moment it becomes a log."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

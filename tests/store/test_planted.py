@@ -1,7 +1,5 @@
 """A FIFO, a directory or a link planted in place of a file of the log is reported by name; no process waits for it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Scanning a raw segment: whatever is damaged, the batches around it are found, and nothing that was never written."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

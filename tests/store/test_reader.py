@@ -1,7 +1,5 @@
 """Reading gives each durable record once and in order, whatever form its segment has, also as rows and Arrow."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

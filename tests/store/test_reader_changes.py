@@ -1,7 +1,5 @@
 """Readers continue while segments are cut, sealed, reclaimed and replaced."""
 
-from __future__ import annotations
-
 import os
 import threading
 

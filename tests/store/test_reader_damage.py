@@ -1,7 +1,5 @@
 """A reader reports bad bytes and reads what follows them; nothing that was not written is read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

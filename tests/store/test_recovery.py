@@ -1,7 +1,5 @@
 """Recovery of a log at the start of the daemon, after a crash or damage of the newest segment."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

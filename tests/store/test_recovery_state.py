@@ -1,7 +1,5 @@
 """State that recovery passes to the next start, and torn ends, which it truncates since nobody has an answer."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``wald repair``: whatever has become of a log, it verifies afterwards, and what could be read still can be."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Cost of damage: readers, ``wald verify`` and ``wald repair`` agree on the lost records."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

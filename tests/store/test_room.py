@@ -1,7 +1,5 @@
 """Disk space as a table: disk × segment × reserve × compression."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import dataclass, field

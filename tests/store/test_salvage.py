@@ -1,7 +1,5 @@
 """A sealed segment with a damaged index or seek table, or cut short, gives every batch that is whole."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

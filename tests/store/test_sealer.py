@@ -1,7 +1,5 @@
 """Sealing: whatever step a crash hits, one whole form of the data is there at least, and the next run does the rest."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

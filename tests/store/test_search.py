@@ -1,7 +1,5 @@
 """Pattern search, in parallel too, and the start of a route's last records, compared with a look at every record."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

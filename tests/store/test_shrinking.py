@@ -1,7 +1,5 @@
 """Shrunk segments: kept batches keep bytes and positions; dropped records are reclaimed, and losses are counted."""
 
-from __future__ import annotations
-
 import random
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Clocks that are set, clock steps that are recorded, and elapsed time, which is independent of the clock."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """A long record across a gap or a truncation: whole if no piece is lost, otherwise dropped and reported, never torn."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

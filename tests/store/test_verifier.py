@@ -1,7 +1,5 @@
 """Verification finds every damage, changes nothing, never crashes, and checks segments in any order."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import shutil

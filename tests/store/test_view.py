@@ -1,7 +1,5 @@
 """Views of a log, the number of listings they need, and their cost with many segments."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

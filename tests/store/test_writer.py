@@ -1,7 +1,5 @@
 """The active segment: where batches go, what bytes they become, when they are synced, and who sent them."""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """The active segment is durable or not there, whatever step of the disk is the last one or fails, in any order."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

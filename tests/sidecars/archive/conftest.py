@@ -1,7 +1,5 @@
 """A log to archive, and places to archive it to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles and segments that are small and claim to hold gigabytes: refused as damage, in little memory."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A bundle is a pure function of its records, in bounded memory, and stock tools can read it."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``wald-archive`` as its users run it: output, exit codes, and hints."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

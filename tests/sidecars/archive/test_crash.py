@@ -1,7 +1,5 @@
 """Wherever a run ends, the next one ends with the same bundles, and nothing is reported, packed or moved twice."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A file is written once, from its beginning to its end; an existing file is kept, continued or refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A manifest is parsed unchanged, and the files derived from it are valid for other tools."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from pathlib import Path

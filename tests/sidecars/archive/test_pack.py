@@ -1,7 +1,5 @@
 """A run makes a bag that strangers can check, tells the ledger, and moves the cursor last."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

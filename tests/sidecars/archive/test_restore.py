@@ -1,7 +1,5 @@
 """A restore gives the same bytes as the log, or an error that names the bundle."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A proof finds every change of every file, names it, and changes nothing itself."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

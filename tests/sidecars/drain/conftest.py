@@ -1,7 +1,5 @@
 """A root with a daemon, and drains that are killed at the end of their test."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """``wald-drain`` as a user runs it: a real daemon, real commands, real signals, exit codes and messages."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

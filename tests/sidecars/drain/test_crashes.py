@@ -1,7 +1,5 @@
 """Crashes while records are sent to another route: each copy exists once."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Dead letters preserve the record, report its origin, and are not sent twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

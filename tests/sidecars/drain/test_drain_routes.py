@@ -1,7 +1,5 @@
 """scripts/drain-routes.sh acknowledges existing records on the selected routes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Records passed to a command: which ones, how often, and the cursor afterwards; no daemon runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A full disk, or a record too large for a dead letter, stops a drain without losing or repeating a record."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The steps of a drain: one run of the command, its files, and what follows a try."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

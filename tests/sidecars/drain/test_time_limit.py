@@ -1,7 +1,5 @@
 """``wald-drain --time-limit``: a command that exceeds the limit is killed with its children; the try has failed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that outlive their drain: waiting for them, messages about them, and no record processed again."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Killed processes of workers: no record runs in two commands at once or is lost, and done records stay done."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Several workers: a failing record does not block others, and each record is processed or given up once."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures: a log with a daemon and a gate, for one test or for all tests of a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The gate behind nginx, haproxy and Caddy, with the configurations of docs/http.md."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Server-Sent Events: a client that reconnects with the last event id misses nothing, wherever it was disconnected."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The programs of examples/http lose nothing while the gate is killed and restarted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

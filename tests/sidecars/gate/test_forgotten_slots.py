@@ -1,7 +1,5 @@
 """A key is stored once even if the daemon has evicted its slot because too many producers appeared."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

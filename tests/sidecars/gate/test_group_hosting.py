@@ -1,7 +1,5 @@
 """Ownership of a work group: the gate owns it from the first request until the gate stops or nothing is pending."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Work groups over HTTP: leases, waits, listing, settings, and refused requests."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

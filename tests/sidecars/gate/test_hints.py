@@ -1,7 +1,5 @@
 """Error messages and hints for HTTP clients say what to do over HTTP and reveal nothing about the gate's machine."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -3,8 +3,6 @@
 After each of them the next connection works, no unwanted record is stored, and stderr has no traceback.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

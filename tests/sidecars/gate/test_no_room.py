@@ -1,7 +1,5 @@
 """A client whose records do not fit now learns when to retry, and never that they are stored."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Facts equal those of the commands; the OpenAPI document describes every answer, and clients are generated from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Slow clients and floods of requests cost the gate bounded time and memory, and others are served."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

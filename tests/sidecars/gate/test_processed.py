@@ -1,7 +1,5 @@
 """Responses delayed until a group has processed the stored records: over HTTP and from ``wald append``."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

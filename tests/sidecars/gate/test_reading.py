@@ -1,7 +1,5 @@
 """Reads are scheduled fairly, shared, followed and interrupted without losing a record."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence

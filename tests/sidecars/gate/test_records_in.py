@@ -1,7 +1,5 @@
 """Posted records are in the log once answered, in each format and compression; errors name the cause."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal

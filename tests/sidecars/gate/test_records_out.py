@@ -1,7 +1,5 @@
 """Reads over HTTP: positions, formats, waits, heartbeats, and damage found during a response."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import io

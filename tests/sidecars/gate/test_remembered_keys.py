@@ -1,7 +1,5 @@
 """Remembered idempotency keys: they survive reclaim, and the log wins over a wrong table."""
 
-from __future__ import annotations
-
 import errno
 import http.client
 import os

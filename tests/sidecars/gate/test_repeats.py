@@ -1,7 +1,5 @@
 """A request with an Idempotency-Key can be repeated: it gets the same response and is stored once."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

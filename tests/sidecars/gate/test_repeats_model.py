@@ -8,8 +8,6 @@ The invariants are those that docs/http.md states for keys ("Repeating a request
 - a partly stored body can be completed; until then the log has the beginning of one body that was sent
 """
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import shutil

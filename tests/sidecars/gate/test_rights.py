@@ -1,7 +1,5 @@
 """Who may do what: the token file, host names, browser sessions, and addresses behind trusted proxies."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The rights of each kind of client for every verb and page, as documented in docs/http.md and docs/page.md."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """The gate as a service: health, metrics, request logs, systemd, and stops with requests in flight."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

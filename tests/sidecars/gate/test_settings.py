@@ -1,7 +1,5 @@
 """The command line, the settings file and the token file of a gate; errors name the setting."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TLS for clients: versions, certificates, and certificate changes while connections are open."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

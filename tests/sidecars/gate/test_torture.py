@@ -1,7 +1,5 @@
 """Answers over HTTP hold after any process is killed. ``scripts/torture --mode gate`` runs for longer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ages are proven time: no clock that can be set deletes a segment early, or keeps it forever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

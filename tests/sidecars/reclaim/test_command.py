@@ -1,7 +1,5 @@
 """``wald-reclaim`` as a process with a running daemon: signals, kills, two at once, and its output."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The lost records of a damaged segment may be of any of its routes, so all of them must have passed it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Segments with many routes share one line of the ledger with the cursors, and each deletion is proven by it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path

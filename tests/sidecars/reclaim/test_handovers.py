@@ -1,7 +1,5 @@
 """RECLAIM keeps the records of an unfinished handover even if all groups have read them: a retry looks for them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

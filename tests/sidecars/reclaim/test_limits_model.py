@@ -6,8 +6,6 @@ machine reboots, and passes die at any step of the disk; the model then continue
 segments share a line of the ledger, as those with many routes do.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from copy import deepcopy

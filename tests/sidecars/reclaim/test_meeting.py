@@ -4,8 +4,6 @@ In one process, a cursor is set between any two steps of a deletion, and the ste
 processes, during delayed system calls.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ pass. Only such records may be gone. In some of these logs segments share a line
 routes do.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

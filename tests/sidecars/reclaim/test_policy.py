@@ -1,7 +1,5 @@
 """Verdicts for every combination of facts and limits, compared with another formulation of the rule."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations, product

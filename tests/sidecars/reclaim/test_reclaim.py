@@ -1,7 +1,5 @@
 """RECLAIM deletes exactly what everybody has read, tells the ledger first, and can be interrupted anywhere."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

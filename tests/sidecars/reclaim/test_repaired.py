@@ -1,7 +1,5 @@
 """A repaired log is read, archived and reclaimed like others, and the ledger proves that each deletion was allowed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of routes: a segment is deleted when every route in it agrees, and losses are recorded."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shrinking by wald-reclaim: a stuck route costs its own bytes; at every step one form holds all that is needed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

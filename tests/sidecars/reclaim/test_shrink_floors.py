@@ -1,7 +1,5 @@
 """Records that a shrink drops, at every cursor and with every bundle, and the order of its steps."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterator

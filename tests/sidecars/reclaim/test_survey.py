@@ -1,7 +1,5 @@
 """Facts that a survey caches between passes; if limits or files change, it decides again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress

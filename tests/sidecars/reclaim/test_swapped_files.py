@@ -1,7 +1,5 @@
 """Files under each other's names: RECLAIM, repair and a start destroy no unread record, whichever two are swapped."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Damage that came after sealing: ``--verify`` reads frames before they go, and frames stand in for a lost index."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Use the Python client that openapi-generator generates for a gate, and print the gate's answers."""
 
-from __future__ import annotations
-
 import json
 import sys
 

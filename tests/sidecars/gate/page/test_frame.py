@@ -1,7 +1,5 @@
 """Pages load only resources of the gate, receive live updates as events, and report errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

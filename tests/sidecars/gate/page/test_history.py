@@ -1,7 +1,5 @@
 """The history view shows every ledger event, page by page, and the reason that each deletion was allowed."""
 
-from __future__ import annotations
-
 import html
 import re
 import time

@@ -1,7 +1,5 @@
 """With 3,000 segments and 1,000 routes, every view and every update has a bounded size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

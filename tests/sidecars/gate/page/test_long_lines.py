@@ -1,7 +1,5 @@
 """Lines split into pieces: the page shows them once complete, and the search for their end delays no other reader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

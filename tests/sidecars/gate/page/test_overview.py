@@ -1,7 +1,5 @@
 """The overview is consistent: findings match the daemon's state, fill levels are exact, and each row is one group's."""
 
-from __future__ import annotations
-
 import html
 import re
 import signal

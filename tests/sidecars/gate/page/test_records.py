@@ -1,7 +1,5 @@
 """The records view shows the log from any position, page by page, to clients with the right to read it."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The page of a route: safe commands first, who has which records, and dead letters for those who may read them."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

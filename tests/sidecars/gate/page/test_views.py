@@ -1,7 +1,5 @@
 """The overview and routes views match the commands, respect each client's rights, and show hostile text as text."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The HTML of any record contains only our markup and represents every byte by printable characters."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
