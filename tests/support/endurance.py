@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clocks import Clock
 from contents import errors
 from disturbed import invariants
 from full_disk import fill, small_file_system
@@ -116,18 +116,13 @@ class _Round:
         self._storm = storm
         self._chance = chance
         self._tally = tally
-        self._clock = place / "clock"
-        self._clock.write_bytes(bytes(8))
+        self._clock = Clock(place / "clock")
         self._full = threading.Event()
 
     def go(self, seconds: float) -> None:
         with ExitStack() as stack:
             disk = stack.enter_context(small_file_system(self._place / "disk", DISK_BYTES))
-            env = SETTINGS | {
-                "PYTHONPATH": os.fspath(Path(__file__).with_name("disturbing")),
-                "DISTURBED_CLOCK": os.fspath(self._clock),
-                "DISTURBED_DELAYS": self._storm.delays,
-            }
+            env = SETTINGS | self._clock.env | {"DISTURBED_DELAYS": self._storm.delays}
             self._root = disk / "root"
             self._daemon = stack.enter_context(Daemon(self._root, env=env))
             self._load = _Load(self._daemon, self._storm, self._chance.randrange(1 << 32), self._full, self._tally)
@@ -226,9 +221,7 @@ class _Round:
 
     def _jump(self) -> None:
         """Set most clocks wrong by seconds and some by years; at the end they are correct."""
-        offset = self._chance.choice((0, 0, 10**10, -(10**10), _YEAR_NS, -_YEAR_NS))
-        with self._clock.open("r+b", buffering=0) as file:  # in place: the daemon has mapped it
-            file.write(struct.pack("<q", offset))
+        self._clock.set(self._chance.choice((0, 0, 10**10, -(10**10), _YEAR_NS, -_YEAR_NS)))
 
     def _judge(self) -> None:
         tally, load = self._tally, self._load

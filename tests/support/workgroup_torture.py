@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import workgroup_owner
+from clocks import Clock
 from contents import errors
 from running import Daemon, eventually, run, sidecar
 from torturing import Faults, Tally, started
@@ -80,8 +80,7 @@ class _Scene:
         self._chance = chance
         self._log = wald.open(daemon.root)
         self._history = History(order, MAX_TRIES)
-        self._clock = place / "clock"
-        self._clock.write_bytes(bytes(8))
+        self._clock = Clock(place / "clock")
         self._stopping, self._over = threading.Event(), threading.Event()
         self._owner: subprocess.Popen[bytes] | None = None
         self._answered = 0
@@ -101,7 +100,7 @@ class _Scene:
             "owner stopped for a while": (1, self._stop_owner),
             "calls that fail": (2, lambda: self._trace(f"error={error}:when={self._chance.randrange(1, 30)}")),
             "calls that take long": (1, lambda: self._trace("delay_enter=30ms")),
-            "clock set": (2, lambda: self._set_clock(self._chance.choice((0, 3, -3)))),
+            "clock set": (2, lambda: self._clock.set(self._chance.choice((0, 3, -3)) * 10**9)),
             "cut": (1, self._cut),
         }
         self.outcome.disturb(self._chance, faults)
@@ -121,7 +120,7 @@ class _Scene:
     def finish(self) -> None:
         """Wait until all sent records are processed."""
         self._daemon.await_ready()
-        self._set_clock(0)
+        self._clock.set(0)
         self._stopping.set()
         self._producer.join(STUCK_SECONDS)
         assert not self._producer.is_alive(), "the producer is stuck"
@@ -179,13 +178,9 @@ class _Scene:
             "notes": os.fspath(self._notes_of(life)),
             "seed": self._chance.randrange(1 << 32),
         }
-        env = os.environ | {
-            "PYTHONPATH": os.fspath(Path(__file__).with_name("disturbing")),
-            "DISTURBED_CLOCK": os.fspath(self._clock),
-        }
         with (self._place / "owner.log").open("ab") as log:
             line = [sys.executable, workgroup_owner.__file__, json.dumps(options)]
-            self._owner = subprocess.Popen(line, env=env, stderr=log)
+            self._owner = subprocess.Popen(line, env=os.environ | self._clock.env, stderr=log)
 
     def _notes_of(self, life: int) -> Path:
         path = self._place / f"owner-{life}.notes"
@@ -255,10 +250,6 @@ class _Scene:
     def _cut(self) -> None:
         with suppress(OSError):  # it has not started yet
             self._daemon.ask("CUT")
-
-    def _set_clock(self, seconds: int) -> None:
-        with self._clock.open("r+b", buffering=0) as file:  # in place: the owner has mapped it
-            file.write(struct.pack("<q", seconds * 10**9))
 
     # Background activity.
 

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import pytest
-from clocks import moved
+from clocks import Clock
 from contents import values
 from gating import NDJSON, ORDERS, TEXT, Gate
 from repeating import outcome, publishing, release, send, store
@@ -142,13 +141,14 @@ def test_a_retry_is_recognised_while_the_first_request_is_still_in_the_daemon(
 
 
 NEW = b'{"first":5,"last":6,"count":2}'
-_DIRECTORIES = count()
 
 
 @contextmanager
 def at(root: Path, hours: float) -> Iterator[Gate]:
     """A gate and its daemon with clocks shifted by the given number of hours."""
-    env = moved(root.with_name(f"clock-{next(_DIRECTORIES)}"), hours) if hours else None
+    clock = Clock(root.with_name("clock"))
+    clock.set(int(hours * 3600 * 10**9))
+    env = clock.env if hours else None
     with Daemon(root, env=env) as daemon:
         daemon.ask("ROUTE ADD orders")
         with Gate(root, env=env) as gate:
